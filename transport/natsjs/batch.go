@@ -70,15 +70,15 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 	if err != nil {
 		return nil, err
 	}
-	w.process = func(f *inFlight) process {
+	w.process = func(work context.Context, f *inFlight) process {
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &f.pool,
 			AtOnce: max(1, f.limits.maxInFlight/config.MaxBatch),
-			Run:    func(batch []offered) { runBatch(once, f, batch, handle) },
+			Run:    func(batch []offered) { runBatch(work, once, f, batch, handle) },
 		}
 		f.hurry = b.Flush
-		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
-			b.Add(offered{ctx, m, done}, len(m.msg.Data))
+		return func(_ context.Context, m *message, done func(consumer.Decision)) {
+			b.Add(offered{m, done}, len(m.msg.Data))
 		}
 	}
 	return w, nil
@@ -86,7 +86,6 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 
 // An offered is a message that waits for its batch.
 type offered struct {
-	ctx  context.Context
 	m    *message
 	done func(consumer.Decision)
 }
@@ -94,8 +93,9 @@ type offered struct {
 var errDraining = errors.New("natsjs: the worker is stopping")
 
 // runBatch has a batch handled, unless the drain has begun.
-func runBatch(once *consumer.Processor, f *inFlight, batch []offered, handle BatchHandler) {
-	ctx := batch[0].ctx
+func runBatch(
+	ctx context.Context, once *consumer.Processor, f *inFlight, batch []offered, handle BatchHandler,
+) {
 	var ready []offered
 	var deliveries []consumer.Delivery
 	for _, o := range batch {

@@ -219,8 +219,8 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, "+
 			"or the server gives messages up before there is an outcome", l.maxDeliver, l.reserve, l.reserve)
 	case consumer.MaxAckPending > 0 && l.maxInFlight > consumer.MaxAckPending:
-		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least that",
-			consumer.MaxAckPending, l.maxInFlight)
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %[2]d, or "+
+			"Config.MaxInFlight to at most %[1]d", consumer.MaxAckPending, l.maxInFlight)
 	}
 	return "", ""
 }

@@ -63,7 +63,7 @@ const flushTimeout = 10 * time.Second
 // run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains: the fetcher asks for
 // messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
 // watcher keeps the server informed and looks whether the consumer is still the same.
-func (e *engine) run(ctx context.Context, topic string, with func(*inFlight) process) error {
+func (e *engine) run(ctx context.Context, topic string, with func(context.Context, *inFlight) process) error {
 	cons, l, err := e.check(ctx, topic)
 	if errors.Is(ctx.Err(), context.Canceled) && err != nil {
 		return nil // stopped before anything was begun
@@ -88,7 +88,7 @@ func (e *engine) run(ctx context.Context, topic string, with func(*inFlight) pro
 		session: s, settler: &settler{session: s}, messages: map[*message]struct{}{}, created: l.created,
 		hurry: func() {},
 	}
-	messages.process = with(messages)
+	messages.process = with(work, messages)
 	w := &watcher{session: s, cons: cons, inFlight: messages, every: e.lookEvery, finished: make(chan struct{})}
 	f := &fetcher{
 		session: s, inFlight: messages, watcher: w, wake: make(chan struct{}, 1), ended: make(chan fetched, maxFetches),

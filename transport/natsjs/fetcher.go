@@ -178,8 +178,7 @@ type fetched struct {
 // A request asks the server once for messages (ADR-13 of NATS), and takes each where it comes: in the goroutine of its
 // subscription.
 type request struct {
-	receive func(*nats.Msg, time.Time)
-	nc      *nats.Conn
+	fetcher *fetcher
 	sub     *nats.Subscription
 	ended   chan struct{} // closed: the server has ended it
 
@@ -191,14 +190,10 @@ type request struct {
 
 // fetch asks for n messages, and returns when they have come, or no more will.
 func (f *fetcher) fetch(work context.Context, n int) fetched {
-	receive := func(m *nats.Msg, now time.Time) {
-		f.received(m.Size())
-		f.inFlight.receive(work, m, now)
-	}
-	r := &request{receive: receive, nc: f.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
+	r := &request{fetcher: f, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
 	inbox := f.nc.NewInbox()
 	var err error
-	if r.sub, err = f.nc.Subscribe(inbox, r.take); err != nil {
+	if r.sub, err = f.nc.Subscribe(inbox, func(m *nats.Msg) { r.take(work, m) }); err != nil {
 		return fetched{asked: n, err: err}
 	}
 	defer func() { _ = r.sub.Unsubscribe() }()            // it fails where there is no connection any more
@@ -224,8 +219,8 @@ func (r *request) wait(silence time.Duration) fetched {
 			return r.f
 		case <-timer.C:
 		}
-		if r.nc.IsConnected() { // else nothing of it will come
-			_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
+		if nc := r.fetcher.nc; nc.IsConnected() { // else nothing of it will come
+			_ = nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 		}
 		if r.abandon(silence) {
 			return r.f
@@ -249,7 +244,7 @@ func (r *request) abandon(silence time.Duration) (over bool) {
 }
 
 // take takes what the server sends.
-func (r *request) take(m *nats.Msg) {
+func (r *request) take(work context.Context, m *nats.Msg) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over {
@@ -262,7 +257,8 @@ func (r *request) take(m *nats.Msg) {
 		}
 		return
 	}
-	r.receive(m, r.heard)
+	r.fetcher.received(m.Size())
+	r.fetcher.inFlight.receive(work, m, r.heard)
 	if r.f.got++; r.f.got == r.f.asked {
 		r.end(nil)
 	}

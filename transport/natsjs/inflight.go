@@ -99,7 +99,9 @@ func (f *inFlight) end(m *message) {
 	delete(f.messages, m)
 	f.mu.Unlock()
 	f.went()
-	f.order.Done(m.orderKey)
+	if m.orderKey != "" {
+		f.order.Done(m.orderKey)
+	}
 	f.handling.Done()
 }
 

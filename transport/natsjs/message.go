@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A message is one that the server has given us. Its exported methods are for handlers.
@@ -34,8 +37,21 @@ type message struct {
 
 // message makes a message of what the server has sent.
 func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
-	m := &message{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
-	m.orderKey = s.orderKey(ctx, m)
+	header, uuid := headers(msg.Header)
+	m := &message{nc: s.nc, msg: msg, sequence: meta.Sequence.Stream, touched: now, delivery: consumer.Delivery{
+		Topic:     msg.Subject,
+		Origin:    s.limits.stream,
+		System:    telemetry.SystemNATS,
+		Header:    header,
+		UUID:      uuid,
+		Position:  position(meta),
+		Count:     int(min(meta.NumDelivered, 1<<31-1)),
+		WaitLimit: s.waits,
+		Payload:   msg.Data,
+	}}
+	if s.config.Order != nil {
+		m.orderKey = s.orderKey(ctx, m)
+	}
 	m.ordered = m.orderKey != "" || s.limits.maxInFlight == 1
 	m.scarce = len(s.limits.config.BackOff) > 0 // the server may deliver later than a nak's delay says
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
@@ -45,13 +61,34 @@ func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMeta
 	return m
 }
 
+// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
+// does one of the same name in another cluster: the time tells them apart.
+func position(meta *nats.MsgMetadata) string {
+	text := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
+	return string(strconv.AppendInt(append(text, '@'), meta.Timestamp.UnixNano(), 10))
+}
+
+// headerUUID is where Watermill's stock NATS marshaler puts a message's UUID.
+const headerUUID = "_watermill_message_uuid"
+
+// headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.
+func headers(in nats.Header) (out producer.Header, uuid string) {
+	out = make(producer.Header, len(in))
+	for name, values := range in {
+		switch {
+		case name == headerUUID && len(values) > 0:
+			uuid = values[0]
+		case len(values) > 0:
+			out[name] = strings.Join(values, ", ")
+		}
+	}
+	return out, uuid
+}
+
 // brokenKey is the order key of messages for which Config.Order panics: one after the other is the safe side.
 const brokenKey = "natsjs: Config.Order panicked"
 
 func (s *session) orderKey(ctx context.Context, m *message) (key string) {
-	if s.config.Order == nil {
-		return ""
-	}
 	defer func() {
 		if v := recover(); v != nil {
 			key = brokenKey

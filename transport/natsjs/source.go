@@ -44,7 +44,7 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 
 // Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
 func (s *Source) Run(ctx context.Context, topic string, handle consumer.SourceHandler) error {
-	return s.engine.run(ctx, topic, func(*inFlight) process {
+	return s.engine.run(ctx, topic, func(context.Context, *inFlight) process {
 		return func(ctx context.Context, m *message, done func(consumer.Decision)) { handle(ctx, m.delivery, done) }
 	})
 }

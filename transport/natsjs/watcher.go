@@ -39,7 +39,8 @@ func (w *watcher) keepAlive() {
 		select {
 		case <-w.finished:
 			return
-		case now := <-ticker.C:
+		case <-ticker.C:
+			now := time.Now()
 			for _, m := range w.inFlight.all() {
 				m.progress(now, w.limits.progress)
 			}

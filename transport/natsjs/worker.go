@@ -20,7 +20,7 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 // A Worker guards the messages of one pull consumer to a handler.
 type Worker struct {
 	engine  *engine
-	process func(*inFlight) process
+	process func(context.Context, *inFlight) process
 	running atomic.Bool
 }
 
@@ -36,7 +36,7 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	if err != nil {
 		return nil, err
 	}
-	w.process = func(f *inFlight) process {
+	w.process = func(_ context.Context, f *inFlight) process {
 		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
 			d := m.delivery
 			d.Handler = f.config.Handler

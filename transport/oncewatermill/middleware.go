@@ -242,15 +242,12 @@ func (g *guard) beforeNack(decision consumer.Decision) time.Duration {
 	return bound
 }
 
-// Delays of messages that are nacked without a decision.
-const (
-	minNackDelay = 50 * time.Millisecond
-	maxNackDelay = 10 * time.Second
-)
+// maxNackDelay is the longest delay of a message that is nacked without a decision.
+const maxNackDelay = 10 * time.Second
 
 // nackDelay is the delay after the nth delivery.
 func nackDelay(n int) time.Duration {
-	d := min(minNackDelay<<min(max(n-1, 0), 8), maxNackDelay)
+	d := min(50*time.Millisecond<<min(max(n-1, 0), 8), maxNackDelay)
 	return d + rand.N(d/10)
 }
 

@@ -51,20 +51,20 @@ func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
 	if once == nil {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source that was made with a Processor")
 	}
-	s := &subscriber{source: source, once: once, log: once.Policy().Logger, topics: map[string]int{}}
-	s.closing, s.close = context.WithCancel(context.Background())
-	return s, nil
+	return &subscriber{
+		source: source, once: once, log: once.Policy().Logger, closing: make(chan struct{}), topics: map[string]int{},
+	}, nil
 }
 
 type subscriber struct {
 	source  consumer.Source
 	once    *consumer.Processor
 	log     *slog.Logger
-	closing context.Context // ends with close
-	close   context.CancelFunc
 	warned  sync.Once
+	closing chan struct{}
 
 	mu     sync.Mutex
+	closed bool
 	topics map[string]int // subscriptions that go on
 	runs   sync.WaitGroup
 }
@@ -75,7 +75,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Err() != nil {
+	if s.closed {
 		return nil, errSubscriberClosed
 	}
 	if s.topics[topic]++; s.topics[topic] == 2 {
@@ -85,7 +85,13 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 				"consumer or group", "topic", topic)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	context.AfterFunc(s.closing, cancel)
+	s.runs.Go(func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-ctx.Done():
+		}
+	})
 	out := make(chan *message.Message)
 	s.runs.Go(func() {
 		defer close(out)
@@ -103,7 +109,10 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 // Close ends all subscriptions and waits for them.
 func (s *subscriber) Close() error {
 	s.mu.Lock()
-	s.close()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
 	s.mu.Unlock()
 	s.runs.Wait()
 	return nil
