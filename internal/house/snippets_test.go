@@ -146,29 +146,6 @@ func TestDocs_SnippetsCompile(t *testing.T) {
 	}
 }
 
-// retryThenTimeout is a Timeout inside of a Retry, as a chain shows it, and what that Retry is given.
-var retryThenTimeout = regexp.MustCompile(`oncewatermill\.Retry\(middleware\.Retry\{([^}]*)\}\),.*\n.*oncewatermill\.Timeout\(`)
-
-func TestDocs_ChainsAreNotRefused(t *testing.T) {
-	t.Parallel()
-	shown := 0
-	for _, page := range []string{"README.md", "docs/brokers.md", "transport/oncewatermill/chain.go"} {
-		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(page)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, chain := range retryThenTimeout.FindAllStringSubmatch(string(text), -1) {
-			shown++
-			if !strings.Contains(chain[1], "ResetContextOnRetry: true") {
-				t.Errorf("%s: oncewatermill.Chain refuses a Timeout inside of Retry{%s}: it wants ResetContextOnRetry", page, chain[1])
-			}
-		}
-	}
-	if shown == 0 {
-		t.Error("no page shows a Timeout inside of a Retry")
-	}
-}
-
 // A snippet is Go code of a page.
 type snippet struct {
 	line int // of its first line

@@ -13,11 +13,9 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 	if l.maxDeliver == 0 {
 		return func() {}
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	ctx = context.WithoutCancel(ctx)
 	nc := e.js.Conn()
 	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + l.stream + "." + l.consumer
-	before := nc.LastError()
 	sub, err := nc.Subscribe(subject, func(msg *nats.Msg) {
 		var advisory struct {
 			Sequence   uint64 `json:"stream_seq"`
@@ -25,24 +23,12 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 		}
 		err := json.Unmarshal(msg.Data, &advisory)
 		e.maxDeliveries.Add(1)
-		log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
+		l.log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
 			"stream, and nobody gets it",
 			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
 	})
-	if err == nil {
-		short, cancel := context.WithTimeout(ctx, flushTimeout)
-		defer cancel()
-		if err = nc.FlushWithContext(short); err == nil {
-			err = newRefusal(nc, before)
-		}
-	}
 	if err != nil {
-		log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver deliveries",
-			"subject", subject, "error", err)
+		return func() {} // the connection is closed: the run says so
 	}
-	return func() {
-		if sub != nil {
-			_ = sub.Unsubscribe() // the connection is closed, or the server refused it
-		}
-	}
+	return func() { _ = sub.Unsubscribe() } // it fails where the connection is closed, or the server has refused it
 }

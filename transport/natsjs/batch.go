@@ -73,11 +73,11 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 	if err != nil {
 		return nil, err
 	}
-	w.process = func(ctx context.Context, f *inFlight) process {
+	w.process = func(work context.Context, f *inFlight) process {
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &f.pool,
 			AtOnce: max(1, f.limits.maxInFlight/config.MaxBatch),
-			Run:    func(batch []offered) { w.runBatch(ctx, f, batch, handle) },
+			Run:    func(batch []offered) { runBatch(work, once, f, batch, handle) },
 		}
 		f.hurry = b.Flush
 		return func(_ context.Context, m *message, done func(consumer.Decision)) {
@@ -96,7 +96,9 @@ type offered struct {
 var errDraining = errors.New("natsjs: the worker is stopping")
 
 // runBatch has a batch handled, unless the drain has begun.
-func (w *Worker) runBatch(ctx context.Context, f *inFlight, batch []offered, handle BatchHandler) {
+func runBatch(
+	ctx context.Context, once *consumer.Processor, f *inFlight, batch []offered, handle BatchHandler,
+) {
 	var ready []offered
 	var deliveries []consumer.Delivery
 	for _, o := range batch {
@@ -109,7 +111,7 @@ func (w *Worker) runBatch(ctx context.Context, f *inFlight, batch []offered, han
 		ready, deliveries = append(ready, o), append(deliveries, d)
 	}
 	contexts := slices.Repeat([]context.Context{ctx}, len(ready))
-	w.once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
+	once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m

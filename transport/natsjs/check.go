@@ -14,25 +14,25 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // limits is what a run has to know of a consumer.
 type limits struct {
 	stream, consumer string
+	log              *slog.Logger // which names them
 
-	maxInFlight   int
-	batch         int           // of one request
-	expires       time.Duration // of one request
-	progress      time.Duration // how often to say that messages are in progress
-	maxDeliver    int           // zero: unlimited
-	reserve       int           // of them, for crashes and shutdowns
-	maxAckPending int           // zero: unlimited
-	delayed       int           // how many delayed naks may be outstanding before messages are kept
-	backsOff      bool          // the server may deliver later than a nak's delay says
-	fetches       int           // how many requests may be outstanding
-	created       time.Time
-	config        jetstream.ConsumerConfig
-	nextSubject   string // where messages are asked for
+	maxInFlight int
+	batch       int           // of one request
+	expires     time.Duration // of one request
+	progress    time.Duration // how often to say that messages are in progress
+	maxDeliver  int           // zero: unlimited
+	reserve     int           // of them, for crashes and shutdowns
+	delayed     int           // how many delayed naks may be outstanding before messages are kept
+	fetches     int           // how many requests may be outstanding
+	created     time.Time
+	config      jetstream.ConsumerConfig
+	nextSubject string // where messages are asked for
 
 	queue     *jetstream.StreamConfig // a work-queue stream to which dead letters may go; nil: they go to none
 	deadTopic string                  // their topic
@@ -46,51 +46,66 @@ const (
 	ticksPerAckWait = 4
 )
 
-// check looks at a consumer and its stream.
-func (e *engine) check(
-	ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead deadLetters,
-) (limits, error) {
+// check looks at the consumer of a topic, its stream and where dead letters go.
+func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, limits, error) {
+	cons, err := e.consumer(ctx, topic)
+	if err == nil && isnil.Nil(cons) {
+		err = errors.New("there is none")
+	}
+	if err != nil {
+		return nil, limits{}, fmt.Errorf("natsjs: consumer of topic %q: %w", topic, err)
+	}
 	info, err := e.info(ctx, cons)
 	if err != nil {
-		return limits{}, err
+		return nil, limits{}, err
 	}
+	policy := e.once.Policy()
 	l, err := e.config.limits(info, policy)
 	if err != nil {
-		return limits{}, err
+		return nil, limits{}, err
 	}
-	l.nextSubject = e.api() + "CONSUMER.MSG.NEXT." + l.stream + "." + l.consumer
+	l.nextSubject = api(e.js) + "CONSUMER.MSG.NEXT." + l.stream + "." + l.consumer
 	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
-		return limits{}, l.noRight(l.nextSubject, err)
+		return nil, limits{}, l.noRight(l.nextSubject, err)
 	}
 	if err := e.sees(ctx, l, info); err != nil {
-		return limits{}, err
+		return nil, limits{}, err
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
+	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
+	e.warn(ctx, l, info, stream)
+	err = e.checkDeadLetters(ctx, &l, stream)
+	return cons, l, err
+}
+
+// warn says what is unwise about a consumer. A stream of nil is not known.
+func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
+	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
-		log.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so long, "+
-			"and what was acknowledged with it: made again, it has old messages again, whose outcomes may be "+
+		l.log.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so "+
+			"long, and what was acknowledged with it: made again, it has old messages again, whose outcomes may be "+
 			"forgotten, or leaves some out; make it Durable, without an InactiveThreshold", "inactiveThreshold", idle)
 	}
 	if info.Paused {
-		log.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its "+
-			"time has come", "remaining", info.PauseRemaining)
+		l.log.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or "+
+			"its time has come", "remaining", info.PauseRemaining)
 	}
 	if l.config.HeadersOnly {
-		log.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have "+
+		l.log.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have "+
 			"none; a work-queue stream deletes them with their messages")
 	}
-	stream := e.checkStream(ctx, log, l, info.AckFloor.Stream, policy)
 	if l.config.MemoryStorage && (stream == nil || stream.Storage != jetstream.MemoryStorage) {
-		log.WarnContext(ctx, "natsjs: the consumer has MemoryStorage: a restart of its server forgets what was "+
+		l.log.WarnContext(ctx, "natsjs: the consumer has MemoryStorage: a restart of its server forgets what was "+
 			"acknowledged, and messages whose outcomes may be forgotten come again; make it without")
 	}
-	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
-		l.queue, l.deadTopic = stream, dead.topic
+	if router && l.maxDeliver > 0 {
+		l.log.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it "+
+			"stops loses a delivery; set it to -1", "maxDeliver", l.maxDeliver)
 	}
-	if err := e.checkDeadLetters(ctx, l, stream, dead); err != nil {
-		return limits{}, err
+	if dead, _ := e.once.DeadLetters(); !router && dead == nil && !e.once.Policy().Shadow {
+		l.log.WarnContext(ctx, "natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable "+
+			"ID or other content under a known ID are terminated, and only this log has them; a work-queue stream "+
+			"deletes them")
 	}
-	return l, nil
 }
 
 // sees returns an error if the JetStream of the engine, which asks for the messages, does not see the consumer that was
@@ -113,7 +128,7 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 	var l limits
 	if known := cons.CachedInfo(); known != nil {
 		l.stream, l.consumer = known.Stream, known.Name
-		subject := e.api() + "CONSUMER.INFO." + l.stream + "." + l.consumer
+		subject := api(e.js) + "CONSUMER.INFO." + l.stream + "." + l.consumer
 		if err := refusal(ctx, e.js.Conn(), subject, probeInfo); err != nil {
 			return nil, l.noRight(subject, err)
 		}
@@ -133,8 +148,6 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 }
 
 // api is what the subjects of requests to JetStream begin with.
-func (e *engine) api() string { return api(e.js) }
-
 func api(js jetstream.JetStream) string {
 	switch o := js.Options(); {
 	case o.Domain != "":
@@ -154,47 +167,35 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	}
 	l := limits{
 		stream: info.Stream, consumer: info.Name, created: info.Created, config: consumer,
-		maxInFlight:   c.MaxInFlight,
-		expires:       fetchWait,
-		progress:      ackWait / ticksPerAckWait,
-		maxDeliver:    max(consumer.MaxDeliver, 0),
-		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
-		maxAckPending: max(consumer.MaxAckPending, 0),
-		delayed:       maxDelayed,
-		backsOff:      len(consumer.BackOff) > 0,
-		fetches:       maxFetches,
+		log:         c.Logger.With("stream", info.Stream, "consumer", info.Name),
+		maxInFlight: cmp.Or(c.MaxInFlight, atMost(defaultMaxInFlight, consumer.MaxAckPending)),
+		expires:     atMost(fetchWait, consumer.MaxRequestExpires),
+		progress:    ackWait / ticksPerAckWait,
+		maxDeliver:  max(consumer.MaxDeliver, 0),
+		reserve:     policy.MaxAttempts,
+		delayed:     cmp.Or(max(consumer.MaxAckPending, 0)/2, maxDelayed),
+		fetches:     atMost(maxFetches, consumer.MaxWaiting),
 	}
-	if l.maxAckPending > 0 {
-		l.delayed = l.maxAckPending / 2
-	}
-	if l.maxInFlight == 0 {
-		l.maxInFlight = min(defaultMaxInFlight, cmp.Or(l.maxAckPending, defaultMaxInFlight))
-	}
-	l.batch = l.maxInFlight
-	if consumer.MaxRequestBatch > 0 {
-		l.batch = min(l.batch, consumer.MaxRequestBatch)
-	}
-	if consumer.MaxRequestExpires > 0 {
-		l.expires = min(l.expires, consumer.MaxRequestExpires)
-	}
-	if consumer.MaxWaiting > 0 {
-		l.fetches = min(l.fetches, consumer.MaxWaiting)
-	}
+	l.batch = atMost(l.maxInFlight, consumer.MaxRequestBatch)
 	if field, problem := l.problem(consumer, ackWait); field != "" {
 		return limits{}, l.misset(field, problem)
 	}
 	return l, nil
 }
 
-// defaultMaxAttempts is that of a zero oncemill.Policy.
-const defaultMaxAttempts = 10
+// atMost returns n, or a limit that is less. A limit below 1 is none.
+func atMost[T int | time.Duration](n, limit T) T {
+	if limit > 0 {
+		return min(n, limit)
+	}
+	return n
+}
 
 // maxDelayed bounds delayed naks where the consumer does not: each is a delivery more for the server to remember.
 const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
 func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration) (field, problem string) {
-	attempts := l.reserve
 	switch {
 	case consumer.DeliverSubject != "":
 		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without "+
@@ -207,18 +208,19 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
 		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back "+
 			"until nobody waits for them", consumer.ReplayPolicy)
-	case ackWait < minAckWait && len(consumer.BackOff) > 0:
-		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress "+
-			"can be reported in time", ackWait, minAckWait)
 	case ackWait < minAckWait:
-		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time",
-			ackWait, minAckWait)
-	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
+		field := "AckWait"
+		if len(consumer.BackOff) > 0 {
+			field = "BackOff"
+		}
+		return field, fmt.Sprintf("has the server wait %v for an ack: set at least %v, so that messages in progress "+
+			"can be reported in time", ackWait, minAckWait)
+	case l.maxDeliver > 0 && l.maxDeliver <= l.reserve:
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, "+
-			"or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
-	case l.maxAckPending > 0 && l.maxInFlight > l.maxAckPending:
-		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %d, or "+
-			"Config.MaxInFlight to at most %d", l.maxAckPending, l.maxInFlight, l.maxInFlight, l.maxAckPending)
+			"or the server gives messages up before there is an outcome", l.maxDeliver, l.reserve, l.reserve)
+	case consumer.MaxAckPending > 0 && l.maxInFlight > consumer.MaxAckPending:
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %[2]d, or "+
+			"Config.MaxInFlight to at most %[1]d", consumer.MaxAckPending, l.maxInFlight)
 	}
 	return "", ""
 }
@@ -226,32 +228,32 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 // checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has
 // deleted that the consumer, with all up to done acknowledged, has not done with. It returns the stream's
 // configuration, or nil if that cannot be had.
-func (e *engine) checkStream(ctx context.Context, log *slog.Logger, l limits, done uint64,
-	policy oncemill.Policy) *jetstream.StreamConfig {
-	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
+func (e *engine) checkStream(
+	ctx context.Context, l limits, done uint64, policy oncemill.Policy,
+) *jetstream.StreamConfig {
+	err := refusal(ctx, e.js.Conn(), api(e.js)+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
 	if err == nil {
 		stream, err = e.js.Stream(ctx, l.stream)
 	}
 	if err != nil {
-		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window",
-			"error", err)
+		l.log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with "+
+			"Policy.Window", "error", err)
 		return nil
 	}
 	config, first := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq
 	if done+1 < first && l.losesWhatIsDeleted(&config) {
-		log.ErrorContext(ctx,
+		l.log.ErrorContext(ctx,
 			"natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; "+
 				"publish them again, and raise what bounds the stream",
 			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes",
 			config.MaxBytes)
 	}
-	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
-	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
-		log.WarnContext(ctx,
+	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > policy.Window) {
+		l.log.WarnContext(ctx,
 			"natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that "+
 				"runs handlers again; set MaxAge to at most the window, or a longer window",
-			"maxAge", config.MaxAge, "window", window)
+			"maxAge", config.MaxAge, "window", policy.Window)
 	}
 	return &config
 }

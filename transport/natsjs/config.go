@@ -34,11 +34,6 @@ type Config struct {
 	// return oncemill.NoEffect, ends as unknown there. Zero: 30 s.
 	Grace time.Duration
 
-	// DoubleAck waits until the server has confirmed each ack, which costs a round trip, and repeats it for up to 10 s.
-	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which
-	// the record of the message recognises.
-	DoubleAck bool
-
 	// Logger gets what operators must know. Nil: slog.Default().
 	Logger *slog.Logger
 }

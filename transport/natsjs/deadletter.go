@@ -11,52 +11,44 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/producer"
 )
-
-// deadLetters are where dead letters go. No topic: nowhere.
-type deadLetters struct {
-	publisher producer.Publisher
-	topic     string
-}
-
-// elsewhere reports whether dead letters are known to go to another messaging system.
-func (d deadLetters) elsewhere() bool {
-	p, says := d.publisher.(interface{ MessagingSystem() string })
-	return says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemNATS
-}
 
 // checkDeadLetters refuses those that no stream takes, and says when they come back to the consumer, or nobody keeps
 // them. The guard knows its own dead letters and acknowledges them, which is the end of them in a work-queue stream. A
 // stream of nil is not known.
-func (e *engine) checkDeadLetters(ctx context.Context, l limits, stream *jetstream.StreamConfig, d deadLetters) error {
-	if d.topic == "" || d.elsewhere() {
+func (e *engine) checkDeadLetters(ctx context.Context, l *limits, stream *jetstream.StreamConfig) error {
+	publisher, topic := e.once.DeadLetters()
+	named, ok := publisher.(interface{ MessagingSystem() string })
+	elsewhere := ok && named.MessagingSystem() != "" && named.MessagingSystem() != telemetry.SystemNATS
+	if topic == "" || elsewhere {
 		return nil
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", d.topic)
+	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy {
+		l.queue, l.deadTopic = stream, topic
+	}
 	if err := l.deletesDeadLetters(l.config); err != nil {
 		return err
 	}
-	if field, covered := l.delivers(stream, d.topic); covered {
-		log.ErrorContext(ctx,
+	if field, covered := l.delivers(stream, topic); covered {
+		l.log.ErrorContext(ctx,
 			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
 				"other handlers on the same subject are handled: set filters without that subject, or another "+
 				"DeadLetterTopic",
-			"field", field)
+			"topic", topic, "field", field)
 	}
-	p, ours := d.publisher.(*Publisher)
+	p, ours := publisher.(*Publisher)
 	if !ours {
 		return nil // of another make, which may publish anywhere
 	}
-	kept, err := l.listens(ctx, p.js, d.topic)
+	kept, err := l.keeps(ctx, p.js, topic)
 	if err != nil {
-		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", d.topic), "is no subject of a stream: make the stream")
+		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", topic), "is no subject of a stream: make the stream")
 	}
 	if !kept {
-		log.ErrorContext(ctx,
+		l.log.ErrorContext(ctx,
 			"natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or "+
 				"only the one that makes them: dead letters are gone at once, and their messages with them; make a "+
-				"consumer, or another stream")
+				"consumer, or another stream", "topic", topic)
 	}
 	return nil
 }
@@ -108,46 +100,32 @@ func covers(pattern, subject string) bool {
 // lookTimeout bounds the look for the stream of dead letters.
 const lookTimeout = 5 * time.Second
 
-// listens returns an error if no stream listens on a subject, and whether the one that does keeps what comes. What
-// cannot be found out is taken for good.
-func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
+// keeps returns an error if no stream listens on a subject. It reports false if the one that does has no consumer for
+// whom it keeps what comes. The consumer of the limits is none: it acknowledges its own dead letters, and the stream
+// deletes what all who wanted it have acknowledged. What cannot be found out is taken for good.
+func (l limits) keeps(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its connection may be another
 	defer cancel()
-	if js.Conn().IsClosed() || refusal(ctx, js.Conn(), api(js)+"STREAM.NAMES", probeInfo) != nil {
+	may := func(what string) bool { return refusal(ctx, js.Conn(), api(js)+what, probeInfo) == nil }
+	if js.Conn().IsClosed() || !may("STREAM.NAMES") {
 		return true, nil
 	}
 	name, err := js.StreamNameBySubject(ctx, subject)
-	switch {
-	case errors.Is(err, jetstream.ErrStreamNotFound):
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return false, err
-	case err != nil:
+	}
+	if err != nil || !may("STREAM.INFO."+name) || !may("CONSUMER.LIST."+name) {
 		return true, nil
 	}
-	return l.keeps(ctx, js, name, subject), nil
-}
-
-// keeps reports false if a stream is seen to have no consumer for whom it keeps messages of a subject. The consumer of
-// the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it have
-// acknowledged.
-func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) bool {
-	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
-		if refusal(ctx, js.Conn(), api(js)+look+stream, probeInfo) != nil {
-			return true
-		}
+	s, err := js.Stream(ctx, name)
+	if err != nil || s.CachedInfo().Config.Retention != jetstream.InterestPolicy {
+		return true, nil
 	}
-	s, err := js.Stream(ctx, stream)
-	if err != nil {
-		return true
-	}
-	config := &s.CachedInfo().Config
-	if config.Retention != jetstream.InterestPolicy || config.SubjectTransform != nil {
-		return true
-	}
-	wanted, all := false, s.ListConsumers(ctx)
+	config, all := s.CachedInfo().Config, s.ListConsumers(ctx)
 	for info := range all.Info() {
-		_, yes := limits{config: info.Config}.delivers(config, subject)
+		_, yes := limits{config: info.Config}.delivers(&config, subject)
 		own := info.Name == l.consumer && info.Created.Equal(l.created)
-		wanted = wanted || yes && !own
+		kept = kept || yes && !own
 	}
-	return wanted || all.Err() != nil
+	return kept || all.Err() != nil || config.SubjectTransform != nil, nil
 }

@@ -58,10 +58,10 @@
 // A drain gives back the rest of an order key in its order, but not before what another worker has already. A consumer
 // with MaxAckPending 1 has a strict order over all workers, at one message at a time.
 //
-// One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set
-// nobody waits for its receipt. The record of the message then has the outcome, and the handler does not run. A nak
-// that gets lost, as with a connection that breaks right after it, takes its delay with it: the message comes after
-// AckWait, perhaps too early.
+// One delivery of each message: the server delivers again when it loses an ack, as while it restarts, and nobody waits
+// for its receipt. The record of the message then has the outcome, and the handler does not run. A nak that gets lost,
+// as with a connection that breaks right after it, takes its delay with it: the message comes after AckWait, perhaps
+// too early.
 //
 // Safe deletion of a stream that is made again under its name while workers are at it. A worker that notices, from the
 // answers to its requests or within 30 s where it has no room for more, settles nothing of the old one any more: the
@@ -86,19 +86,19 @@
 // server would deliver later than their delay says.
 //
 // An end of the drain: a handler that ignores its context is waited for (not in a Router, which does that by itself).
-// While the server is away, acks are tried for 10 s more, with Config.DoubleAck 20 s. A connection that is there, and
-// from which nothing comes any more, holds the drain up for half a minute, unless its pings (nats.PingInterval) find
-// that out before. A delivery that holds for a busy key is waited for, too, for up to consumer.Config.MaxWait.
+// While the server is away, acks are tried for 10 s more. A connection that is there, and from which nothing
+// comes any more, holds the drain up for half a minute, unless its pings (nats.PingInterval) find that out before. A
+// delivery that holds for a busy key is waited for, too, for up to consumer.Config.MaxWait.
 //
 // # What they need
 //
 // The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and
 // consumer, and to subscribe to the connection's inboxes. On a server with the feature flag js_ack_fc_v2 (2.14 and
 // later; off by default) acks go to $JS.ACK.*.*, with the domain and the account before the stream. An account that
-// imports the JetStream of another one imports $JS.ACK.> beside its API. Where $JS.API.STREAM.INFO, or subscribing to
-// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. Without $JS.API.STREAM.NAMES nobody
-// looks for the stream of dead letters, and without STREAM.INFO and CONSUMER.LIST of it nobody sees whether it keeps
-// them. TermWithReason needs nats-server 2.10.4.
+// imports the JetStream of another one imports $JS.ACK.> beside its API. Where $JS.API.STREAM.INFO is not allowed,
+// there is a warning. Without the right to subscribe to $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, MaxDeliveries stays
+// zero. Without $JS.API.STREAM.NAMES nobody looks for the stream of dead letters, and without STREAM.INFO and
+// CONSUMER.LIST of it nobody sees whether it keeps them. TermWithReason needs nats-server 2.10.4.
 //
 // # What a message is
 //

@@ -21,35 +21,30 @@ import (
 
 func TestWorker_FinishedHandlersAreAckedOnShutdown(t *testing.T) {
 	t.Parallel()
-	for _, double := range []bool{false, true} {
-		t.Run(fmt.Sprint("DoubleAck ", double), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.MaxInFlight, r.config.DoubleAck = 100, double
-			r.publish(150, oneKey)
-			stopping := make(chan struct{})
-			stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
-				<-stopping
-				lasts(300 * time.Millisecond) // long after the end of Run's context
-				return ctx.Err()
-			}))
-			until(t, "100 messages in flight", func() bool { _, runs := r.done(); return runs == 100 })
-			close(stopping)
-			r.stops(stop)
-			finished, runs := r.done()
-			if finished != 100 || runs != 100 {
-				t.Errorf("%d of %d runs finished, want 100 of 100", finished, runs)
-			}
-			until(t, "100 acks", func() bool { i := r.info(); return i.AckFloor.Stream == 100 && i.NumAckPending == 0 })
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.MaxInFlight = 100
+	r.publish(150, oneKey)
+	stopping := make(chan struct{})
+	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
+		<-stopping
+		lasts(300 * time.Millisecond) // long after the end of Run's context
+		return ctx.Err()
+	}))
+	until(t, "100 messages in flight", func() bool { _, runs := r.done(); return runs == 100 })
+	close(stopping)
+	r.stops(stop)
+	finished, runs := r.done()
+	if finished != 100 || runs != 100 {
+		t.Errorf("%d of %d runs finished, want 100 of 100", finished, runs)
+	}
+	until(t, "100 acks", func() bool { i := r.info(); return i.AckFloor.Stream == 100 && i.NumAckPending == 0 })
 
-			stop = r.start(r.worker(succeed))
-			r.finishes(150)
-			r.stops(stop)
-			r.acked(150)
-			if info := r.info(); info.Delivered.Consumer != 150 {
-				t.Errorf("%d deliveries of 150 messages", info.Delivered.Consumer)
-			}
-		})
+	stop = r.start(r.worker(succeed))
+	r.finishes(150)
+	r.stops(stop)
+	r.acked(150)
+	if info := r.info(); info.Delivered.Consumer != 150 {
+		t.Errorf("%d deliveries of 150 messages", info.Delivered.Consumer)
 	}
 }
 

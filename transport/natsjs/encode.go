@@ -32,7 +32,7 @@ func (e *encoder) encode(m producer.Message) (id string, err error) {
 	}
 	clear(e.message.Header)
 	e.message.Subject, e.message.Data, e.values = m.Topic, m.Payload, e.values[:0]
-	copied := false // on purpose
+	var purpose, generation string
 	for name, value := range m.Header {
 		if strings.EqualFold(name, producer.HeaderReason) {
 			// for people: it must not keep a dead letter from leaving
@@ -41,24 +41,21 @@ func (e *encoder) encode(m producer.Message) (id string, err error) {
 		if problem := headerProblem(name, value); problem != "" {
 			return "", invalid(fmt.Sprintf("header %.80q", name), problem)
 		}
-		copied = copied || strings.EqualFold(name, producer.HeaderPurpose) ||
-			strings.EqualFold(name, producer.HeaderGeneration)
+		switch {
+		case strings.EqualFold(name, producer.HeaderPurpose):
+			purpose = value
+		case strings.EqualFold(name, producer.HeaderGeneration):
+			generation = value
+		case m.Key != "" && strings.EqualFold(name, producer.HeaderKey) && value != m.Key:
+			return "", invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
+		}
 		e.set(name, value)
 	}
 	if m.Key != "" {
-		for name, value := range m.Header {
-			if strings.EqualFold(name, producer.HeaderKey) && value != m.Key {
-				return "", invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
-			}
-		}
 		if problem := headerProblem(producer.HeaderKey, m.Key); problem != "" {
 			return "", invalid("Message.Key", problem)
 		}
 		e.set(producer.HeaderKey, m.Key)
-	}
-	var purpose, generation string
-	if copied {
-		purpose, generation = m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration)
 	}
 	if generation != "" {
 		if _, err := strconv.ParseUint(generation, 10, 64); err != nil {

@@ -109,18 +109,3 @@ func TestClassify_OnlyProofIsDefinite(t *testing.T) {
 		}
 	}
 }
-
-func TestMemory_IsBounded(t *testing.T) {
-	t.Parallel()
-	var m memory
-	for i := range 2*maxMemory + 1 {
-		m.add(fmt.Sprint(i))
-	}
-	last := fmt.Sprint(2 * maxMemory)
-	if n := len(m.ids); n > maxMemory || !m.remove(last) {
-		t.Errorf("%d IDs, or the last one is not there", n)
-	}
-	if m.remove(last) {
-		t.Error("a removed ID is there")
-	}
-}

@@ -13,15 +13,32 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // An engine is what Worker and Source have in common.
 type engine struct {
+	once          *consumer.Processor
 	js            jetstream.JetStream
+	consumer      func(ctx context.Context, topic string) (jetstream.Consumer, error)
 	config        Config
 	lookEvery     time.Duration // how often a run looks at its consumer again
 	maxDeliveries atomic.Uint64
+}
+
+// newEngine returns an engine without its consumer. The name is that of the function that needs it, for errors.
+func newEngine(name string, once *consumer.Processor, js jetstream.JetStream, config Config) (*engine, error) {
+	config = config.withDefaults()
+	switch err := config.validate(); {
+	case err != nil:
+		return nil, err
+	case once == nil:
+		return nil, fmt.Errorf("natsjs: %s needs a Processor", name)
+	case isnil.Nil(js) || js.Conn() == nil:
+		return nil, fmt.Errorf("natsjs: %s needs a JetStream with a connection", name)
+	}
+	return &engine{once: once, js: js, config: config, lookEvery: lookEvery}, nil
 }
 
 // process begins to process a message, and tells done what to do with it, once. It waits for nothing, and neither must
@@ -46,9 +63,14 @@ const flushTimeout = 10 * time.Second
 // run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains: the fetcher asks for
 // messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
 // watcher keeps the server informed and looks whether the consumer is still the same.
-func (e *engine) run(
-	ctx context.Context, cons jetstream.Consumer, l limits, with func(context.Context, *inFlight) process,
-) error {
+func (e *engine) run(ctx context.Context, topic string, with func(context.Context, *inFlight) process) error {
+	cons, l, err := e.check(ctx, topic)
+	if errors.Is(ctx.Err(), context.Canceled) && err != nil {
+		return nil // stopped before anything was begun
+	}
+	if err != nil {
+		return err
+	}
 	stopWatching := e.watchMaxDeliveries(ctx, l)
 	defer stopWatching()
 	detached := telemetry.Spanless(context.WithoutCancel(ctx)) // the end of ctx is not that of the handlers
@@ -58,8 +80,7 @@ func (e *engine) run(
 	defer stop(nil)
 
 	s := &session{
-		nc: e.js.Conn(), config: e.config, limits: l, stop: stop,
-		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
+		nc: e.js.Conn(), config: e.config, limits: l, log: l.log, stop: stop,
 		waits:    oncemill.NewWaitLimit(max(1, l.maxInFlight/2)),
 		draining: make(chan struct{}), pulled: make(chan struct{}),
 	}
@@ -74,22 +95,28 @@ func (e *engine) run(
 	}
 	messages.came, messages.went = w.probe, f.released
 
-	w.start(work)
+	w.background.Go(w.keepAlive)
+	w.background.Go(func() { w.watch(work) })
 	f.pull(pulling, work)
-	var err error
 	if ctx.Err() == nil {
 		err = context.Cause(pulling)
 	}
 	close(s.draining)
 	messages.hurry()
-	grace := time.AfterFunc(e.config.Grace, func() { messages.cutShort(cancel) })
+	var cut atomic.Int64 // handlers whose contexts were cancelled because the drain takes too long
+	grace := time.AfterFunc(e.config.Grace, func() {
+		cut.Store(messages.running.Load())
+		cancel(errGrace)
+	})
 	f.fetches.Wait()
 	close(s.pulled)
-	messages.wait()
+	messages.handling.Wait()
+	messages.pool.Wait()
 	grace.Stop()
-	w.end()
+	close(w.finished)
+	w.background.Wait()
 
-	if n := messages.cut.Load(); n > 0 {
+	if n := cut.Load(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d handlers, after %v", ErrCutShort, n, e.config.Grace))
 	}
 	flush, done := context.WithTimeout(detached, flushTimeout)

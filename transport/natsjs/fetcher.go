@@ -61,11 +61,14 @@ func (f *fetcher) pull(ctx, work context.Context) {
 		}
 		n, wait := f.room(time.Now(), t.until)
 		if n > 0 {
-			fetch := f.fetch
-			if t.pause > 0 {
-				fetch = func(work context.Context, n int) fetched { return f.fetchAgain(ctx, work, n) }
-			}
-			f.fetches.Go(func() { f.ended <- fetch(work, n) })
+			troubled := t.pause > 0
+			f.fetches.Go(func() {
+				if troubled && f.leaderIsAlone(ctx) {
+					f.ended <- fetched{asked: n, err: errAlone}
+				} else {
+					f.ended <- f.fetch(work, n)
+				}
+			})
 			continue
 		}
 		pace.Reset(wait)
@@ -167,17 +170,15 @@ func (f *fetcher) free() (n int, small bool) {
 
 // A fetched is how a request for messages ended.
 type fetched struct {
-	asked    int
-	got      int
-	answered bool // the server has ended it, or has sent everything
-	err      error
+	asked int
+	got   int
+	err   error
 }
 
 // A request asks the server once for messages (ADR-13 of NATS), and takes each where it comes: in the goroutine of its
 // subscription.
 type request struct {
-	receive func(*nats.Msg, time.Time)
-	nc      *nats.Conn
+	fetcher *fetcher
 	sub     *nats.Subscription
 	ended   chan struct{} // closed: the server has ended it
 
@@ -189,31 +190,26 @@ type request struct {
 
 // fetch asks for n messages, and returns when they have come, or no more will.
 func (f *fetcher) fetch(work context.Context, n int) fetched {
-	receive := func(m *nats.Msg, now time.Time) {
-		f.received(m.Size())
-		f.inFlight.receive(work, m, now)
-	}
-	r := &request{receive: receive, nc: f.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
+	r := &request{fetcher: f, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
 	inbox := f.nc.NewInbox()
-	sub, err := f.nc.Subscribe(inbox, r.take)
-	if err != nil {
-		return fetched{asked: n, answered: true, err: err}
+	var err error
+	if r.sub, err = f.nc.Subscribe(inbox, func(m *nats.Msg) { r.take(work, m) }); err != nil {
+		return fetched{asked: n, err: err}
 	}
-	defer func() { _ = sub.Unsubscribe() }() // it fails where there is no connection any more
-	r.sub = sub
-	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
-	if err == nil {
+	defer func() { _ = r.sub.Unsubscribe() }()            // it fails where there is no connection any more
+	if err = r.sub.SetPendingLimits(-1, -1); err == nil { // nothing may be dropped, and n bounds it
 		err = f.nc.PublishRequest(f.limits.nextSubject, inbox,
 			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, f.limits.expires.Nanoseconds()))
 	}
 	if err != nil {
-		return fetched{asked: n, answered: true, err: err}
+		return fetched{asked: n, err: err}
 	}
 	return r.wait(f.limits.expires + time.Second)
 }
 
 // wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server
-// does not answer.
+// does not answer. The silence may be that of the network, or of this process: messages that are not taken come again
+// after AckWait, behind others of their order keys.
 func (r *request) wait(silence time.Duration) fetched {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -223,47 +219,32 @@ func (r *request) wait(silence time.Duration) fetched {
 			return r.f
 		case <-timer.C:
 		}
-		left := r.left(silence)
-		if left <= 0 {
-			r.arrive()
-			if left = r.abandon(silence); left <= 0 {
-				return r.f
-			}
+		if nc := r.fetcher.nc; nc.IsConnected() { // else nothing of it will come
+			_ = nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 		}
-		timer.Reset(left)
+		if r.abandon(silence) {
+			return r.f
+		}
+		timer.Reset(silence)
 	}
 }
 
-// left is how much is left of so long a silence.
-func (r *request) left(silence time.Duration) time.Duration {
+// abandon ends the request, unless something has come within so long, or is here and not taken yet.
+func (r *request) abandon(silence time.Duration) (over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return silence - time.Since(r.heard)
-}
-
-// arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this
-// process: messages that are not taken come again after AckWait, behind others of their order keys.
-func (r *request) arrive() {
-	if r.nc.IsConnected() { // else nothing of it will come
-		_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
+	waiting, _, err := r.sub.Pending()
+	if !r.over && (err != nil || waiting == 0) && time.Since(r.heard) >= silence {
+		r.over = true
+		if r.f.got == 0 {
+			r.f.err = errUnanswered
+		}
 	}
-}
-
-// abandon ends the request, unless something has come within so long, or is here and not taken yet: then it returns for
-// how long to go on.
-func (r *request) abandon(silence time.Duration) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if waiting, _, err := r.sub.Pending(); err == nil && waiting > 0 {
-		return silence
-	}
-	left := silence - time.Since(r.heard)
-	r.over = left <= 0
-	return left
+	return r.over
 }
 
 // take takes what the server sends.
-func (r *request) take(m *nats.Msg) {
+func (r *request) take(work context.Context, m *nats.Msg) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over {
@@ -276,7 +257,8 @@ func (r *request) take(m *nats.Msg) {
 		}
 		return
 	}
-	r.receive(m, r.heard)
+	r.fetcher.received(m.Size())
+	r.fetcher.inFlight.receive(work, m, r.heard)
 	if r.f.got++; r.f.got == r.f.asked {
 		r.end(nil)
 	}
@@ -284,7 +266,7 @@ func (r *request) take(m *nats.Msg) {
 
 // end has fetch return. The request is locked.
 func (r *request) end(err error) {
-	r.f.answered, r.f.err, r.over = true, err, true
+	r.f.err, r.over = err, true
 	close(r.ended)
 }
 

@@ -29,7 +29,6 @@ type inFlight struct {
 	pool     worker.Pool
 	handling sync.WaitGroup // messages
 	running  atomic.Int64   // calls of process
-	cut      atomic.Int64   // of them, when their contexts were cancelled
 
 	mu        sync.Mutex
 	messages  map[*message]struct{}
@@ -72,12 +71,12 @@ func (f *inFlight) begin(ctx context.Context, m *message) {
 	f.running.Add(1)
 	f.process(ctx, m, func(d consumer.Decision) {
 		f.running.Add(-1)
-		if d.Action == consumer.Ack && !f.config.DoubleAck {
+		if d.Action == consumer.Ack {
 			f.settler.send(ctx, m, sayAck)
 			f.end(m)
-			return
+		} else {
+			f.carryOut(ctx, m, d)
 		}
-		f.carryOut(ctx, m, d)
 	})
 }
 
@@ -100,20 +99,10 @@ func (f *inFlight) end(m *message) {
 	delete(f.messages, m)
 	f.mu.Unlock()
 	f.went()
-	f.order.Done(m.orderKey)
+	if m.orderKey != "" {
+		f.order.Done(m.orderKey)
+	}
 	f.handling.Done()
-}
-
-// cutShort cancels the handlers' contexts because the drain takes too long.
-func (f *inFlight) cutShort(cancel context.CancelCauseFunc) {
-	f.cut.Store(f.running.Load())
-	cancel(errGrace)
-}
-
-// wait waits until there is no message any more.
-func (f *inFlight) wait() {
-	f.handling.Wait()
-	f.pool.Wait()
 }
 
 // all returns the messages that are in flight.
@@ -136,27 +125,22 @@ func (f *inFlight) seen() uint64 {
 // the old time of creation when it is back, and has counted less than was seen.
 func (f *inFlight) compare(ctx context.Context, info *jetstream.ConsumerInfo, seen uint64) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !info.Created.Equal(f.created) || info.Delivered.Consumer < seen {
+	another := !info.Created.Equal(f.created) || info.Delivered.Consumer < seen
+	if another {
 		f.created, f.delivered = info.Created, info.Delivered.Consumer
+	}
+	f.mu.Unlock()
+	if another {
 		f.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in "+
 			"flight is not settled, and comes again if it is still in the stream")
 	}
 }
 
-// deleted disowns the messages of a consumer that is not there any more. Handlers are waited for, and may take so long
-// that there is another stream of its name, which would take their acks for its own messages.
-func (f *inFlight) deleted(ctx context.Context) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is "+
-		"one that has it")
-}
-
-// disown has nothing said of the messages any more. They are locked.
+// disown has nothing said of the messages any more: another stream of the same name would take acks for its own.
 func (f *inFlight) disown(ctx context.Context, why string) {
-	f.log.WarnContext(ctx, why, "messages", len(f.messages))
-	for m := range f.messages {
+	messages := f.all()
+	f.log.WarnContext(ctx, why, "messages", len(messages))
+	for _, m := range messages {
 		m.disown()
 	}
 }

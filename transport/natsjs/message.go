@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A message is one that the server has given us. Its exported methods are for handlers.
@@ -34,10 +37,23 @@ type message struct {
 
 // message makes a message of what the server has sent.
 func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
-	m := &message{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
-	m.orderKey = s.orderKey(ctx, m)
+	header, uuid := headers(msg.Header)
+	m := &message{nc: s.nc, msg: msg, sequence: meta.Sequence.Stream, touched: now, delivery: consumer.Delivery{
+		Topic:     msg.Subject,
+		Origin:    s.limits.stream,
+		System:    telemetry.SystemNATS,
+		Header:    header,
+		UUID:      uuid,
+		Position:  position(meta),
+		Count:     int(min(meta.NumDelivered, 1<<31-1)),
+		WaitLimit: s.waits,
+		Payload:   msg.Data,
+	}}
+	if s.config.Order != nil {
+		m.orderKey = s.orderKey(ctx, m)
+	}
 	m.ordered = m.orderKey != "" || s.limits.maxInFlight == 1
-	m.scarce = s.limits.backsOff
+	m.scarce = len(s.limits.config.BackOff) > 0 // the server may deliver later than a nak's delay says
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
 		m.last = meta.NumDelivered >= limit
 		m.scarce = m.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
@@ -45,13 +61,34 @@ func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMeta
 	return m
 }
 
+// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
+// does one of the same name in another cluster: the time tells them apart.
+func position(meta *nats.MsgMetadata) string {
+	text := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
+	return string(strconv.AppendInt(append(text, '@'), meta.Timestamp.UnixNano(), 10))
+}
+
+// headerUUID is where Watermill's stock NATS marshaler puts a message's UUID.
+const headerUUID = "_watermill_message_uuid"
+
+// headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.
+func headers(in nats.Header) (out producer.Header, uuid string) {
+	out = make(producer.Header, len(in))
+	for name, values := range in {
+		switch {
+		case name == headerUUID && len(values) > 0:
+			uuid = values[0]
+		case len(values) > 0:
+			out[name] = strings.Join(values, ", ")
+		}
+	}
+	return out, uuid
+}
+
 // brokenKey is the order key of messages for which Config.Order panics: one after the other is the safe side.
 const brokenKey = "natsjs: Config.Order panicked"
 
 func (s *session) orderKey(ctx context.Context, m *message) (key string) {
-	if s.config.Order == nil {
-		return ""
-	}
 	defer func() {
 		if v := recover(); v != nil {
 			key = brokenKey
@@ -98,48 +135,18 @@ func (m *message) disown() {
 	m.settled, m.foreign = true, true
 }
 
-func (m *message) isForeign() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.foreign
-}
-
-// progress tells the server that a message is worked on, if it has waited for us for a whole tick.
-func (m *message) progress(now time.Time, tick time.Duration) error {
+// progress tells the server that a message is worked on, if it has waited for us for a whole tick. While the connection
+// is away its buffer, which is not for this alone, gets one word.
+func (m *message) progress(now time.Time, tick time.Duration) {
 	m.mu.Lock() // so that none is sent after the ack: it would undo a nak's delay
 	defer m.mu.Unlock()
-	if m.settled || now.Sub(m.touched) < tick {
-		return nil
-	}
 	away := !m.nc.IsConnected()
-	if away && m.buffered { // the connection's buffer is not for this alone
-		return nil
+	if m.settled || now.Sub(m.touched) < tick || away && m.buffered {
+		return
 	}
-	err := m.say(sayProgress)
-	if err == nil {
+	if m.say(sayProgress) == nil {
 		m.touched, m.buffered = now, away
 	}
-	return err
-}
-
-// ask sends an in-progress ack that is to be answered. It returns nil if that cannot be.
-func (m *message) ask() *nats.Subscription {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.foreign {
-		return nil
-	}
-	inbox := m.nc.NewInbox()
-	answer, err := m.nc.SubscribeSync(inbox)
-	if err != nil {
-		return nil
-	}
-	if err := m.nc.PublishRequest(m.msg.Reply, inbox, sayProgress); err != nil {
-		_ = answer.Unsubscribe() // the connection is closed
-		return nil
-	}
-	m.touched = time.Now()
-	return answer
 }
 
 var _ jetstream.Msg = (*message)(nil)

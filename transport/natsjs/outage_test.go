@@ -96,7 +96,6 @@ func TestWorker_SurvivesRestartsOfTheServer(t *testing.T) {
 func TestWorker_RunningHandlersSurviveARestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.DoubleAck = true // a server that is starting loses acks
 	r.publish(5, oneKey)
 	release := make(chan struct{})
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
@@ -106,6 +105,7 @@ func TestWorker_RunningHandlersSurviveARestartOfTheServer(t *testing.T) {
 	until(t, "five runs", func() bool { _, runs := r.done(); return runs == 5 })
 	r.server.Shutdown()
 	r.server.Restart()
+	until(t, "the consumer", func() bool { _, err := r.cons.Info(t.Context()); return err == nil }) // else acks get lost
 	close(release)
 	r.finishes(5)
 	r.stops(stop)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,16 +20,15 @@ import (
 
 // PublisherConfig configures a Publisher. The zero value is usable.
 type PublisherConfig struct {
-	// AckTimeout is how long to wait for a message's acknowledgement, and for room below MaxPending before that. A
-	// message whose acknowledgement does not come in time is reported as unknown. Zero: 5 s.
+	// AckTimeout is how long a call waits for acknowledgements when its last message is sent, and for room below
+	// MaxPending before that. A message whose acknowledgement does not come in time is reported as unknown. Zero: 5 s.
 	AckTimeout time.Duration
 
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although neither the Publisher nor a
-	// relay was repeating it after a lost acknowledgement, and one for a connection that will not try for ever to
-	// reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although no relay was repeating it, and
+	// one for a connection that will not try for ever to reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -65,20 +65,19 @@ func (c PublisherConfig) validate() error {
 type Publisher struct {
 	conn       *nats.Conn
 	js         jetstream.JetStream // for start-up checks alone
-	domain     string              // of the streams that are meant; empty: whichever; guarded by the inbox
-	known      bool                // the servers call it so; guarded by the inbox
-	doubtful   atomic.Bool         // they may not: acknowledgements have another one
-	asked      time.Time           // when they were asked for it last; guarded by the inbox
+	domain     string              // of the streams that are meant; empty: whichever
 	config     PublisherConfig
-	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
-	unanswered memory
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
+
+	mu   sync.Mutex
+	idle []*line
 }
 
 // NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending messages
-// are its own, not those of js. One Publisher per connection is enough. A connection should be made with
+// are its own, not those of js. One Publisher per connection is enough: it subscribes to acknowledgements once for each
+// call that runs at the same time, and uses that again. A connection should be made with
 // nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is
 // unknown.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
@@ -105,10 +104,9 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 // MessagingSystem names JetStream in telemetry.
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
-// Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
-// after a lost acknowledgement, nor a relay, of whatever process (producer.HeaderResend). Its caller may have published
-// them twice, as for a repeated request, or another process before it died. If not, two messages have one ID, and one
-// of them is not in the stream.
+// Duplicates is how many messages a stream has taken for duplicates although no relay was repeating them
+// (producer.HeaderResend). Somebody may have published them twice, as after a lost acknowledgement, for a repeated
+// request, or in another process. If not, two messages have one ID, and one of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
@@ -116,9 +114,10 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
 // by a stream: it is too big, the stream is sealed, or takes counters only. Where no stream judged it, it is unknown:
-// because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or
-// because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream
-// that is restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
+// because of ctx, a timeout, trouble or limits of the server or account, a connection that is lost or closed, which
+// ends the call at once, or because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a
+// second of retries). JetStream that is restarting answers like a stream that does not exist, and an outbox must not
+// give rows up for that.
 //
 // What is being written to a server that reads no more is held up beyond ctx, until the connection's write deadline
 // (nats.FlusherTimeout, by default a minute).
@@ -126,20 +125,24 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	if len(messages) == 0 {
 		return nil
 	}
-	if p.doubtful.Swap(false) {
-		p.learnDomain(ctx)
-	}
-	c := p.begin(len(messages))
-	defer c.end()
+	l := p.begin(len(messages))
+	defer l.end()
 	for i, m := range messages {
-		c.send(ctx, i, m)
+		o := &l.messages[i]
+		within, sending := p.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
+		o.sending = sending
+		if o.message, o.err = producer.Outgoing(within, m); o.err != nil {
+			o.refused = true
+			continue
+		}
+		l.send(ctx, i)
 	}
-	c.await(ctx)
+	l.await(ctx)
+	l.repeat(ctx)
 	var failures []producer.Failure
-	for i := range c.messages {
-		o := &c.messages[i]
+	for i := range l.messages {
+		o := &l.messages[i]
 		unknown, err := p.verdict(ctx, o)
-		err = withReason(err, p.conn)
 		o.sending.End(ctx, err, unknown)
 		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
@@ -151,65 +154,26 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	return nil
 }
 
-// askEvery is the shortest time between two questions for the domain's name: without the right to ask, each waits for
-// nothing.
-const askEvery = 10 * time.Second
-
-// learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name,
-// which acknowledgements do not have.
-func (p *Publisher) learnDomain(ctx context.Context) {
-	if !p.mayAsk() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-	defer cancel()
-	info, err := p.js.AccountInfo(ctx)
-	if err != nil || info.Domain == "" {
-		return // the next that has another one tells
-	}
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	p.domain, p.known = info.Domain, true
-}
-
-// mayAsk reports whether the last question for the domain's name is long ago.
-func (p *Publisher) mayAsk() bool {
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	if time.Since(p.asked) < askEvery {
-		return false
-	}
-	p.asked = time.Now()
-	return true
-}
-
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
 func (p *Publisher) verdict(ctx context.Context, o *outgoing) (unknown bool, err error) {
-	m := &o.message
 	switch {
-	case o.unsent != nil:
-		return o.unknown, o.unsent
-	case o.err != nil && !refused(o.err):
-		p.unanswered.add(o.brokerID)
-		if errors.Is(o.err, jetstream.ErrNoStreamResponse) {
-			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, o.err)
-		}
-		return true, o.err
+	case o.err == nil:
+		p.landed(ctx, o)
+		return false, nil
+	case errors.Is(o.err, jetstream.ErrNoStreamResponse):
+		return true, fmt.Errorf("no stream answers for subject %q: %w", o.message.Topic, o.err)
 	}
-	repeated := p.unanswered.remove(o.brokerID)
-	if o.err == nil {
-		p.telemetry.Landed(ctx, o.sending, m.Topic, m.ID, o.ack.stream)
-		if o.ack.duplicate {
-			p.duplicate(ctx, o, !repeated && m.Header.Get(producer.HeaderResend) == "")
-		}
-	}
-	return false, o.err
+	return !o.refused && !refused(o.err), withReason(o.err, p.conn)
 }
 
-// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an
-// answer, neither here nor, as a relay's mark says, in another process.
-func (p *Publisher) duplicate(ctx context.Context, o *outgoing, unexpected bool) {
+// landed reports a message that a stream has, also if it took it for a duplicate.
+func (p *Publisher) landed(ctx context.Context, o *outgoing) {
 	m := &o.message
+	p.telemetry.Landed(ctx, o.sending, m.Topic, m.ID, o.ack.stream)
+	if !o.ack.duplicate {
+		return
+	}
+	unexpected := m.Header.Get(producer.HeaderResend) == "" // no attempt before it, of a relay, was without an answer
 	p.telemetry.Duplicate(ctx, o.sending, m.Topic, m.ID, unexpected)
 	if unexpected {
 		p.duplicates.Add(1)

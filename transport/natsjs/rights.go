@@ -71,13 +71,11 @@ func withReason(err error, nc *nats.Conn) error {
 	}
 	last := nc.LastError()
 	switch {
-	case last == nil || errors.Is(err, last):
+	case last == nil || errors.Is(err, last) || !closed && nc.IsConnected():
 		return err
 	case closed:
 		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // that is not what this error is
-	case !nc.IsConnected():
-		// that is not what this error is
-		return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint
 	}
-	return err
+	// that is not what this error is
+	return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint
 }

@@ -24,8 +24,6 @@ type settler struct {
 // settle carries a decision out. It reports whether the message is to be tried again now.
 func (s *settler) settle(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	switch d.Action {
-	case consumer.Ack:
-		s.doubleAck(ctx, m)
 	case consumer.RetryLater:
 		return s.retry(ctx, m, d)
 	case consumer.Reject:
@@ -69,47 +67,9 @@ func (s *settler) send(ctx context.Context, m *message, what []byte) {
 	err := m.say(what)
 	m.mu.Unlock()
 	if err != nil {
-		s.unsent(ctx, m, what, err)
+		s.about(m).WarnContext(located(ctx, m), "natsjs: message could not be settled; the server will deliver it "+
+			"again", "id", m.delivery.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
 	}
-}
-
-func (s *settler) unsent(ctx context.Context, m *message, what []byte, err error) {
-	s.about(m).WarnContext(located(ctx, m), "natsjs: message could not be settled; the server will deliver it again",
-		"id", m.delivery.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
-}
-
-// doubleAck acknowledges a message and waits, for a while, for the server to say so.
-func (s *settler) doubleAck(ctx context.Context, m *message) {
-	m.silence()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
-	defer cancel()
-	for {
-		err := s.confirm(ctx, m)
-		if err == nil {
-			return
-		}
-		pause := time.NewTimer(100 * time.Millisecond) // a server that is starting has no consumer to ack yet
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-		}
-		pause.Stop()
-		if ctx.Err() != nil || s.nc.IsClosed() || m.isForeign() {
-			s.unsent(ctx, m, sayAck, err)
-			return
-		}
-	}
-}
-
-// confirm acknowledges a message and waits for the server to say so.
-func (s *settler) confirm(ctx context.Context, m *message) error {
-	if m.isForeign() {
-		return errForeign
-	}
-	ctx, cancel := context.WithTimeout(ctx, flushTimeout/4)
-	defer cancel()
-	_, err := s.nc.RequestWithContext(ctx, m.msg.Reply, sayAck)
-	return err
 }
 
 // retry deals with a message that is to come again. It reports whether that is here, and now.

@@ -13,11 +13,10 @@ import (
 // trouble is what stands between the fetcher and the messages. It is for one goroutine.
 type trouble struct {
 	*fetcher
-	until  time.Time // no request before
-	pause  time.Duration
-	away   time.Time // since when the connection is
-	said   time.Time // when that was said last
-	failed time.Time // when it was said last that messages cannot be fetched
+	until time.Time // no request before
+	pause time.Duration
+	away  time.Time // since when the connection is
+	said  time.Time // when it was said last what is wrong
 }
 
 const (
@@ -37,16 +36,25 @@ func (t *trouble) connection(ctx context.Context) {
 	now := time.Now()
 	switch {
 	case t.nc.IsConnected():
-		t.away, t.said = time.Time{}, time.Time{}
+		if !t.away.IsZero() {
+			t.away, t.said = time.Time{}, time.Time{} // what fails now has another reason
+		}
 	case t.nc.IsClosed():
-		t.stop(t.limits.cannotFetch(withReason(nats.ErrConnectionClosed, t.nc)))
+		t.stop(fmt.Errorf("natsjs: nothing can be fetched from %s: %w", t.limits.name(),
+			withReason(nats.ErrConnectionClosed, t.nc)))
 	case t.away.IsZero():
-		t.away = now
-	case now.Sub(t.away) >= awayFor && now.Sub(t.said) >= sayAgain:
-		t.log.WarnContext(ctx, "natsjs: no connection to the server; trying again",
-			"error", withReason(nats.ErrDisconnected, t.nc))
-		t.said, t.pause = now, max(t.pause, minPause) // its end is said, too
-		t.failed = time.Time{}                        // what fails after it has another reason
+		t.away, t.said = now, time.Time{}
+	case now.Sub(t.away) >= awayFor:
+		t.warn(ctx, "natsjs: no connection to the server; trying again", withReason(nats.ErrDisconnected, t.nc))
+		t.pause = max(t.pause, minPause) // its end is said, too
+	}
+}
+
+// warn says what is wrong, now and then.
+func (t *trouble) warn(ctx context.Context, text string, err error) {
+	if now := time.Now(); now.Sub(t.said) >= sayAgain {
+		t.said = now
+		t.log.WarnContext(ctx, text, "error", err)
 	}
 }
 
@@ -60,8 +68,8 @@ var (
 
 // note makes up its mind about a request that has ended. If there is no going on, it stops the run.
 func (t *trouble) note(ctx context.Context, r fetched) {
-	if r.err == nil && !r.answered && r.got == 0 {
-		r.err = withRefusal(errUnanswered, t.nc)
+	if errors.Is(r.err, errUnanswered) {
+		r.err = withRefusal(r.err, t.nc)
 	}
 	switch {
 	case r.err == nil && r.got == 0 && t.pause > 0 && time.Now().Before(t.until):
@@ -70,27 +78,21 @@ func (t *trouble) note(ctx context.Context, r fetched) {
 		if t.pause > 0 {
 			t.log.InfoContext(ctx, "natsjs: messages can be fetched again")
 		}
-		t.pause, t.failed = 0, time.Time{}
+		t.pause, t.said = 0, time.Time{}
 		t.watcher.missed(nil)
 		return
-	case t.nc.IsClosed(), errors.Is(r.err, nats.ErrConnectionClosed), errors.Is(r.err, nats.ErrConnectionDraining):
-		t.stop(t.limits.cannotFetch(withReason(r.err, t.nc)))
-		return
-	}
-	if now := time.Now(); now.Sub(t.failed) >= sayAgain {
-		t.failed = now
-		t.log.WarnContext(ctx, "natsjs: messages cannot be fetched; trying again", "error", r.err)
+	case t.nc.IsClosed():
+		return // which ends the run
 	}
 	t.pause = min(max(2*t.pause, minPause), maxPause)
 	pause := t.pause
-	if t.nc.IsConnected() && t.diagnose(ctx) {
-		pause = min(pause, goneFor/4)
+	if t.nc.IsConnected() { // else that is what is wrong
+		t.warn(ctx, "natsjs: messages cannot be fetched; trying again", r.err)
+		if t.diagnose(ctx) {
+			pause = min(pause, goneFor/4)
+		}
 	}
 	t.until = time.Now().Add(pause)
-}
-
-func (l limits) cannotFetch(err error) error {
-	return fmt.Errorf("natsjs: nothing can be fetched from %s: %w", l.name(), err)
 }
 
 // diagnose asks the server whether there is a right to fetch from the consumer, and the consumer. It reports whether
@@ -106,15 +108,12 @@ func (t *trouble) diagnose(ctx context.Context) (gone bool) {
 	return missing(err)
 }
 
-// fetchAgain is fetch after trouble. A leader that has lost its majority takes up to 20 s to notice, and until then
-// counts, for each request, deliveries of messages that it does not send: it is not asked. Where nobody says how it is,
-// the request does no harm, and may be what is answered first.
-func (f *fetcher) fetchAgain(ctx, work context.Context, n int) fetched {
+// leaderIsAlone reports whether the consumer's leader has lost its majority, which it takes up to 20 s to notice: until
+// then it counts, for each request, deliveries of messages that it does not send. Where nobody says how it is, a
+// request does no harm, and may be what is answered first.
+func (f *fetcher) leaderIsAlone(ctx context.Context) bool {
 	info, err := f.watcher.look(ctx, 500*time.Millisecond)
-	if ctx.Err() != nil || err == nil && alone(info.Cluster) {
-		return fetched{asked: n, answered: true, err: errAlone}
-	}
-	return f.fetch(work, n)
+	return ctx.Err() != nil || err == nil && alone(info.Cluster)
 }
 
 // heardWithin is how long a leader may have heard nothing of a replica that is well: it asks each after a second or

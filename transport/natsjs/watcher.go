@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,45 +28,23 @@ type watcher struct {
 	mu   sync.Mutex
 	gone time.Time // since when the consumer is not there
 
-	probing atomic.Bool
-	probed  atomic.Bool // since the last look
-	unheard time.Time   // since when nobody listens to acks; for the one probe at a time
-}
-
-// start starts to watch.
-func (w *watcher) start(ctx context.Context) {
-	w.background.Go(func() { w.keepAlive(ctx) })
-	w.background.Go(func() { w.watch(ctx) })
-}
-
-// end waits for the end of it.
-func (w *watcher) end() {
-	close(w.finished)
-	w.background.Wait()
+	probed atomic.Bool // since the last look
 }
 
 // keepAlive tells the server that the messages in flight are worked on, also those that wait.
-func (w *watcher) keepAlive(ctx context.Context) {
+func (w *watcher) keepAlive() {
 	ticker := time.NewTicker(w.limits.progress)
 	defer ticker.Stop()
-	failing := false
 	for {
 		select {
 		case <-w.finished:
 			return
 		case <-ticker.C:
-		}
-		var failed error
-		now := time.Now()
-		for _, m := range w.inFlight.all() {
-			if err := m.progress(now, w.limits.progress); err != nil {
-				failed = err
+			now := time.Now()
+			for _, m := range w.inFlight.all() {
+				m.progress(now, w.limits.progress)
 			}
 		}
-		if failed != nil && !failing {
-			w.log.WarnContext(ctx, "natsjs: the server cannot be told that messages are in progress", "error", failed)
-		}
-		failing = failed != nil
 	}
 }
 
@@ -128,7 +107,8 @@ func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.C
 		w.inFlight.compare(ctx, info, seen)
 		over = w.limits.changed(info)
 	case deleted:
-		w.inFlight.deleted(ctx)
+		w.inFlight.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again "+
+			"if there is one that has it")
 		over = setupError(err, w.limits.name(), "was deleted: create it, and run the worker again")
 	}
 	if over != nil {
@@ -163,28 +143,16 @@ func missing(err error) bool {
 // changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
 // what it must not.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
-	is, was := info.Config, l.config
-	for _, c := range [...]struct {
-		field   string
-		is, was any
-	}{
-		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
-		{"AckPolicy", is.AckPolicy, was.AckPolicy},
-		{"HeadersOnly", is.HeadersOnly, was.HeadersOnly},
-		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
-		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
-		{"AckWait", is.AckWait, was.AckWait},
-		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
-		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},
-		{"MaxAckPending", is.MaxAckPending, was.MaxAckPending},
-		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
-		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
-		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
+	is, was := reflect.ValueOf(info.Config), reflect.ValueOf(l.config)
+	for _, field := range []string{
+		"DeliverSubject", "AckPolicy", "HeadersOnly", "PriorityGroups", "ReplayPolicy", "AckWait", "BackOff",
+		"MaxDeliver", "MaxAckPending", "MaxWaiting", "MaxRequestBatch", "MaxRequestExpires",
 	} {
-		if c.is != c.was {
-			return l.misset(c.field,
-				fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is))
+		now, then := fmt.Sprint(is.FieldByName(field)), fmt.Sprint(was.FieldByName(field))
+		if now != then {
+			return l.misset(field,
+				fmt.Sprintf("was changed from %s to %s while it was in use: run the worker again", then, now))
 		}
 	}
-	return l.deletesDeadLetters(is)
+	return l.deletesDeadLetters(info.Config)
 }

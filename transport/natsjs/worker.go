@@ -19,10 +19,8 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 
 // A Worker guards the messages of one pull consumer to a handler.
 type Worker struct {
-	once    *consumer.Processor
+	engine  *engine
 	process func(context.Context, *inFlight) process
-	engine  engine
-	cons    jetstream.Consumer
 	running atomic.Bool
 }
 
@@ -51,43 +49,28 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	return w, nil
 }
 
-func newWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config) (*Worker, error) {
-	config = config.withDefaults()
-	if err := config.validate(); err != nil {
+func newWorker(
+	once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config,
+) (*Worker, error) {
+	e, err := newEngine("NewWorker", once, js, config)
+	if err != nil {
 		return nil, err
 	}
 	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
 		return nil, fmt.Errorf("natsjs: Config.Handler %s", problem)
 	}
-	switch {
-	case once == nil:
-		return nil, errors.New("natsjs: NewWorker needs a Processor")
-	case isnil.Nil(js) || js.Conn() == nil:
-		return nil, errors.New("natsjs: NewWorker needs a JetStream with a connection")
-	case isnil.Nil(cons):
+	if isnil.Nil(cons) {
 		return nil, errors.New("natsjs: NewWorker needs a consumer")
 	}
-	return &Worker{once: once, cons: cons, engine: engine{js: js, config: config, lookEvery: lookEvery}}, nil
+	e.consumer = func(context.Context, string) (jetstream.Consumer, error) { return cons, nil }
+	return &Worker{engine: e}, nil
 }
 
 // Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says
 // what to set if the worker's guarantees cannot be kept. It logs a warning for what is unwise. It changes nothing.
 func (w *Worker) Check(ctx context.Context) error {
-	_, err := w.check(ctx)
+	_, _, err := w.engine.check(ctx, "")
 	return err
-}
-
-func (w *Worker) check(ctx context.Context) (limits, error) {
-	publisher, topic := w.once.DeadLetters()
-	policy := w.once.Policy()
-	l, err := w.engine.check(ctx, w.cons, policy, deadLetters{publisher, topic})
-	if err == nil && publisher == nil && !policy.Shadow {
-		w.engine.config.Logger.WarnContext(ctx,
-			"natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable ID or other content "+
-				"under a known ID are terminated, and only this log has them; a work-queue stream deletes them",
-			"stream", l.stream, "consumer", l.consumer)
-	}
-	return l, err
 }
 
 // Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
@@ -100,14 +83,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer w.running.Store(false)
-	limits, err := w.check(ctx)
-	if err != nil {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return nil // stopped before anything was begun
-		}
-		return err
-	}
-	return w.engine.run(ctx, w.cons, limits, w.process)
+	return w.engine.run(ctx, "", w.process)
 }
 
 // MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's

@@ -24,26 +24,18 @@ import (
 
 // A Step is one middleware of a chain, as made by Guarded, PoisonQueue, Retry, Timeout and Other.
 type Step struct {
-	kind       stepKind
 	name       string
 	middleware message.HandlerMiddleware
-	poisoned   message.HandlerMiddleware // of Guarded: inside a PoisonQueue, which has what is rejected
 	err        error
-
-	parks        bool // of Guarded: at most once
-	transacts    bool // of Guarded: over an inbox
-	buries       bool // of Guarded: with dead letters
-	keepsContext bool // of a Retry: the second try gets the context of the first
+	once       *consumer.Processor // of Guarded
 }
 
-type stepKind int
-
+// Names of steps that Chain knows.
 const (
-	otherStep stepKind = iota
-	poisonStep
-	guardStep
-	retryStep
-	timeoutStep
+	guardStep   = "Guarded"
+	poisonStep  = "PoisonQueue"
+	retryStep   = "Retry"
+	timeoutStep = "Timeout"
 )
 
 // Guarded is the step at which a Processor guards what stands inside it.
@@ -51,12 +43,7 @@ func Guarded(once *consumer.Processor) Step {
 	if once == nil {
 		return Step{err: orderError("Guarded needs a Processor")}
 	}
-	dead, _ := once.DeadLetters()
-	return Step{
-		kind: guardStep, name: "Guarded",
-		middleware: newGuard(once, false).middleware, poisoned: newGuard(once, true).middleware,
-		parks: once.Policy().ExpiredLease == oncemill.Park, transacts: once.Transacts(), buries: dead != nil,
-	}
+	return Step{name: guardStep, middleware: newGuard(once, false).middleware, once: once}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -81,7 +68,7 @@ func PoisonQueue(pub message.Publisher, topic string) Step {
 		return Step{err: orderError("PoisonQueue needs a publisher")}
 	}
 	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
-	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
+	return Step{name: poisonStep, middleware: unlessPoisoned(mw), err: err}
 }
 
 // A poisonPublisher publishes messages as poison: without orders, and as copies on purpose, each of which is another to
@@ -132,8 +119,7 @@ func escapeHeader(msg *message.Message) {
 func withoutOrders(messages []*message.Message) []*message.Message {
 	plain := make([]*message.Message, len(messages))
 	for i, msg := range messages {
-		plain[i] = message.NewMessageWithContext(msg.Context(), msg.UUID, msg.Payload)
-		maps.Copy(plain[i].Metadata, msg.Metadata)
+		plain[i] = msg.CopyWithContext()
 		maps.DeleteFunc(plain[i].Metadata, func(name, _ string) bool { return headers.Order(name) })
 	}
 	return plain
@@ -178,49 +164,34 @@ func final(err error) bool {
 	return false
 }
 
-// Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
-// Timeout only with ResetContextOnRetry. Over an inbox it is refused, as it makes effects twice there, with a chain or
-// without: what a try wrote before it failed is in the transaction that the next one commits. Unless ShouldRetry is
-// set, errors that the handler marked with oncemill.Permanent or oncemill.RetryAfter are not repeated. Nor is, in any
-// case, a handler that has nacked its message: nobody could tell whether the next try has, too.
+// Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard. Each try begins
+// with the message's context, as with ResetContextOnRetry, so that a Timeout inside ends one try alone. Over an inbox
+// Retry is refused, as it makes effects twice there, with a chain or without: what a try wrote before it failed is in
+// the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
+// oncemill.Permanent or oncemill.RetryAfter are not repeated. In any case, a handler that has nacked its message is not
+// repeated: nobody could tell whether the next try has, too.
 func Retry(r middleware.Retry) Step {
 	if r.ShouldRetry == nil {
 		r.ShouldRetry = func(p middleware.RetryParams) bool {
-			var (
-				permanent *oncemill.PermanentError
-				after     *oncemill.RetryAfterError
-			)
-			return !errors.As(p.Err, &permanent) && !errors.As(p.Err, &after)
+			_, permanent := errors.AsType[*oncemill.PermanentError](p.Err)
+			_, after := errors.AsType[*oncemill.RetryAfterError](p.Err)
+			return !permanent && !after
 		}
 	}
-	should := r.ShouldRetry
-	r.ShouldRetry = func(p middleware.RetryParams) bool {
-		var nacked *nackedError
-		return !errors.As(p.Err, &nacked) && should(p)
-	}
-	retry := func(next message.HandlerFunc) message.HandlerFunc { return r.Middleware(tellNacked(next)) }
-	return Step{kind: retryStep, name: "Retry", middleware: retry, keepsContext: !r.ResetContextOnRetry}
-}
-
-// A nackedError is the error of a handler that has nacked its message.
-type nackedError struct{ error }
-
-func (e *nackedError) Unwrap() error { return e.error }
-
-// tellNacked marks the errors of a handler that has nacked its message.
-func tellNacked(next message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		outputs, err := next(msg)
-		if err != nil && isClosed(msg.Nacked()) {
-			err = &nackedError{err}
+	retry := func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			own := r
+			own.ResetContextOnRetry = true
+			own.ShouldRetry = func(p middleware.RetryParams) bool { return !isClosed(msg.Nacked()) && r.ShouldRetry(p) }
+			return own.Middleware(next)(msg)
 		}
-		return outputs, err
 	}
+	return Step{name: retryStep, middleware: retry}
 }
 
 // Timeout ends the handler's context after d. It belongs inside the guard.
 func Timeout(d time.Duration) Step {
-	s := Step{kind: timeoutStep, name: "Timeout", middleware: middleware.Timeout(d)}
+	s := Step{name: timeoutStep, middleware: middleware.Timeout(d)}
 	if d <= 0 {
 		s.err = orderError(fmt.Sprintf("Timeout of %v: want more than 0", d))
 	}
@@ -243,7 +214,7 @@ func Other(name string, mw message.HandlerMiddleware) Step {
 //	mws, err := oncewatermill.Chain(
 //		oncewatermill.PoisonQueue(pub, "poison"), // if there is no consumer.Config.DeadLetters
 //		oncewatermill.Guarded(once),
-//		oncewatermill.Retry(middleware.Retry{MaxRetries: 3, ResetContextOnRetry: true}),
+//		oncewatermill.Retry(middleware.Retry{MaxRetries: 3}),
 //		oncewatermill.Timeout(10*time.Second),
 //	)
 func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
@@ -255,7 +226,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		if s.middleware == nil {
 			return nil, orderError(fmt.Sprintf("step %d, %s, has no middleware", i, s.name))
 		}
-		if s.kind != guardStep {
+		if s.name != guardStep {
 			continue
 		}
 		if guard >= 0 {
@@ -266,41 +237,36 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 	if guard < 0 {
 		return nil, orderError("Guarded is missing: add oncewatermill.Guarded(processor)")
 	}
-	var retry *Step
-	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
+	once := steps[guard].once
+	dead, _ := once.DeadLetters()
+	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.name == poisonStep }) {
 		steps = slices.Clone(steps)
-		steps[guard].middleware = steps[guard].poisoned
+		steps[guard].middleware = newGuard(once, true).middleware // the PoisonQueue has what is rejected
 	}
 	middlewares := make([]message.HandlerMiddleware, len(steps))
 	for i, s := range steps {
 		middlewares[i] = s.middleware
-		if s.kind == retryStep {
-			retry = &s
-		}
 		switch {
-		case s.kind == poisonStep && steps[guard].buries:
+		case s.name == poisonStep && dead != nil:
 			return nil, orderError("PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
 				"be published once; remove the PoisonQueue, or leave DeadLetters out")
-		case s.kind == poisonStep && i > guard:
+		case s.name == poisonStep && i > guard:
 			return nil, orderError("PoisonQueue stands inside Guarded: a poisoned message would be stored " +
 				"as a success, and a crash before that would publish it again; move it before Guarded")
-		case s.kind == retryStep && i < guard:
+		case s.name == retryStep && i < guard:
 			return nil, orderError("Retry stands outside Guarded: it would repeat answers such as busy and " +
 				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded")
-		case s.kind == retryStep && steps[guard].parks:
+		case s.name == retryStep && once.Policy().ExpiredLease == oncemill.Park:
 			return nil, orderError("Retry stands inside a guard whose policy parks (at most once): it " +
 				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +
 				"oncemill.NoEffect")
-		case s.kind == retryStep && steps[guard].transacts:
+		case s.name == retryStep && once.Transacts():
 			return nil, orderError("Retry stands inside a guard over an inbox: its second try would write " +
 				"in the transaction of the first, beside what that had written before it failed, and both would be " +
 				"committed; remove it: the guard tries again, in a new transaction")
-		case s.kind == timeoutStep && i < guard:
+		case s.name == timeoutStep && i < guard:
 			return nil, orderError("Timeout stands outside Guarded: it would end the wait for a busy key, " +
 				"and look like a shutdown to a running handler; move it after Guarded")
-		case s.kind == timeoutStep && retry != nil && retry.keepsContext:
-			return nil, orderError("Timeout stands inside Retry, whose ResetContextOnRetry is false: the " +
-				"second try would begin with the first one's ended context; set it, or move Retry after Timeout")
 		}
 	}
 	return middlewares, nil

@@ -54,12 +54,11 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 	t.Parallel()
 	guard := oncewatermill.Guarded(newProcessor(t, newStore(t), consumer.Config{}))
 	poison := oncewatermill.PoisonQueue(&flaky{}, "poison")
-	retry := oncewatermill.Retry(middleware.Retry{MaxRetries: 1, ResetContextOnRetry: true})
-	stale := oncewatermill.Retry(middleware.Retry{MaxRetries: 1})
+	retry := oncewatermill.Retry(middleware.Retry{MaxRetries: 1})
 	timeout := oncewatermill.Timeout(time.Second)
 	other := oncewatermill.Other("correlation", middleware.CorrelationID)
 	for _, good := range [][]oncewatermill.Step{
-		{guard}, {poison, guard, retry, timeout}, {other, guard, timeout, stale}, {guard, other},
+		{guard}, {poison, guard, retry, timeout}, {other, guard, timeout, retry}, {guard, other},
 	} {
 		if mws, err := oncewatermill.Chain(good...); err != nil || len(mws) != len(good) {
 			t.Errorf("%v", err)
@@ -67,8 +66,8 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 	}
 	for says, bad := range map[string][]oncewatermill.Step{
 		"missing": {}, "twice": {guard, guard}, "PoisonQueue stands inside": {guard, poison}, "Retry stands outside": {retry, guard},
-		"Timeout stands outside": {timeout, guard}, "ResetContextOnRetry": {guard, stale, timeout},
-		"want more than 0": {guard, oncewatermill.Timeout(0)}, "no middleware": {guard, oncewatermill.Other("nil", nil)},
+		"Timeout stands outside": {timeout, guard},
+		"want more than 0":       {guard, oncewatermill.Timeout(0)}, "no middleware": {guard, oncewatermill.Other("nil", nil)},
 	} {
 		_, err := oncewatermill.Chain(bad...)
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -88,6 +87,34 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 	if _, err := oncewatermill.Chain(guard, oncewatermill.PoisonQueue(&flaky{}, "")); err == nil {
 		t.Error("a poison queue without a topic passed")
 	}
+}
+
+func TestChain_EachTryHasItsOwnTimeout(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		mws, err := oncewatermill.Chain(
+			oncewatermill.Guarded(newProcessor(t, newStore(t), consumer.Config{})),
+			oncewatermill.Retry(middleware.Retry{MaxRetries: 1, InitialInterval: time.Millisecond}),
+			oncewatermill.Timeout(time.Second),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tries := 0
+		handle := message.HandlerFunc(func(m *message.Message) ([]*message.Message, error) {
+			if tries++; tries == 1 {
+				<-m.Context().Done()
+			}
+			return nil, m.Context().Err()
+		})
+		for i := len(mws) - 1; i >= 0; i-- {
+			handle = mws[i](handle)
+		}
+		m := order("o1")
+		if _, err := handle(m); err != nil || tries != 2 {
+			t.Errorf("%d tries: %v", tries, err)
+		}
+		m.Ack()
+	})
 }
 
 func TestChain_PoisonQueueGetsFinalFailuresOnly(t *testing.T) {

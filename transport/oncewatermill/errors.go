@@ -1,6 +1,14 @@
 package oncewatermill
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Package: "oncewatermill", Field: field, Problem: problem}
+}
 
 // orderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
 // twice.

@@ -2,8 +2,8 @@ package oncewatermill
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"sync"
@@ -50,23 +50,21 @@ func Middleware(once *consumer.Processor) message.HandlerMiddleware {
 type guard struct {
 	once     *consumer.Processor
 	policy   oncemill.Policy
-	log      *slog.Logger
 	poisoned bool // it stands inside a PoisonQueue, which has what is rejected
 
-	begun, retried, timed, passed sync.Once // of what they say
+	begun, retried, passed sync.Once // of what they say
 }
 
 func newGuard(once *consumer.Processor, poisoned bool) *guard {
-	policy := once.Policy()
-	return &guard{once: once, policy: policy, log: policy.Logger, poisoned: poisoned}
+	return &guard{once: once, policy: once.Policy(), poisoned: poisoned}
 }
 
 func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	if dead, _ := g.once.DeadLetters(); dead == nil && !g.policy.Shadow && !g.poisoned {
 		g.begun.Do(func() {
-			g.log.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other content " +
-				"under a known ID is rejected, and nobody has it; unless a poison queue outside of the middleware " +
-				"does, workers and sources end it, and only this log has it")
+			g.policy.Logger.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other " +
+				"content under a known ID is rejected, and nobody has it; unless a poison queue outside of the " +
+				"middleware does, workers and sources end it, and only this log has it")
 		})
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
@@ -75,32 +73,27 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 		case !entered && p.handBack(msg):
 			return nil, errHandedBack
 		case !entered:
-			return g.passOn(msg, next)
+			g.say(&g.passed, msg, "oncemill: message does not come to the middleware before it is acknowledged: put "+
+				"nothing outside of the guard that acknowledges messages, such as InstantAck; if their handlers "+
+				"fail, they are lost")
+			outputs, err := next(msg)
+			return withoutOrders(outputs), err
 		case !g.policy.Shadow && answeredBefore(msg, p):
-			return nil, g.calledAgain(msg)
-		case p != nil && p.timed(msg.Context()):
-			g.timed.Do(func() {
-				g.log.ErrorContext(msg.Context(),
-					"oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and looks "+
-						"like a shutdown to a running handler, whose attempt is not counted: move it inside, see "+
-						"oncewatermill.Chain",
-					"handler", message.HandlerNameFromCtx(msg.Context()))
-			})
+			g.say(&g.retried, msg, "oncemill: a message was given to the guard again before it was nacked, as by a "+
+				"Retry outside of the guard: it is not handled, and comes again as the guard has decided; move "+
+				"Retry inside, see oncewatermill.Chain")
+			return nil, orderError("a message was given to the guard again before it was nacked: move Retry inside")
 		}
 		return g.handle(msg, p, next)
 	}
 }
 
-// passOn gives a message to its handler that is acknowledged, and so not for this guard any more.
-func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
-	g.passed.Do(func() {
-		g.log.ErrorContext(msg.Context(),
-			"oncemill: message does not come to the middleware before it is acknowledged: put nothing outside of the "+
-				"guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost",
-			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
+// say says once what is wrong around the guard.
+func (g *guard) say(once *sync.Once, msg *message.Message, what string) {
+	once.Do(func() {
+		ctx := msg.Context()
+		g.policy.Logger.ErrorContext(ctx, what, "uuid", msg.UUID, "handler", message.HandlerNameFromCtx(ctx))
 	})
-	outputs, err := next(msg)
-	return withoutOrders(outputs), err
 }
 
 type answeredKey struct{}
@@ -110,34 +103,17 @@ func answeredBefore(msg *message.Message, p *passage) bool {
 	return p != nil && p.decided.Load() != nil || msg.Context().Value(answeredKey{}) == msg
 }
 
-func (g *guard) calledAgain(msg *message.Message) error {
-	g.retried.Do(func() {
-		g.log.ErrorContext(msg.Context(),
-			"oncemill: a message was given to the guard again before it was nacked, as by a Retry outside of the "+
-				"guard: it is not handled, and comes again as the guard has decided; move Retry inside, see "+
-				"oncewatermill.Chain",
-			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
-	})
-	return orderError("a message was given to the guard again before it was nacked: move what repeats it, " +
-		"such as Retry, inside")
-}
-
 // handle guards a message to its handler.
 func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFunc) ([]*message.Message, error) {
 	ctx := msg.Context()
-	d := consumer.Delivery{
-		Handler: message.HandlerNameFromCtx(ctx),
-		Topic:   message.SubscribeTopicFromCtx(ctx),
-		Header:  producer.Header(msg.Metadata),
-		UUID:    msg.UUID,
-		Payload: msg.Payload,
-		Message: msg,
-	}
+	var d consumer.Delivery
 	if p != nil { // a Router may have another name for the topic
-		known := &p.delivery
-		d.Topic, d.Origin, d.Position = known.Topic, known.Origin, known.Position
-		d.Count, d.WaitLimit, d.System = known.Count, known.WaitLimit, known.System
+		d = p.delivery
+	} else {
+		d.Topic = message.SubscribeTopicFromCtx(ctx)
 	}
+	d.Handler, d.UUID, d.Message = message.HandlerNameFromCtx(ctx), msg.UUID, msg
+	d.Header, d.Payload = producer.Header(msg.Metadata), msg.Payload
 	returned := false
 	defer func() {
 		if returned {
@@ -155,24 +131,19 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		return outgoing(ctx, outputs)
 	}
-	var ticket *consumer.Ticket
-	if p != nil {
-		ticket = p.claimed(d.Handler)
-	}
+	ticket := p.claimed(d.Handler)
 	if ticket == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true
 		return g.answer(msg, p, d, decision, outputs)
 	}
-	later := ticket.ProcessOutputs(ctx, handler, p.settled)
+	later := ticket.ProcessOutputs(ctx, handler, func(d consumer.Decision) { p.stored <- d })
 	returned = true
 	if later { // the Router's ack says that it is handled, and the broker's follows when that is stored
-		p.mu.Lock()
-		p.later = true
-		p.mu.Unlock()
+		p.later.Store(true)
 		return nil, nil
 	}
-	return g.answer(msg, p, d, *p.stored, outputs)
+	return g.answer(msg, p, d, <-p.stored, outputs)
 }
 
 // run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
@@ -215,9 +186,10 @@ func (g *guard) answer(
 			return nil, err
 		}
 		return produced(publication.Messages(), outputs), nil
-	case decision.Action == consumer.Ack && decision.Result.Bypassed && !g.policy.Shadow:
-		return withoutOrders(outputs), nil
 	case decision.Action == consumer.Ack && decision.Result.Bypassed:
+		if !g.policy.Shadow {
+			outputs = withoutOrders(outputs)
+		}
 		return outputs, nil
 	case decision.Action == consumer.Ack:
 		return nil, nil
@@ -233,7 +205,7 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
 	acked := isClosed(msg.Acked())                // which nothing takes back
 	if decision.Action == consumer.RetryLater && !busy && acked {
-		g.log.ErrorContext(ctx,
+		g.policy.Logger.ErrorContext(ctx,
 			"oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as "+
 				"InstantAck: its broker will not deliver it again",
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
@@ -242,21 +214,18 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	if poison && decision.ID != "" && producer.Header(msg.Metadata).Get(producer.HeaderID) == "" {
 		msg.Metadata.Set(producer.HeaderID, decision.ID) // the poison's: where it was found need not be carried along
 	}
-	switch {
-	case p != nil && acked:
-		return decision.Err
-	case p != nil:
-		p.decided.Store(&decision) // it is for the source to delay
+	if p != nil {
+		if !acked {
+			p.decided.Store(&decision) // it is for the source to delay
+		}
 		return decision.Err
 	}
 	msg.SetContext(context.WithValue(ctx, answeredKey{}, msg))
-	if poison {
-		return decision.Err // the message is acknowledged
-	}
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait,
-	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here.
+	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here. Poison
+	// is acknowledged.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
-	if g.once.MaxWait() == 0 || !retry && !busy {
+	if !poison && (g.once.MaxWait() == 0 || !retry && !busy) {
 		pause(ctx, g.beforeNack(decision))
 	}
 	return decision.Err
@@ -266,36 +235,25 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 // Backoff.Min and no longer than most.
 func (g *guard) beforeNack(decision consumer.Decision) time.Duration {
 	const most = 10 * time.Second
-	bound := g.once.MaxWait()
-	if bound == 0 {
-		bound = min(g.policy.Backoff.Min, most)
-	}
+	bound := cmp.Or(g.once.MaxWait(), min(g.policy.Backoff.Min, most))
 	if decision.Action == consumer.RetryLater {
 		return min(decision.Delay, bound)
 	}
 	return bound
 }
 
-// Delays of messages that are nacked without a decision.
-const (
-	minNackDelay = 50 * time.Millisecond
-	maxNackDelay = 10 * time.Second
-)
+// maxNackDelay is the longest delay of a message that is nacked without a decision.
+const maxNackDelay = 10 * time.Second
 
 // nackDelay is the delay after the nth delivery.
 func nackDelay(n int) time.Duration {
-	d := maxNackDelay
-	if n < 8 {
-		d = min(minNackDelay<<max(n-1, 0), maxNackDelay)
-	}
+	d := min(50*time.Millisecond<<min(max(n-1, 0), 8), maxNackDelay)
 	return d + rand.N(d/10)
 }
 
 func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

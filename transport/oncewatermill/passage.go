@@ -2,7 +2,6 @@ package oncewatermill
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -23,11 +22,9 @@ type passage struct {
 	owner        atomic.Int32                      // who guards the delivery
 	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
 
-	mu     sync.Mutex
-	ticket *consumer.Ticket        // the delivery has been claimed, and nobody has processed it yet
-	later  bool                    // the outcome is on its way to the store, and the source is to hear of it
-	stored *consumer.Decision      // what the store has made of it
-	tell   func(consumer.Decision) // is told that, when the Router has acknowledged the message
+	ticket atomic.Pointer[consumer.Ticket] // the delivery has been claimed, and nobody has processed it yet
+	later  atomic.Bool                     // the outcome is on its way to the store
+	stored chan consumer.Decision          // what the store has made of it
 }
 
 const (
@@ -92,50 +89,18 @@ func (p *passage) enter() bool {
 
 // claimed returns the delivery's ticket, once, if it was claimed for a handler. The middleware has its message.
 func (p *passage) claimed(handler string) *consumer.Ticket {
+	if p == nil {
+		return nil
+	}
 	if known := p.subscription.ahead.Load(); known == nil || *known != handler {
 		p.subscription.ahead.Store(&handler)
 	}
-	t := p.take()
+	t := p.ticket.Swap(nil)
 	if t != nil && p.delivery.Handler != handler { // there is another handler than before
 		t.GiveBack(p)
 		return nil
 	}
 	return t
-}
-
-// take returns the delivery's ticket, once.
-func (p *passage) take() *consumer.Ticket {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	t := p.ticket
-	p.ticket = nil
-	return t
-}
-
-// settled hears what the store has made of an outcome, which may be before the Router has acknowledged the message, or
-// after.
-func (p *passage) settled(d consumer.Decision) {
-	p.mu.Lock()
-	p.stored = &d
-	tell := p.tell
-	p.mu.Unlock()
-	if tell != nil {
-		tell(d)
-	}
-}
-
-// await has tell told what the store has made of the outcome that is on its way there. It reports false if none is.
-func (p *passage) await(tell func(consumer.Decision)) bool {
-	p.mu.Lock()
-	later, stored := p.later, p.stored
-	if later { // else the message was acknowledged early, and whoever asks tells the source
-		p.tell = tell
-	}
-	p.mu.Unlock()
-	if later && stored != nil {
-		tell(*stored)
-	}
-	return later
 }
 
 // leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
@@ -150,11 +115,4 @@ func (p *passage) handBack(msg *message.Message) bool {
 	}
 	p.owner.Store(handedBack)
 	return true
-}
-
-// timed reports whether a middleware outside has set an end to the message's context.
-func (p *passage) timed(ctx context.Context) bool {
-	end, has := ctx.Deadline()
-	own, had := p.Deadline()
-	return has && (!had || end.Before(own))
 }

@@ -5,11 +5,11 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -24,9 +24,6 @@ func FromMessage(topic string, msg *message.Message) producer.Message {
 		Key:     header.Get(producer.HeaderKey),
 		Header:  maps.Clone(header),
 		Payload: msg.Payload,
-	}
-	if m.Header == nil {
-		m.Header = producer.Header{}
 	}
 	maps.DeleteFunc(m.Header, func(name, _ string) bool { return strings.EqualFold(name, producer.HeaderKey) })
 	if m.ID == "" {
@@ -61,7 +58,7 @@ func ToMessage(ctx context.Context, m producer.Message) *message.Message {
 // message would make two messages one.
 func StampDecorator(pub message.Publisher) (message.Publisher, error) {
 	if isnil.Nil(pub) {
-		return nil, &dedupstore.InvalidError{Package: "oncewatermill", Field: "publisher", Problem: "is nil"}
+		return nil, invalid("publisher", "is nil")
 	}
 	return stampingPublisher{pub}, nil
 }
@@ -86,8 +83,7 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 	first := make(map[string]*message.Message, len(messages))
 	for i, msg := range messages {
 		if msg == nil {
-			return nil, &dedupstore.InvalidError{Package: "oncewatermill", Field: fmt.Sprintf("message %d", i),
-				Problem: "is nil"}
+			return nil, invalid(fmt.Sprintf("message %d", i), "is nil")
 		}
 		m := FromMessage(topic, msg)
 		if m.ID == "" {
@@ -99,11 +95,8 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 			return nil, fmt.Errorf("oncewatermill: message %d (UUID %.600q): %w", i, msg.UUID, err)
 		}
 		if other, twice := first[m.ID]; twice && (other.UUID != msg.UUID || !bytes.Equal(other.Payload, msg.Payload)) {
-			return nil, &dedupstore.InvalidError{
-				Package: "oncewatermill", Field: "header " + producer.HeaderID,
-				Problem: fmt.Sprintf("is %q for message %d and for another message of the call: was metadata copied "+
-					"along?", m.ID, i),
-			}
+			return nil, invalid("header "+producer.HeaderID, fmt.Sprintf("is %q for message %d and for another "+
+				"message of the call: was metadata copied along?", m.ID, i))
 		}
 		first[m.ID] = msg
 		stamped[i] = m
@@ -183,19 +176,9 @@ func (p fromWatermill) Publish(ctx context.Context, messages ...producer.Message
 			failures[i].Err, failures[i].Unknown = err, err != nil
 		}
 	}
-	return publishError(failures)
-}
-
-// publishError keeps the failures that have an error.
-func publishError(failures []producer.Failure) error {
-	var failed []producer.Failure
-	for _, f := range failures {
-		if f.Err != nil {
-			failed = append(failed, f)
-		}
-	}
-	if failed == nil {
+	failures = slices.DeleteFunc(failures, func(f producer.Failure) bool { return f.Err == nil })
+	if len(failures) == 0 {
 		return nil
 	}
-	return &producer.PublishError{Failures: failed}
+	return &producer.PublishError{Failures: failures}
 }

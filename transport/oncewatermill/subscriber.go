@@ -37,7 +37,7 @@ import (
 //
 // It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
 // Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
-// again, after pauses of up to 30 s, until it is closed.
+// again, after 5 to 10 s, until it is closed.
 //
 // The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep
 // their contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A
@@ -60,12 +60,13 @@ type subscriber struct {
 	source  consumer.Source
 	once    *consumer.Processor
 	log     *slog.Logger
-	mu      sync.Mutex
-	closed  bool
-	closing chan struct{}
-	topics  map[string]int // subscriptions that go on
-	runs    sync.WaitGroup
 	warned  sync.Once
+	closing chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+	topics map[string]int // subscriptions that go on
+	runs   sync.WaitGroup
 }
 
 func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
@@ -80,10 +81,8 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if s.topics[topic]++; s.topics[topic] == 2 {
 		s.log.WarnContext(ctx,
 			"oncemill: a topic is subscribed to twice: the subscriptions share its messages, and each is handled by "+
-				"one of them; handlers that are to get all of them need sources of their own, with another consumer "+
-				"or "+
-				"group",
-			"topic", topic)
+				"one of them; handlers that are to get all of them need sources of their own, with another "+
+				"consumer or group", "topic", topic)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s.runs.Go(func() {
@@ -126,8 +125,7 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	seen    atomic.Bool            // the middleware has had a message
-	ahead   atomic.Pointer[string] // the name under which it guards; nil: it is not known yet
+	ahead   atomic.Pointer[string] // the name under which the middleware guards; nil: it has had no message yet
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
 
@@ -136,8 +134,7 @@ type subscription struct {
 
 // run keeps a subscription going until ctx ends.
 func (s *subscription) run(ctx context.Context) {
-	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
-		began := time.Now()
+	for {
 		err := s.source.Run(ctx, s.topic, s.deliver)
 		if ctx.Err() != nil {
 			if err != nil {
@@ -145,12 +142,10 @@ func (s *subscription) run(ctx context.Context) {
 			}
 			return
 		}
-		if time.Since(began) > time.Minute {
-			wait = time.Second
-		}
+		after := 5*time.Second + rand.N(5*time.Second)
 		s.log.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", s.topic, "error", err,
-			"after", wait)
-		pause(ctx, wait/2+rand.N(wait/2))
+			"after", after)
+		pause(ctx, after)
 	}
 }
 
@@ -164,24 +159,26 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 		})(ctx, d, done)
 		return
 	}
-	given := d
-	if !s.seen.Load() {
+	given, name := d, s.ahead.Load()
+	if name == nil {
 		given = ownCopy(d)
 	}
 	p, msg := s.newPassage(given, noOwner)
-	name := s.ahead.Load()
-	if name == nil {
+	pass := func(ctx context.Context) {
 		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
+	}
+	if name == nil {
+		pass(ctx)
 		return
 	}
 	p.delivery.Handler, d.Handler = *name, *name
 	claimed := p.delivery
 	claimed.Message = msg
 	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
-		p.ticket = t
-		p.begin(ctx)
-		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
+		p.stored = make(chan consumer.Decision, 1)
+		p.ticket.Store(t)
+		pass(ctx)
 	})
 }
 
@@ -195,31 +192,40 @@ func (s *subscription) pass(
 		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
 		return
 	}
+	err := answered(ctx, msg)
+	if err == nil && p.later.Load() { // else the message was acknowledged early
+		done(<-p.stored)
+		return
+	}
+	s.giveBack(context.WithoutCancel(ctx), p)
+	decision := p.decided.Load()
+	switch {
+	case err == nil:
+		done(s.acked(ctx, d, p, msg))
+	case !errors.Is(err, errNacked):
+		done(consumer.Decision{Action: consumer.Leave, Err: err})
+	case decision != nil:
+		done(*decision)
+	default:
+		done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: err})
+	}
+}
+
+// answered waits for what the Router says of a message: nil for an ack.
+func answered(ctx context.Context, msg *message.Message) error {
 	select {
 	case <-msg.Acked():
-		if p.await(done) {
-			return
-		}
-		s.giveBack(ctx, p)
-		done(s.acked(ctx, d, p, msg))
-		return
+		return nil
 	case <-msg.Nacked():
+		return errNacked
 	case <-ctx.Done():
-		s.giveBack(context.WithoutCancel(ctx), p)
-		done(consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)})
-		return
+		return context.Cause(ctx)
 	}
-	s.giveBack(ctx, p)
-	if decision := p.decided.Load(); decision != nil {
-		done(*decision)
-		return
-	}
-	done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: errNacked})
 }
 
 // giveBack gives back what was claimed for a message that the middleware has not had.
 func (s *subscription) giveBack(ctx context.Context, p *passage) {
-	if t := p.take(); t != nil {
+	if t := p.ticket.Swap(nil); t != nil {
 		t.GiveBack(ctx)
 	}
 }
@@ -250,8 +256,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		})
 		return *decision
 	}
-	if s.seen.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
-		s.seen.Store(true)
+	if s.ahead.Load() != nil || p.leave() { // what was left out before it, as by a filter, is not for the guard
 		return consumer.Decision{Action: consumer.Ack}
 	}
 	d.Handler = message.HandlerNameFromCtx(msg.Context())
@@ -260,9 +265,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 			"oncemill: message was acknowledged that the guard has not seen: add oncewatermill.Middleware to the "+
 				"Router, or what oncewatermill.Chain returns, and nothing outside of it that acknowledges; until then "+
 				"the subscription claims messages by itself, and a handler whose outputs cannot be published runs "+
-				"again; "+
-				"without a Router nothing is guarded",
-			"topic", s.topic, "handler", d.Handler)
+				"again; without a Router nothing is guarded", "topic", s.topic, "handler", d.Handler)
 	})
 	if d.Handler == "" {
 		return consumer.Decision{Action: consumer.Ack}
@@ -279,16 +282,8 @@ func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
 	if err := s.hand(ctx, msg); err != nil {
 		return oncemill.Uncounted(oncemill.NoEffect(err))
 	}
-	err := errNacked
-	select {
-	case <-msg.Acked():
-		err = nil
-	case <-msg.Nacked():
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
+	err := answered(ctx, msg)
 	if p.owner.Load() == handedBack { // from now on the middleware guards, and stores outputs
-		s.seen.Store(true)
 		s.handler.Store(nil)
 		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
 	}

@@ -713,20 +713,6 @@ func TestMiddleware_MessageThatWasAcknowledgedOutsideOfTheGuardRuns(t *testing.T
 	})
 }
 
-func TestMiddleware_TimeoutOutsideOfTheGuardIsSaid(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p, log := logged(t, consumer.Config{})
-		s, h := newSource(p, delivery("a"), delivery("b")), &handler{}
-		stop := over(t, s, consuming(h.handle), middleware.Timeout(time.Minute), oncewatermill.Middleware(p))
-		synctest.Wait()
-		stop()
-		h.want(t, 2)
-		if n := strings.Count(log.String(), "a Timeout stands outside of the guard"); n != 1 {
-			t.Errorf("said %d times, want once: %s", n, log)
-		}
-	})
-}
-
 func TestNew_RefusesWhatIsNil(t *testing.T) {
 	t.Parallel()
 	if _, err := oncewatermill.NewSubscriber((*source)(nil)); err == nil {
