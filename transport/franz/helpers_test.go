@@ -213,6 +213,12 @@ func (b *bench) start(once *consumer.Processor, handle franz.Handler, config fra
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	return b.run(w, opts...)
+}
+
+// run runs a worker.
+func (b *bench) run(w *franz.Worker, opts ...kgo.Opt) *member {
+	b.t.Helper()
 	w.LookEvery(b.look)
 	opts = append([]kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.HeartbeatInterval(50 * time.Millisecond), kgo.SessionTimeout(30 * time.Second),
 		kgo.FetchMaxWait(100 * time.Millisecond)}, opts...)

@@ -1,0 +1,184 @@
+package franz_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+// A batchLedger is what a handler of batches got.
+type batchLedger struct {
+	mu       sync.Mutex
+	batches  [][]string
+	attempts map[string][]int
+}
+
+// startBatches runs a batch worker. Its handler is told the values of the records.
+func (b *bench) startBatches(
+	l *batchLedger, config franz.BatchConfig, policy oncemill.Policy, handle func(ids []string) []error,
+) *member {
+	b.t.Helper()
+	l.attempts = map[string][]int{}
+	config.Handler, config.CommitEvery, config.Logger = "charge", 20*time.Millisecond, b.logger
+	w, err := franz.NewBatchWorker(b.processor(consumer.Config{Policy: policy}),
+		func(ctx context.Context, records []*kgo.Record) []error {
+			var ids []string
+			l.mu.Lock()
+			for i, run := range oncemill.RunsFromContext(ctx) {
+				id := string(records[i].Value)
+				if run.Key.ID != id {
+					b.t.Errorf("run %d is of %q, and its record is %q", i, run.Key.ID, id)
+				}
+				ids = append(ids, id)
+				l.attempts[id] = append(l.attempts[id], run.Attempt)
+			}
+			l.batches = append(l.batches, ids)
+			l.mu.Unlock()
+			return handle(ids)
+		}, config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.run(w)
+}
+
+func (l *batchLedger) got() [][]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.batches)
+}
+
+// commits waits until n records are committed.
+func (b *bench) commits(n int) {
+	b.t.Helper()
+	until(b.t, "the commits", func() bool {
+		sum := int64(0)
+		for _, at := range b.committed("orders") {
+			sum += at
+		}
+		return sum == int64(n)
+	})
+}
+
+func TestBatchWorker_BatchesOfWhatIsThere(t *testing.T) {
+	t.Parallel()
+	const n, partitions = 600, 3
+	b := newBench(t, partitions)
+	b.produce(0, n, partitions, 0)
+	b.produce(0, n, partitions, 0) // duplicates
+	var l batchLedger
+	m := b.startBatches(&l, franz.BatchConfig{MaxBatch: 16}, oncemill.Policy{}, func([]string) []error { return nil })
+	b.commits(2 * n)
+	m.leave()
+	seen, largest := map[string]int{}, 0
+	for _, batch := range l.got() {
+		largest = max(largest, len(batch))
+		for _, id := range batch {
+			seen[id]++
+		}
+	}
+	for i := range n {
+		if seen[orderID(i)] != 1 {
+			t.Errorf("%s was handled %d times, want once", orderID(i), seen[orderID(i)])
+		}
+	}
+	if largest < 2 || largest > 16 {
+		t.Errorf("the largest batch had %d records, want at most 16, and more than one", largest)
+	}
+}
+
+func TestBatchWorker_KeepsTheOrderOfEachKey(t *testing.T) {
+	t.Parallel()
+	const n, keys = 300, 10
+	b := newBench(t, 1)
+	b.produce(0, n, 1, keys)
+	var l batchLedger
+	m := b.startBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
+	b.commits(n)
+	m.leave()
+	next := map[int]int{}
+	for _, batch := range l.got() {
+		for _, id := range batch {
+			var i int
+			if _, err := fmt.Sscanf(id, "o%d", &i); err != nil {
+				t.Fatal(err)
+			}
+			if i/keys != next[i%keys] {
+				t.Fatalf("%s came as number %d of its key", id, next[i%keys])
+			}
+			next[i%keys]++
+		}
+	}
+}
+
+// A poison record in a batch of 64 costs the others nothing, and each error steers its own record.
+func TestBatchWorker_APoisonRecordCostsNobodyElseAnAttempt(t *testing.T) {
+	t.Parallel()
+	const n = 64
+	b := newBench(t, 1)
+	b.produce(0, n, 1, 0)
+	var l batchLedger
+	config := franz.BatchConfig{MaxBatch: n, Linger: 5 * time.Second}
+	m := b.startBatches(&l, config, oncemill.Policy{MaxAttempts: 3}, func(ids []string) []error {
+		switch {
+		case len(ids) > 1 && slices.Contains(ids, "o17"):
+			return []error{errors.New("syntax error in row 17")}
+		case slices.Contains(ids, "o17"):
+			return []error{oncemill.Permanent(errors.New("row 17"))}
+		}
+		return nil
+	})
+	b.commits(n)
+	m.leave()
+	if first := l.got()[0]; len(first) != n {
+		t.Fatalf("the first batch has %d records, want %d", len(first), n)
+	}
+	for id, attempts := range l.attempts {
+		if !slices.Equal(attempts, []int{1, 1}) { // in the batch that failed, and alone
+			t.Errorf("%s ran as attempts %v, want twice as the first", id, attempts)
+		}
+	}
+	answer, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{
+		Key:   dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: "o17"},
+		Owner: "another-owner-01", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
+	})
+	if err != nil || answer.Outcome.Kind != dedupstore.Failed {
+		t.Errorf("o17 is %+v, %v, want failed", answer, err)
+	}
+}
+
+// Records that wait for a batch do not hold up a rebalance or a drain, and are not started any more.
+func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 5, 1, 0)
+	var l batchLedger
+	config := franz.BatchConfig{MaxBatch: 64, Linger: time.Hour}
+	first := b.startBatches(&l, config, oncemill.Policy{}, func([]string) []error { return nil })
+	until(t, "the records to be fetched", func() bool {
+		fetched, err := b.admin.Lag(t.Context(), group)
+		return err == nil && len(fetched.Sorted()) > 0
+	})
+	began := time.Now()
+	first.leave()
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("the drain took %v", took)
+	}
+	if got := l.got(); len(got) > 0 {
+		t.Errorf("batches %v ran after the drain began", got)
+	}
+	second := b.startBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
+	b.commits(5)
+	second.leave()
+}
