@@ -5,7 +5,7 @@
 //	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Handler: "charge"})
 //	err = w.Run(ctx)
 //
-// A [Source] does the same for Watermill, as oncewatermill.NewSubscriber(source) in a Router that has the guard's
+// A handler of batches gets many messages in one call, and returns an error for each: [NewBatchWorker]. A [Source] does the same for Watermill, as oncewatermill.NewSubscriber(source) in a Router that has the guard's
 // middleware. A [Publisher] sends messages to subjects that streams listen on, many at once, and reports on each:
 //
 //	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
