@@ -51,8 +51,8 @@ type FirstTransactor interface {
 	// there is no record: to count the run, claim the key, and settle that.
 	//
 	// An Answer with a status is that of Claim, in the same words, and nothing is committed: there is a record, or
-	// somebody else has the lock, or there is no connection to spare. So it is answered, too, after the answer to a
-	// commit was lost: then the claim finds what is true.
+	// somebody else has the lock. So it is answered, too, after the answer to a commit was lost: then the claim finds
+	// what is true.
 	//
 	// The request neither parks (ParkExpired) nor is it a Rerun: both are an *InvalidError.
 	FirstInTx(

@@ -37,7 +37,7 @@ func (i *inbox) FirstInTx(
 }
 
 // errTaken says that a claim has to find out what there is.
-var errTaken = errors.New("pgstore: the key is another's, there is no connection, or the commit got no answer")
+var errTaken = errors.New("pgstore: somebody else has the key, or the commit got no answer")
 
 // A firstRun makes its record in its own transaction, as it will be when it has succeeded.
 type firstRun struct {

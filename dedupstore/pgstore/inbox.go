@@ -145,13 +145,7 @@ func (i *inbox) repeat(ctx context.Context, c dedupstore.Claim, once func() erro
 
 // once runs work in one transaction.
 func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
-	var free func()
-	var err error
-	if r.first != nil {
-		free, err = i.store.share.slots.try()
-	} else {
-		free, err = i.store.share.take(ctx, i.store.cfg.Logger)
-	}
+	free, err := i.store.share.take(ctx, i.store.cfg.Logger)
 	if err != nil {
 		return err
 	}

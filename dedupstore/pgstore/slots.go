@@ -75,16 +75,6 @@ func (s slots) take(ctx context.Context) (free func(), err error) {
 	}
 }
 
-// try is take for runs that have no claim yet: they wait for nobody.
-func (s slots) try() (free func(), err error) {
-	select {
-	case s <- struct{}{}:
-		return func() { <-s }, nil
-	default:
-		return nil, errTaken
-	}
-}
-
 // held returns the context of a handler that has a slot.
 func (s slots) held(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
