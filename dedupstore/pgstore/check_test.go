@@ -427,3 +427,16 @@ func TestCheck_RefusesRowsThatAreHidden(t *testing.T) {
 		}
 	}
 }
+
+// Batches of claims take a lock a key.
+func TestCheck_WarnsOfTooFewLocks(t *testing.T) {
+	t.Parallel()
+	for locks, want := range map[int]bool{1000: true, 6400: false} {
+		got := slices.ContainsFunc(server{locks: locks}.report().Warnings, func(w string) bool {
+			return strings.HasPrefix(w, "max_locks_per_transaction is ")
+		})
+		if got != want {
+			t.Errorf("room for %d locks: warned %t, want %t", locks, got, want)
+		}
+	}
+}
