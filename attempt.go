@@ -124,7 +124,14 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 	if t.err != nil {
 		return nil, Result{}, t.err
 	}
-	err := t.acquire(ctx)
+	first, res, err := t.runFirst(ctx, fn)
+	if first != nil && first.err == nil {
+		return nil, res, err
+	}
+	err = t.acquire(ctx)
+	if first != nil && is[*StoreError](err) {
+		return nil, Result{}, &UnrecordedError{Key: t.call.Key, Handler: first.err, Err: err}
+	}
 	answer := &t.last.Answer
 	switch e := err.(type) { //nolint:errorlint // never wrapped
 	case nil:
@@ -139,6 +146,10 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 	}
 	switch answer.Status {
 	case dedupstore.AcquiredRun:
+		if first != nil { // it has failed, which is settled under this claim
+			g.keeper.let(&t.lease)
+			return t.uncommitted(ctx, first, first.err)
+		}
 		return t.run(ctx, fn)
 	case dedupstore.AcquiredPublish:
 		res := Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}

@@ -22,7 +22,8 @@ type Ticket struct {
 
 	owner   string                  // of all claims, until one was refused as not durable
 	part    *part                   // of the store, that was asked last
-	first   time.Time               // when one was sent first
+	sent    time.Time               // when one was sent first
+	first   bool                    // it may need none
 	last    *dedupstore.ClaimResult // how the last claim was answered
 	took    time.Duration           // how long that was under way
 	unread  bool                    // nobody has looked at that yet
@@ -36,7 +37,7 @@ type Ticket struct {
 // Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
 // that of its attempt.
 func (g *Guard) Ticket(call *Call) *Ticket {
-	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered}
+	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered, first: g.first.may(call)}
 	if !g.policy.Shadow {
 		t.err = t.call.validate()
 	}
@@ -49,10 +50,11 @@ var unanswered dedupstore.ClaimResult
 // Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
 // answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
 // granted is extended from then on, until the ticket is attempted or given back. Claim only what can start now: a crash
-// uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says.
+// uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says. A
+// first call over an inbox asks for nothing either: its attempt begins with a transaction.
 func (t *Ticket) Claim(ctx context.Context, ready func()) {
 	g := t.guard
-	if g.policy.Shadow || t.err != nil || ctx.Err() != nil {
+	if g.policy.Shadow || t.err != nil || ctx.Err() != nil || t.first {
 		ready()
 		return
 	}
@@ -61,7 +63,7 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 		ready()
 		return
 	}
-	t.first, t.ready = time.Now(), ready
+	t.sent, t.ready = time.Now(), ready
 	t.part.claims.Go(g.request(ctx, t.call, t.owner), t.answered)
 }
 
@@ -71,7 +73,7 @@ func (t *Ticket) answered(result *dedupstore.ClaimResult) {
 		if result.Err != nil {
 			t.part.breaker.report(&t.call.Key, result.Err)
 		}
-		t.take(result, t.first)
+		t.take(result, t.sent)
 		t.unread = true
 	}
 	t.ready()
@@ -85,7 +87,7 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 		return
 	}
 	t.granted = true
-	t.lease.granted(&t.last.Answer.Claim, t.part, t.first)
+	t.lease.granted(&t.last.Answer.Claim, t.part, t.sent)
 	t.guard.keeper.hold(&t.lease)
 }
 
@@ -146,7 +148,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		} else {
 			// its owner has settled, and replicas are not back in milliseconds
 			if errors.Is(err, dedupstore.ErrNotDurable) {
-				t.owner, t.first, pause = newOwner(), time.Time{}, maxPoll
+				t.owner, t.sent, pause = newOwner(), time.Time{}, maxPoll
 			}
 			pause, err = g.storeError(ctx, t.call.Key, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
@@ -187,8 +189,8 @@ func (t *Ticket) ask(ctx context.Context) error {
 	p := t.part
 	return p.breaker.claim(&t.call.Key, func(together bool) error {
 		sent := time.Now()
-		if t.first.IsZero() {
-			t.first = sent
+		if t.sent.IsZero() {
+			t.sent = sent
 		}
 		request := t.guard.request(ctx, t.call, t.owner)
 		if together {

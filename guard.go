@@ -20,6 +20,7 @@ import (
 type Guard struct {
 	store  dedupstore.Store
 	inbox  dedupstore.Transactor // the store, if it is one
+	first  first
 	policy Policy
 	log    *slog.Logger
 	meter  *telemetry.Meter
@@ -57,6 +58,9 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	g := &Guard{
 		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter, parts: newParts(store, policy),
 	}
+	if policy.ExpiredLease != Park { // for which a run must leave a trace before its handler starts
+		g.first.inbox, _ = store.(dedupstore.FirstTransactor)
+	}
 	g.keeper = newKeeper(g)
 	g.duplicates.store, _ = store.(dedupstore.Inspector)
 	g.duplicates.window = max(policy.Window, policy.FailureWindow)
@@ -85,6 +89,11 @@ type Call struct {
 	// Rerun asks for a stored failure to run again: the fence under which it was decided (FailedError.Fence). A
 	// success, or a failure decided under another fence, is answered as to any duplicate. Zero: no rerun.
 	Rerun uint64
+
+	// First says that somebody else counts how often the call is made, such as a broker, and that this is the first
+	// time. Over an inbox it then needs no claim before its transaction. A first run that ends its process counts as no
+	// attempt.
+	First bool
 
 	// MaxWait is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
 	// returns BusyError or StoreError. Zero: not at all. A store that is down is not asked once a call, and all calls

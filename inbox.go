@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -28,6 +29,61 @@ func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
 	ctx = t.lease.beginWork(ctx)
 	defer t.guard.endWork(&t.lease)
 	return t.guard.inbox.InTx(ctx, *t.lease.claim, w.work)
+}
+
+// first is what a guard knows of first calls, which need no claim before their transaction.
+type first struct {
+	inbox dedupstore.FirstTransactor // nil: there is none, or the policy does not let it
+	wary  atomic.Bool                // the last one was a duplicate
+	calls atomic.Uint32              // since the guard is wary
+}
+
+// wariness is of how many first calls one needs no claim while the guard is wary. Duplicates rarely come alone, as when
+// a stream is read again, and claims answer many together.
+const wariness = 32
+
+// may reports whether a call needs no claim.
+func (f *first) may(call *Call) bool {
+	return f.inbox != nil && call.First && call.Rerun == 0 && (!f.wary.Load() || f.calls.Add(1)%wariness == 0)
+}
+
+// runFirst makes the first run of a key without a claim before it, if it may. It returns nil if the handler was not
+// called, or has to be called again: then the ticket asks for a claim, unless it has been answered already. A run that
+// has failed is settled under such a claim.
+func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result, error) {
+	g, l := t.guard, &t.lease
+	if !t.first || ctx.Err() != nil {
+		return nil, Result{}, nil
+	}
+	t.part = g.parts.of(ctx, &t.call.Key)
+	if !t.part.breaker.healthy.Load() {
+		return nil, Result{}, nil
+	}
+	w := &transacted{ticket: t, fn: fn}
+	sent := time.Now()
+	answer, err := g.first.inbox.FirstInTx(ctx, g.request(ctx, t.call, t.owner),
+		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
+			l.granted(&c, t.part, sent)
+			return w.work(ctx)
+		})
+	if answer.Status != "" && err == nil {
+		g.first.wary.Store(answer.Status == dedupstore.Done)
+		t.sent, t.unread = sent, true
+		t.take(&dedupstore.ClaimResult{Answer: answer}, sent)
+		return nil, Result{}, nil
+	}
+	if w.calls == 0 {
+		return nil, Result{}, nil // the claim meets what is wrong, too
+	}
+	g.first.wary.Store(false)
+	if w.err = err; err != nil {
+		return w, Result{}, nil
+	}
+	c := l.claim
+	g.count(ctx, &t.call.Key, &dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *c})
+	w.res.Fence, w.res.Attempt = c.Fence, c.Attempt
+	res, err := t.publishStored(ctx, w.res, w.sent)
+	return w, res, err
 }
 
 // uncommitted deals with a transaction that was rolled back, or may have been.
@@ -85,6 +141,7 @@ type transacted struct {
 	ticket *Ticket
 	fn     RunFunc
 	calls  int
+	err    error         // of a first run, whose transaction was rolled back
 	took   time.Duration // the last call
 	res    Result
 	result []byte    // beside an error

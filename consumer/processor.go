@@ -156,6 +156,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	}()
 	call := &found.call
 	call.MaxWait, call.WaitLimit = p.config.MaxWait, d.WaitLimit
+	call.First = d.Count == 1 && p.system(d) != telemetry.SystemKafka // which does not count
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,
 		Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)

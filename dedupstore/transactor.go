@@ -35,6 +35,31 @@ type Transactor interface {
 	InTx(ctx context.Context, c Claim, work func(ctx context.Context) (Settlement, error)) error
 }
 
+// A FirstTransactor is a Transactor that makes the first run of a key without a claim before it, and writes its record
+// once. A run that ends its process leaves no trace: it is for deliveries of which somebody else counts how often they
+// come, such as a broker.
+type FirstTransactor interface {
+	Transactor
+
+	// FirstInTx runs work in a transaction that has made the record of the key before, and commits. Meanwhile others
+	// find the key Busy, for a whole lease as far as they are told, also if their keys only share a lock with it. When
+	// its caller or its connection has stood still for a lease, the database ends the transaction; while the caller
+	// lives, that may take longer.
+	//
+	// Work gets the claim, of the first attempt, and returns as for InTx. Without a status in the Answer, the error is
+	// that of InTx, but never *UndecidedError. Nil: it is committed. Any other error says that nothing is, and that
+	// there is no record: to count the run, claim the key, and settle that.
+	//
+	// An Answer with a status is that of Claim, in the same words, and nothing is committed: there is a record, or
+	// somebody else has the lock. So it is answered, too, after the answer to a commit was lost: then the claim finds
+	// what is true.
+	//
+	// The request neither parks (ParkExpired) nor is it a Rerun: both are an *InvalidError.
+	FirstInTx(
+		ctx context.Context, r Request, work func(ctx context.Context, c Claim) (Settlement, error),
+	) (Answer, error)
+}
+
 // ErrEnded says that the work of InTx ended the transaction by itself, although the store does that. What it committed
 // has no outcome, and would be made once more by another run: engines park it as unknown.
 var ErrEnded = errors.New(

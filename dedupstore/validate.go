@@ -43,6 +43,17 @@ func (r Request) Validate() error {
 	return nil
 }
 
+// ValidateFirst is Validate for FirstTransactors.
+func (r Request) ValidateFirst() error {
+	switch {
+	case r.ParkExpired:
+		return invalid("Request.ParkExpired", "is set: a first run without a claim leaves no trace when it crashes")
+	case r.Rerun != 0:
+		return invalid("Request.Rerun", "is set: a rerun is not the first")
+	}
+	return r.Validate()
+}
+
 // Validate reports a claim that no store granted, as an [*InvalidError].
 func (c Claim) Validate() error {
 	if err := c.Key.Validate(); err != nil {

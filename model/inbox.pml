@@ -24,6 +24,9 @@
 #ifndef OUTPUTS
 #define OUTPUTS 0       /* 1: a success produces messages that its outcome holds, beside its outbox row */
 #endif
+#ifndef FIRST
+#define FIRST 0         /* so many deliveries, counted as first ones, may make their record in the handler's transaction */
+#endif
 #ifndef MUTANT
 #define MUTANT 0
 #endif
@@ -58,6 +61,12 @@
 #define PARK_RELEASES              22  /* park: an error is released */
 #define NEITHER_OWNER_NOR_STATE    23  /* as 1, and the settlement does not compare the state */
 #define NEITHER_BAR_NOR_STATE      24  /* as 12, and the settlement does not compare the state */
+#define FIRST_CLAIM_HEEDS_NO_LOCK  25  /* a claim is granted beside a transaction that makes the record */
+#define FIRST_LOSES_LOCK_ALONE     26  /* the lock can be lost, and its transaction goes on */
+#define FIRST_FAILS_WITHOUT_CLAIM  27  /* a failure is stored without a claim of the key */
+#define FIRST_NOT_DURABLE          28  /* the commit of such a transaction does not wait for the disk */
+#define FIRST_IS_NEVER_CUT_OFF     29  /* a holder that stands still keeps the lock */
+#define PARK_FIRST                 30  /* park: the handler runs without a mark that it was started */
 
 /* Witnesses: situations that the correct model must reach, or its assertions would be empty. */
 #define SAW_TAKEOVER                1
@@ -73,6 +82,11 @@
 #define SAW_EXHAUSTED_BY_CLAIM     11
 #define SAW_END_KEPT               12  /* an end that a claim wrote was kept by a crash */
 #define SAW_PARKED                 13
+#define SAW_FIRST_COMMITTED        14
+#define SAW_FIRST_CUT_OFF          15  /* … a transaction whose holder stood still, and then committed in vain */
+#define SAW_FIRST_TWIN_BUSY        16  /* a copy met the lock */
+#define SAW_FIRST_FAILED_TOO_LATE  17  /* an error of the handler, and its twin has decided meanwhile */
+#define SAW_FIRST_COMMIT_FOUND     18  /* an answer was lost, and a claim has found the outcome */
 
 /* ---------------------------------------------------------------- the database */
 
@@ -80,7 +94,7 @@ mtype:state   = { ABSENT, RUNNING, RETRYABLE, PUBLISHING, DONE };
 mtype:outcome = { NONE, SUCCEEDED, FAILED, UNKNOWN };
 mtype:answer  = { SILENCE, ACQUIRED_RUN, ACQUIRED_PUBLISH, BUSY, IS_DONE, OK, CLAIM_LOST, OPEN };
 mtype:request = { CLAIM, EXTEND, FINISH_SUCCEEDED, FINISH_FAILED, FINISH_UNKNOWN, RELEASE, RELEASE_UNCOUNTED,
-                  PUBLISHED, COMMIT, DECIDE };
+                  PUBLISHED, COMMIT, COMMIT_FIRST, DECIDE };
 
 typedef Database {
 	mtype:state st = ABSENT;
@@ -98,6 +112,7 @@ typedef Database {
 Database db;            /* what everybody sees */
 Database disk;          /* what a crash leaves: the state after the last commit that waited for it, or a later one */
 bit lease;              /* not expired */
+byte locked;            /* the delivery whose open transaction makes the record, and has the lock of its key; 0: none */
 byte crashes;           /* a transaction lives until the next one */
 bit acked, calm;        /* calm: from here on nothing fails */
 byte begun, live;
@@ -158,6 +173,7 @@ inline end_ownerless(w, why) {
 inline claim(w, ans) {
 	if
 	:: db.st == DONE -> ans = IS_DONE
+	:: locked && !mutant(FIRST_CLAIM_HEEDS_NO_LOCK) -> ans = BUSY; witness(SAW_FIRST_TWIN_BUSY)
 	:: db.st == RUNNING && db.owner == w -> ans = ACQUIRED_RUN
 	:: db.st == PUBLISHING && db.owner == w -> ans = ACQUIRED_PUBLISH
 	:: in(db.settled, w) || lease -> ans = BUSY
@@ -166,7 +182,27 @@ inline claim(w, ans) {
 	:: spent -> end_ownerless(w, FAILED); ans = ACQUIRED_PUBLISH; witness(SAW_EXHAUSTED_BY_CLAIM)
 	:: else -> grant_run(w); ans = ACQUIRED_RUN
 	fi;
-	assert(ans != BUSY || lease || in(db.settled, w))       /* Busy has something to wait for: no key is wedged */
+	assert(ans != BUSY || lease || locked || in(db.settled, w)) /* Busy has something to wait for: no key is wedged */
+}
+
+inline make_first(w, f, ans) {                                  /* begins a transaction that makes the record, or finds one */
+	if
+	:: locked -> ans = BUSY; witness(SAW_FIRST_TWIN_BUSY)
+	:: db.st != ABSENT -> ans = OPEN
+	:: else -> locked = w; g_fence++; f = g_fence; ans = OK
+	fi
+}
+
+inline commit_first(w, f, ans) {
+	if
+	:: locked == w || mutant(FIRST_LOSES_LOCK_ALONE) ->
+		assert(db.st == ABSENT);                                /* the lock has kept all others out */
+		write(); g_committed = g_committed | bit_of(w); witness(SAW_FIRST_COMMITTED);
+		db.owner = w; db.fence = f; db.decided = f; db.attempts = 1; db.outcome = SUCCEEDED; db.settled = bit_of(w);
+		db.st = (OUTPUTS -> PUBLISHING : DONE); lease = OUTPUTS; locked = 0; ans = OK;
+		if :: mutant(FIRST_NOT_DURABLE) :: else -> flush() fi
+	:: else -> witness(SAW_FIRST_CUT_OFF)                   /* its session has ended */
+	fi
 }
 
 inline extend(w, f, ans) {
@@ -261,6 +297,7 @@ inline apply(req, w, f, tx, ans) {
 	:: req == RELEASE_UNCOUNTED -> release(w, f, 0, ans)
 	:: req == PUBLISHED         -> published(w, f, ans)
 	:: req == COMMIT            -> commit(w, f, tx, ans)
+	:: req == COMMIT_FIRST      -> commit_first(w, f, ans)
 	:: req == DECIDE            -> decide(w, f, tx, ans)
 	fi;
 	if :: crash_follows :: else -> flush() fi;
@@ -299,15 +336,67 @@ proctype delivery(byte me; bit faulty) {
 
 	atomic { begun == me - 1 -> begun = me;                         /* deliveries are numbered as they begin */
 		if :: acked && faulty -> goto gone :: else fi };
+	if
+	:: me <= FIRST && faulty && (!PARK || mutant(PARK_FIRST)) -> goto first /* counted as the first */
+	:: skip
+	fi;
 ask:
 	send(CLAIM);
+	if                                                              /* what has failed is settled as this run */
+	:: settle != CLAIM && ans != ACQUIRED_RUN && ans != BUSY -> witness(SAW_FIRST_FAILED_TOO_LATE)
+	:: ans == IS_DONE && in(g_committed, me) -> witness(SAW_FIRST_COMMIT_FOUND)
+	:: else
+	fi;
 	if
+	:: ans == ACQUIRED_RUN && settle == RELEASE -> ans = SILENCE; goto erred
+	:: ans == ACQUIRED_RUN && settle != CLAIM -> ans = SILENCE; goto failed
 	:: ans == ACQUIRED_RUN -> ans = SILENCE
 	:: ans == ACQUIRED_PUBLISH -> ans = SILENCE; goto publish
 	:: ans == IS_DONE -> goto acknowledge
 	:: ans == BUSY && faulty -> goto gone                            /* a delayed nak */
-	:: ans == BUSY -> ans = SILENCE; !lease; goto ask
+	:: ans == BUSY -> ans = SILENCE; !lease && !locked; goto ask
 	fi;
+	goto start;
+
+first:
+	at = crashes;
+	d_step { make_first(me, fence, ans); at = crashes };
+	if
+	:: ans == BUSY -> goto gone
+	:: ans == OPEN -> ans = SILENCE; goto ask                       /* there is a record: claimed as always */
+	:: ans == OK -> ans = SILENCE; fence = 0; goto ask              /* the answer is lost, and the session still there */
+	:: ans == OK -> ans = SILENCE
+	fi;
+	d_step { g_calls = g_calls + PARK; assert(g_calls <= 1) };      /* the handler is called */
+	if                                                              /* how it returns: everything else rolls back */
+	:: skip
+	:: settle = FINISH_FAILED; goto undone
+	:: settle = RELEASE; goto undone
+	:: settle = RELEASE_UNCOUNTED; goto undone                      /* the database has refused it because of others */
+	:: goto gone
+	fi;
+	if
+	:: at == crashes -> d_step { commit_first(me, fence, ans); sound() }
+	:: at == crashes -> d_step { commit_first(me, fence, ans); ans = SILENCE; sound() } /* the answer is lost … */
+	:: at == crashes && LATE && nfull(net) -> net!COMMIT_FIRST,me,fence,0 /* … or the statements are late … */
+	:: skip                                                         /* … or lost */
+	fi;
+	if
+	:: ans == OK -> ans = SILENCE; held = SUCCEEDED; goto committed
+	:: else -> fence = 0; goto ask                                  /* a claim finds out: it is busy until the session has ended */
+	fi;
+undone:
+	fence = 0;
+	d_step { if :: locked == me && at == crashes -> locked = 0 :: else fi }; /* rolled back */
+	if
+	:: mutant(FIRST_FAILS_WITHOUT_CLAIM) && settle == FINISH_FAILED -> d_step {
+		g_fence++; db.fence = g_fence; fence = g_fence;
+		db.outcome = FAILED; db.owner = me; db.settled = db.settled | bit_of(me); db.st = PUBLISHING; lease = 1; flush(); sound() };
+		held = FAILED; goto publish
+	:: else -> goto ask
+	fi;
+
+start:
 
 	if                                                              /* at most once: a heartbeat marks the run as started */
 	:: PARK && !mutant(PARK_WITHOUT_BEAT) -> send(EXTEND);
@@ -419,14 +508,16 @@ end:	do
 		if :: req == COMMIT && db.st == RUNNING && holds(w, f) && db.barred != tx -> witness(SAW_COMMIT_AFTER_GIVING_UP) :: else fi;
 		apply(req, w, f, tx, ans); req = CLAIM; w = 0; f = 0; tx = 0; ans = SILENCE }
 	:: d_step { net?req,w,f,tx -> req = CLAIM; w = 0; f = 0; tx = 0 }
-	:: d_step { crash_follows && db.st != ABSENT ->    /* the database crashes, and with it all transactions */
+	:: d_step { locked && !mutant(FIRST_IS_NEVER_CUT_OFF) -> locked = 0 } /* its holder stands still, or is gone */
+	:: d_step { crash_follows && (db.st != ABSENT || locked) ->    /* the database crashes, and with it all transactions */
 		crashes++;
 		if :: db.fence != disk.fence || db.st != disk.st -> g_forgotten = g_forgotten | (WITNESS -> bit_of(db.owner) : 0); witness(SAW_CLAIM_FORGOTTEN)
 		:: else -> if :: db.st == PUBLISHING && db.outcome != SUCCEEDED && !in(db.settled, db.owner) -> witness(SAW_END_KEPT) :: else fi
 		fi;
-		copy(db, disk); lease = (db.st == RUNNING || db.st == PUBLISHING);
+		copy(db, disk); lease = (db.st == RUNNING || db.st == PUBLISHING); locked = 0;
 		if
 		:: net?[COMMIT,w,f,tx] -> net?COMMIT,w,f,tx; w = 0; f = 0; tx = 0
+		:: net?[COMMIT_FIRST,w,f,tx] -> net?COMMIT_FIRST,w,f,tx; w = 0; f = 0; tx = 0
 		:: else
 		fi;
 		sound() }

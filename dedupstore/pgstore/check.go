@@ -41,6 +41,7 @@ type server struct {
 	reads                            bool
 	fsync, pages, commits, isolation string
 	statement, idle, transaction     int      // ms; 0: no limit
+	locks                            int      // that all sessions together may have
 	unlogged                         []string // tables that a crash of the server empties
 }
 
@@ -52,13 +53,14 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0), -- since PostgreSQL 17
+	current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer,
 	ARRAY(SELECT t.name FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n)
 		JOIN pg_class c ON c.oid = to_regclass(t.name) WHERE c.relpersistence <> 'p' ORDER BY t.n)`
 
 func (s *Store) server(ctx context.Context, conn *pgx.Conn) (f server, err error) {
 	tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
 	err = conn.QueryRow(ctx, serverSQL, tables).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
-		&f.isolation, &f.statement, &f.idle, &f.transaction, &f.unlogged)
+		&f.isolation, &f.statement, &f.idle, &f.transaction, &f.locks, &f.unlogged)
 	switch {
 	case err != nil:
 		return f, err
@@ -113,8 +115,14 @@ func (f server) report() dedupstore.Report {
 	warn(f.transaction > 0 && f.transaction < 10_000,
 		fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction",
 			time.Duration(f.transaction)*time.Millisecond))
+	warn(f.locks < leastLocks, fmt.Sprintf("max_locks_per_transaction is too low: all sessions together have room for "+
+		"%d locks, and a batch of claims takes up to 256; 64 is the default", f.locks))
 	return r
 }
+
+// leastLocks is room for the batches of some processes beside what else the server does: two thirds of what it has by
+// default.
+const leastLocks = 4096
 
 // checkSchema looks for tables and functions, and whether the database user may use them.
 func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {

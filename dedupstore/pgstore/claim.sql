@@ -57,7 +57,11 @@ BEGIN
 				SELECT * INTO r FROM {records} x WHERE x.id = q.id;
 			END IF;
 			IF NOT FOUND THEN
-				IF NOT held THEN
+				IF NOT held AND NOT pg_try_advisory_xact_lock(
+					hashtextextended(q.key, '{records}'::regclass::oid::bigint)) THEN
+					a_status := 'busy'; a_found := 'running'; a_wait := q.lease; -- somebody is making the record
+					EXIT;
+				ELSIF NOT held THEN
 					t := clock_timestamp();
 					expires := t + (q.lease + q.retention) * us;
 					a_fence := extract(epoch FROM t) * 1000000;

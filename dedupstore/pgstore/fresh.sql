@@ -1,5 +1,6 @@
 -- Makes the claim of a key that has no record, and returns its fence; or nothing if there is one, or may be: then
 -- {claim} says what it is. It looks first, because ON CONFLICT waits for whoever is changing the record that is there.
+-- Whoever makes a record has the lock of its key, so that nobody waits for another who does.
 -- Where the functions of this version are missing, or not for this user, it is refused or does nothing: what it claimed
 -- there could not be settled. The time is the clock's: in the simple protocol all claims of a batch are one statement,
 -- and one of them may have waited.
@@ -10,4 +11,5 @@ SELECT $1::bytea, date_part('epoch', a.t) * 1000000, a.t, a.t + $4::interval, a.
 FROM (SELECT clock_timestamp() AS t) AS a
 WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
 	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')
+	AND pg_try_advisory_xact_lock(hashtextextended($2::text, '{records}'::regclass::oid::bigint))
 ON CONFLICT (id) DO NOTHING RETURNING key, fence

@@ -11,4 +11,5 @@ SELECT ($1::bytea[])[i], date_part('epoch', clock_timestamp()) * 1000000, clock_
 FROM generate_series(1, 16) AS i
 WHERE i <= cardinality($1::bytea[]) AND (SELECT x.fence FROM {records} x WHERE x.id = ($1::bytea[])[i]) IS NULL
 	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')
+	AND pg_try_advisory_xact_lock(hashtextextended(($2::text[])[i], '{records}'::regclass::oid::bigint))
 ON CONFLICT (id) DO NOTHING RETURNING key, fence

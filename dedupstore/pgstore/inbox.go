@@ -30,26 +30,37 @@ type run struct {
 	id    []byte
 	token string       // names the transaction for those who bar it
 	ours  bool         // the claim was granted here, and this is its first transaction: no need to look
+	first *firstRun    // there was no claim: the transaction makes the record; nil: there was one
 	used  atomic.Bool  // the handler has made a statement
 	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
+	wire  sync.RWMutex // as calls; locked by a heartbeat
+	open  atomic.Int32 // rows and results that the handler has not closed
 }
 
 // mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is
 // not in that transaction any more.
 const mark = `SET LOCAL oncemill.tx = 'inbox'`
 
-// look makes sure, at the beginning of a transaction, that there is something to do.
-func (r *run) look(ctx context.Context, exec func(ctx context.Context, query string, args ...any) error) error {
-	if r.ours {
-		return nil
+// lookArgs are those of the function that makes sure, at the beginning of a transaction, that there is something to do.
+func (r *run) lookArgs() []any { return []any{r.id, r.claim.Owner, int64(r.claim.Fence)} }
+
+// settlement is the statement before the commit.
+func (r *run) settlement(s *settling) (query string, args []any) {
+	sql := &r.store.sql
+	if r.first != nil && r.first.foresaw(r, s) {
+		return sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}
 	}
-	return exec(ctx, r.store.sql.begin, r.id, r.claim.Owner, int64(r.claim.Fence))
+	return sql.settleIn, s.args(r.token)
 }
 
 // A session is a transaction in the way that the handler uses it.
 type session interface {
 	// context returns the handler's context.
 	context(ctx context.Context) context.Context
+
+	// beat sends an empty statement, beside the handler, unless the connection is in use. Its error says that the
+	// connection is lost.
+	beat(ctx context.Context) error
 
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
@@ -99,17 +110,25 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	}
 	ours := time.Now().Before(i.store.granted.take(c.Owner))
 	id := idOf(c.Key.String())
+	return i.repeat(ctx, c, func() error {
+		r := &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}
+		ours = false
+		return i.once(ctx, r, work)
+	})
+}
+
+// repeat does work in transactions until PostgreSQL does not refuse one because of others.
+func (i *inbox) repeat(ctx context.Context, c dedupstore.Claim, once func() error) error {
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
 	for range maxTries {
 		if ctx.Err() != nil {
 			break
 		}
-		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}, work)
-		ours = false
+		err := once()
 		if errors.Is(err, ErrTxEnded) {
 			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it "+
-				"committed has no outcome", "key", c.Key.String(), "fence", c.Fence)
+				"committed has no outcome", "key", c.Key.String())
 			return err
 		}
 		if !conflicts(err) {
@@ -147,7 +166,17 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return s.end(ctx)
 	})
 	defer end() // also when work panics
-	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
+	if r.first != nil && r.claim.Fence == 0 {
+		return errTaken
+	}
+	inner := s.context(i.store.share.slots.held(ctx))
+	stop := func() {}
+	if r.first != nil {
+		inner, stop = r.first.keep(inner, r.claim.Lease, s)
+		defer stop()
+	}
+	settlement, err := work(inner)
+	stop()
 	if err != nil {
 		if !end() { // another run could make the effects once more
 			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
@@ -179,6 +208,9 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return i.refusal(err)
 	}
 	end()
+	if r.first != nil {
+		return errTaken
+	}
 	return i.resolve(ctx, r, err)
 }
 

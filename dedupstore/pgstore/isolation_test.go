@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up,
@@ -34,11 +33,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			held := claim(t, s, second, dedupstore.AcquiredRun).Claim
 			lasts(2 * second.Lease)
 			tx := begin(t, pool, pgx.ReadCommitted)
-			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
-				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", "", ""); err != nil {
-				t.Fatal(err)
-			}
+			intrude(t, tx, first.Key)
 			first.Owner, second.Owner = rand.Text(), rand.Text()
 			claims := []*claiming{newClaiming(&first), newClaiming(&second)}
 			var failed error

@@ -112,7 +112,7 @@ $oncemill$;
 
 -- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the
 -- one that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement
--- has to be the commit.
+-- has to be the commit. With the token "first" the transaction has made the record, as done, and this corrects it.
 CREATE OR REPLACE FUNCTION {settle_in}(
 	token text, s_id bytea, s_owner text, s_fence bigint, step text, delay bigint, retention bigint,
 	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea,
@@ -124,7 +124,7 @@ DECLARE
 	t       timestamptz := clock_timestamp();
 	ends    timestamptz := t + delay * us; -- the lease of a publish step
 	expires timestamptz := coalesce(ends, t) + retention * us;
-	least   timestamptz := t; -- what the record has to live beyond
+	least   timestamptz := CASE token WHEN 'first' THEN '-infinity' ELSE t END; -- what the record has to live beyond
 	set     text;
 BEGIN
 	IF token <> '' THEN
@@ -141,14 +141,14 @@ BEGIN
 		-- A heartbeat may have the record locked for a moment: here that is waited for.
 		UPDATE {records} x SET
 			state = step, decided = s_fence, lease_until = ends,
-			settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
-				s_owner),
+			settled = array_append(CASE WHEN token = 'first' THEN NULL
+				WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, s_owner),
 			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false),
 			reason = nullif(s_reason, ''),
 			result = s_result, stubs = s_stubs, contents = s_contents, took_ms = s_took, expires_at = expires,
 			clean_at = {clean_at}
-		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running'
-			AND x.barred IS DISTINCT FROM token
+		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence
+			AND x.state = CASE token WHEN 'first' THEN 'done' ELSE 'running' END AND x.barred IS DISTINCT FROM token
 			AND x.expires_at > least;
 		IF FOUND THEN
 			RETURN;

@@ -136,12 +136,10 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	q.db.SetMaxIdleConns(0) // the pool keeps them
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
-		exec := func(ctx context.Context, query string, args ...any) error {
-			_, err := q.tx.ExecContext(ctx, query, args...)
-			return err
-		}
-		if err = exec(own, mark); err == nil {
-			err = r.look(own, exec)
+		if r.first != nil {
+			err = r.first.made(r, q.tx.QueryRowContext(own, s.sql.first, r.first.args()...))
+		} else if _, err = q.tx.ExecContext(own, mark); err == nil && !r.ours {
+			_, err = q.tx.ExecContext(own, s.sql.begin, r.lookArgs()...)
 		}
 	}
 	if !stop() { // the transaction has been rolled back, or is about to be
@@ -166,10 +164,18 @@ func (q *sqlSession) context(ctx context.Context) context.Context {
 	return txctx.With(ctx, q)
 }
 
+// beat leaves it to the handler's next statement to find that the connection is lost: the package says the same of one
+// that is in use.
+func (q *sqlSession) beat(ctx context.Context) error {
+	_, _ = q.tx.ExecContext(ctx, "-- the handler is alive")
+	return nil
+}
+
 func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	stop := context.AfterFunc(ctx, q.cut)
 	defer stop()
-	if _, err := q.tx.ExecContext(ctx, q.run.store.sql.settleIn, s.args(q.run.token)...); err != nil {
+	query, args := q.run.settlement(s)
+	if _, err := q.tx.ExecContext(ctx, query, args...); err != nil {
 		if errors.Is(err, sql.ErrTxDone) {
 			return ErrTxEnded
 		}

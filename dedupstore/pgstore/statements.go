@@ -22,6 +22,9 @@ var (
 	//go:embed fresh_many.sql
 	freshManySQL string
 
+	//go:embed first.sql
+	firstSQL string
+
 	//go:embed claim.sql
 	claimSQL string
 
@@ -48,7 +51,12 @@ const (
 	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
 	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea, $15::bigint)`
 
-	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
+	callBegin = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
+	// callFirst comes before the commit of a transaction that has made its record: mostly there is nothing to correct.
+	callFirst = `SELECT CASE WHEN current_setting('oncemill.tx', true) = 'inbox'
+	AND current_setting('synchronous_commit') <> 'off' THEN NULL ELSE {settle_in}('first', $1::bytea, $2::text,
+	$3::bigint, 'done', NULL, $4::bigint, 'succeeded', false, false, '', NULL, NULL, NULL, NULL) END`
+
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
 )
@@ -77,8 +85,8 @@ const (
 // statements are the SQL of one store.
 type statements struct {
 	schema, functions, present, stay, version, keep string
-	fresh, freshMany, claim                         string
-	finish, settle, settleIn, join                  string
+	fresh, freshMany, claim, first                  string
+	finish, finishFirst, settle, settleIn, join     string
 	open, begin, decide, cleanUp                    string
 	look, note                                      string
 }
@@ -90,18 +98,19 @@ func statementsFor(cfg Config) statements {
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
-		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
+		first:  in(uncommented(firstSQL)),
+		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
 		look: in(lookSQL), note: in(noteSQL),
 	}
 }
 
-// opening begins a transaction of an inbox, and marks it.
+// opening begins a transaction of an inbox.
 func opening(isolation pgx.TxIsoLevel) string {
 	if isolation != "" {
 		isolation = " ISOLATION LEVEL " + isolation
 	}
-	return "BEGIN" + string(isolation) + " READ WRITE; " + mark
+	return "BEGIN" + string(isolation) + " READ WRITE"
 }
 
 // uncommented is a statement as the server gets it.

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,30 +34,45 @@ func Tx(ctx context.Context) pgx.Tx {
 type pgxSession struct {
 	run    *run
 	conn   *pgxpool.Conn
-	tx     inboxTx
+	tx     guarded
 	closed bool // to calls of the handler
 	over   bool // the commit was sent
 }
 
-// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it.
+// beginPgx begins a transaction and marks it, in one round trip, in which it also makes the record, or looks whether
+// there is something to do.
 func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
-	if err == nil {
-		err = r.look(ctx, func(ctx context.Context, query string, args ...any) error {
-			_, err := tx.Exec(ctx, query, args...)
-			return err
-		})
+	var batch pgx.Batch
+	batch.Queue(s.sql.open)
+	if r.first != nil {
+		batch.Queue(s.sql.first, r.first.args()...).QueryRow(func(row pgx.Row) error { return r.first.made(r, row) })
+	} else {
+		batch.Queue(mark)
+		if !r.ours {
+			batch.Queue(s.sql.begin, r.lookArgs()...)
+		}
 	}
-	if err != nil {
+	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 		rollback(ctx, conn)
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{tx, r}}}, nil
+	return &pgxSession{run: r, conn: conn, tx: guarded{&begun{connection: conn.Conn()}, r}}, nil
+}
+
+func (p *pgxSession) beat(ctx context.Context) error {
+	if !p.run.wire.TryLock() {
+		return nil
+	}
+	defer p.run.wire.Unlock()
+	if p.run.open.Load() > 0 {
+		return nil
+	}
+	return p.conn.Ping(ctx)
 }
 
 // Status of a connection.
@@ -92,12 +108,12 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	if sql := &p.run.store.sql; s.plain() && s.foreseen(p.run.claim) {
+	if sql := &p.run.store.sql; p.run.first == nil && s.plain() && s.foreseen(p.run.claim) {
 		batch.Queue(callIndexes)
-		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result,
-			s.took)
+		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result, s.took)
 	} else {
-		batch.Queue(sql.settleIn, s.args(p.run.token)...)
+		query, args := p.run.settlement(s)
+		batch.Queue(query, args...)
 	}
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
@@ -169,14 +185,44 @@ func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 	_, _ = conn.Exec(bounded, "rollback")
 }
 
-// An inboxTx is the transaction that a handler gets.
-type inboxTx struct{ guarded }
+// A begun transaction is one that the inbox has begun together with other statements. What pgx keeps of its own
+// transactions is made when it is needed.
+type begun struct {
+	*connection
+	known pgx.Tx
+}
 
-// Commit implements [pgx.Tx].
-func (inboxTx) Commit(context.Context) error { return ErrInboxCommits }
+type connection = pgx.Conn
 
-// Rollback implements [pgx.Tx].
-func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
+// own lets pgx believe that it begins.
+func (b *begun) own(ctx context.Context) (tx pgx.Tx, err error) {
+	if b.known == nil {
+		b.known, err = b.BeginTx(ctx, pgx.TxOptions{BeginQuery: "-- it has begun"})
+	}
+	return b.known, err
+}
+
+// Begin implements [pgx.Tx]: it makes a savepoint.
+func (b *begun) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := b.own(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return tx.Begin(ctx)
+}
+
+// LargeObjects implements [pgx.Tx]. Where the connection is lost, its methods panic.
+func (b *begun) LargeObjects() (objects pgx.LargeObjects) {
+	if tx, err := b.own(context.Background()); err == nil {
+		objects = tx.LargeObjects()
+	}
+	return objects
+}
+
+// The inbox does this, by statements of its own.
+func (*begun) Commit(context.Context) error   { return ErrInboxCommits }
+func (*begun) Rollback(context.Context) error { return ErrInboxCommits }
+func (b *begun) Conn() *pgx.Conn              { return b.connection }
 
 // A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit
 // would be committed by itself, and later the connection is another run's. A pgx.Tx that has ended says so, too, but
@@ -186,10 +232,25 @@ type guarded struct {
 	run *run
 }
 
-// enter reports whether a call may begin, which then ends with run.calls.RUnlock.
+// enter reports whether a call may begin, which then ends with leave.
 func (g guarded) enter() bool {
 	g.run.used.Store(true)
-	return g.run.calls.TryRLock()
+	if !g.run.calls.TryRLock() {
+		return false
+	}
+	g.run.wire.RLock()
+	return true
+}
+
+func (g guarded) leave() {
+	g.run.wire.RUnlock()
+	g.run.calls.RUnlock()
+}
+
+// lend notes that the handler uses the connection after a call, until the returned function is called first.
+func (g guarded) lend() (returned func()) {
+	g.run.open.Add(1)
+	return sync.OnceFunc(func() { g.run.open.Add(-1) })
 }
 
 // call makes a call of the transaction, unless it is closed to them.
@@ -197,7 +258,7 @@ func call[T any](g guarded, f func() (T, error)) (result T, err error) {
 	if !g.enter() {
 		return result, pgx.ErrTxClosed
 	}
-	defer g.run.calls.RUnlock()
+	defer g.leave()
 	return f()
 }
 
@@ -232,8 +293,12 @@ func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 	if !g.enter() {
 		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).Query() //nolint:sqlclosecheck // the caller's
 	}
-	defer g.run.calls.RUnlock()
-	return g.Tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
+	defer g.leave()
+	rows, err := g.Tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
+	if err != nil {
+		return rows, err
+	}
+	return &lentRows{rows, g.lend()}, nil
 }
 
 // QueryRow implements [pgx.Tx].
@@ -241,8 +306,8 @@ func (g guarded) QueryRow(ctx context.Context, query string, args ...any) pgx.Ro
 	if !g.enter() {
 		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).QueryRow()
 	}
-	defer g.run.calls.RUnlock()
-	return g.Tx.QueryRow(ctx, query, args...)
+	defer g.leave()
+	return lentRow{g.Tx.QueryRow(ctx, query, args...), g.lend()}
 }
 
 // SendBatch implements [pgx.Tx].
@@ -250,8 +315,8 @@ func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if !g.enter() {
 		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
 	}
-	defer g.run.calls.RUnlock()
-	return g.Tx.SendBatch(ctx, b)
+	defer g.leave()
+	return lentResults{g.Tx.SendBatch(ctx, b), g.lend()}
 }
 
 // CopyFrom implements [pgx.Tx].
@@ -264,4 +329,47 @@ func (g guarded) CopyFrom(
 // Prepare implements [pgx.Tx].
 func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
 	return call(g, func() (*pgconn.StatementDescription, error) { return g.Tx.Prepare(ctx, name, query) })
+}
+
+// What is lent to a handler is the connection, until it has read or closed what a call returned.
+type (
+	lentRows struct {
+		pgx.Rows
+		returned func()
+	}
+	lentRow struct {
+		pgx.Row
+		returned func()
+	}
+	lentResults struct {
+		pgx.BatchResults
+		returned func()
+	}
+)
+
+// Next implements [pgx.Rows].
+func (l *lentRows) Next() bool {
+	more := l.Rows.Next()
+	if !more {
+		l.returned()
+	}
+	return more
+}
+
+// Close implements [pgx.Rows].
+func (l *lentRows) Close() {
+	l.Rows.Close()
+	l.returned()
+}
+
+// Scan implements [pgx.Row].
+func (l lentRow) Scan(dest ...any) error {
+	defer l.returned()
+	return l.Row.Scan(dest...)
+}
+
+// Close implements [pgx.BatchResults].
+func (l lentResults) Close() error {
+	defer l.returned()
+	return l.BatchResults.Close()
 }

@@ -70,7 +70,7 @@ func eachInbox(t *testing.T, test func(t *testing.T, c inboxCase)) {
 }
 
 var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases,
-	inboxFaultCases, inboxKeepCases, inboxLostCases)
+	inboxFaultCases, inboxKeepCases, inboxLostCases, inboxFirstCases)
 
 type inboxCase struct {
 	name  string // inbox/promise

@@ -20,6 +20,7 @@ type toyInbox struct {
 	conns  chan struct{}
 	locked atomic.Int32 // records that a commit holds
 	hidden sync.Map     // keys whose records cannot be read
+	making sync.Map     // keys of first runs, and when their leases end
 
 	database sync.Mutex // what is committed is seen at once
 	table    map[string]int
@@ -122,9 +123,66 @@ func (s *toyInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupsto
 		case <-time.After(time.Millisecond):
 		}
 	}
+	if ends, ok := s.making.Load(r.Key); ok && !s.breaks("first-holds-no-lock") &&
+		!(s.breaks("first-ends-with-its-lease") && time.Now().After(ends.(time.Time))) {
+		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, nil
+	}
 	s.database.Lock()
 	defer s.database.Unlock()
 	return dedupstore.ClaimOne(ctx, s.toy, r)
+}
+
+// FirstInTx keeps its record where others do not look until it is over.
+func (s *toyInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
+	w func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
+	if err := r.ValidateFirst(); err != nil && !(s.breaks("first-is-not-validated") && r.Validate() == nil) {
+		return dedupstore.Answer{}, err
+	}
+	if _, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease)); taken && !s.breaks("first-holds-no-lock") {
+		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, nil
+	}
+	defer s.making.Delete(r.Key)
+	a, err := dedupstore.ClaimOne(ctx, s.toy, r)
+	if s.breaks("first-runs-beside-records") && err == nil && a.Status != dedupstore.Done {
+		a.Status, a.Found = dedupstore.AcquiredRun, dedupstore.Absent
+	}
+	if err != nil || a.Status != dedupstore.AcquiredRun || a.Found != dedupstore.Absent {
+		return a, err
+	}
+	var unseen *toyRecord
+	if s.breaks("first-holds-no-lock") {
+		unseen = s.forget(r.Key)
+	}
+	err = s.InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+		told := a.Claim
+		if s.breaks("first-tells-another-fence") {
+			told.Fence++
+		}
+		settlement, err := w(ctx, told)
+		if unseen != nil {
+			s.mu.Lock()
+			s.records[s.name(r.Key)] = unseen
+			s.mu.Unlock()
+		}
+		if f, ok := settlement.(dedupstore.Finish); ok && s.breaks("first-window-is-the-claim's") {
+			f.Retention = r.Retention
+			settlement = f
+		}
+		return settlement, err
+	})
+	if err != nil && !s.breaks("first-error-leaves-a-record") {
+		s.forget(r.Key)
+	}
+	return dedupstore.Answer{}, err
+}
+
+// forget removes a record.
+func (s *toyInbox) forget(key dedupstore.Key) *toyRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.records[s.name(key)]
+	delete(s.records, s.name(key))
+	return rec
 }
 
 func (s *toyInbox) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {

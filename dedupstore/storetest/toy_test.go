@@ -85,7 +85,7 @@ func (s *toy) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.An
 	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
 		a.Claim = dedupstore.Claim{
 			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned, Lease: r.Lease,
-			Retention: r.Retention,
+			Retention: r.Retention, Holder: r.Holder,
 		}
 	}
 	if a.Status == dedupstore.AcquiredPublish || a.Status == dedupstore.Done {

@@ -1,0 +1,260 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A firstInbox makes first runs without a claim, as long as no time passes in them: it makes their record at the end.
+type firstInbox struct {
+	*inboxRig
+	firsts int
+	fails  error // of the next commits of first runs
+}
+
+var _ dedupstore.FirstTransactor = (*firstInbox)(nil)
+
+func newFirstInbox(t testing.TB) *firstInbox { return &firstInbox{inboxRig: newInbox(t)} }
+
+// FirstInTx implements [dedupstore.FirstTransactor].
+func (i *firstInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
+	work func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
+	i.firsts++
+	if err := r.ValidateFirst(); err != nil {
+		return dedupstore.Answer{}, err
+	}
+	records, err := i.records.Store.(dedupstore.Inspector).Look(ctx, []dedupstore.Key{r.Key})
+	if err != nil || records[0].State != dedupstore.Absent {
+		return dedupstore.ClaimOne(ctx, i, r)
+	}
+	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: uint64(time.Now().UnixMicro()), Attempt: 1, Lease: r.Lease,
+		Retention: r.Retention, Holder: r.Holder}
+	return dedupstore.Answer{}, i.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		s, err := work(ctx, c)
+		if err == nil {
+			err = i.fails
+		}
+		if err == nil {
+			_, err = dedupstore.ClaimOne(ctx, i, r)
+		}
+		return s, err
+	})
+}
+
+// firstly is a call that is counted as the first.
+func firstly(id string) oncemill.Call {
+	c := call(id)
+	c.First = true
+	return c
+}
+
+func TestFirst_RunNeedsNoClaim(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			if n := inbox.records.claimed(); n != 0 {
+				t.Errorf("%d claims before the handler, want none", n)
+			}
+			if run := oncemill.FromContext(ctx); run.Attempt != 1 || run.Fence == 0 {
+				t.Errorf("run %+v", run)
+			}
+			return dedupstore.Outcome{Result: []byte("receipt")}, nil
+		})
+		first := firstly("m1")
+		ticket, ready := g.Ticket(&first), false
+		ticket.Claim(t.Context(), func() { ready = true })
+		if !ready || inbox.records.claimed() != 0 {
+			t.Error("a first call was claimed, or not ready at once")
+		}
+		res, err := ticket.Run(t.Context(), h.run)
+		if err != nil || res.Duplicate || res.Attempt != 1 || res.Fence == 0 || string(res.Outcome.Result) != "receipt" {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		dup, err := g.Run(t.Context(), firstly("m1"), h.run)
+		if err != nil || !dup.Duplicate || dup.Fence != res.Fence || string(dup.Outcome.Result) != "receipt" {
+			t.Errorf("duplicate: %+v, %v", dup, err)
+		}
+		h.want(t, 1)
+		inbox.effects(t, 1)
+	})
+}
+
+func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			err  error
+			want string
+		}{
+			"error":     {errRefused, "retry"},
+			"permanent": {oncemill.Permanent(errRefused), "failed"},
+			"conflict":  {&dedupstore.ConflictError{Err: errRefused}, "uncounted"},
+			"no commit": {nil, "retry"},
+		} {
+			inbox := newFirstInbox(t)
+			g := newGuard(t, inbox, oncemill.Policy{})
+			if c.err == nil {
+				inbox.fails = errRefused
+			}
+			first := firstly("m1")
+			letters := 0
+			first.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+				letters++
+				return []dedupstore.Produced{{ID: "letter", Topic: "dead", Payload: []byte(o.Reason)}}
+			}
+			first.Publish = func(context.Context, []dedupstore.Produced) error { return nil }
+			res, err := g.Run(t.Context(), first, inbox.charging(t, failing(c.err)).run)
+			retry, retried := errors.AsType[*oncemill.RetryError](err)
+			switch c.want {
+			case "failed":
+				if err != nil || res.Outcome.Kind != dedupstore.Failed || res.Attempt != 1 || letters != 1 {
+					t.Errorf("%s: %+v, %v, %d letters", name, res, err, letters)
+				}
+			default:
+				if !retried || retry.Attempt != 1 || retry.Uncounted != (c.want == "uncounted") {
+					t.Errorf("%s: %v, want a RetryError of attempt 1", name, err)
+				}
+			}
+			inbox.effects(t, 0)
+			if inbox.records.claimed() != 1 {
+				t.Errorf("%s: %d claims, want one, for the settlement", name, inbox.records.claimed())
+			}
+			if c.want == "retry" {
+				time.Sleep(retry.Delay)
+				res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
+				if err != nil || res.Attempt != 2 {
+					t.Errorf("%s: then %+v, %v, want attempt 2", name, res, err)
+				}
+			}
+		}
+	})
+}
+
+func TestFirst_LastAttemptFails(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1})
+		res, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, failing(errRefused)).run)
+		if err != nil || !res.Outcome.Exhausted || res.Attempt != 1 {
+			t.Errorf("%+v, %v, want an exhausted failure", res, err)
+		}
+	})
+}
+
+// A twin may come between the rollback and the claim.
+func TestFirst_FailureGivesWayToWhatItsTwinHasDecided(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		res, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			if _, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run); err != nil {
+				t.Error(err)
+			}
+			return dedupstore.Outcome{}, errRefused
+		}).run)
+		if err != nil || !res.Duplicate || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v, want the outcome of the twin", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+func TestFirst_OutputsArePublishedUnderItsClaim(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		first := firstly("m1")
+		published := 0
+		first.Publish = func(_ context.Context, p []dedupstore.Produced) error {
+			published += len(p)
+			return nil
+		}
+		res, err := g.Run(t.Context(), first, inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "o1", Topic: "out", Payload: []byte("x")}}}, nil
+		}).run)
+		if err != nil || published != 1 || res.Attempt != 1 {
+			t.Errorf("%+v, %v, %d published", res, err, published)
+		}
+		dup, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
+		if err != nil || !dup.Duplicate || published != 1 {
+			t.Errorf("duplicate: %+v, %v, %d published", dup, err, published)
+		}
+	})
+}
+
+func TestFirst_UnrecordedFailureIsSaid(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		_, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			inbox.records.down.Store(true)
+			return dedupstore.Outcome{}, errRefused
+		}).run)
+		if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler == nil {
+			t.Errorf("%+v, want the handler's error in it", unrecorded)
+		}
+		inbox.records.down.Store(false)
+		inbox.effects(t, 0)
+	})
+}
+
+func TestFirst_NotWithoutATraceAndNotAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		rerun := firstly("m1")
+		rerun.Rerun = 7
+		for name, c := range map[string]struct {
+			policy oncemill.Policy
+			call   oncemill.Call
+			want   int
+		}{
+			"first":         {oncemill.Policy{}, firstly("m1"), 1},
+			"counted again": {oncemill.Policy{}, call("m1"), 0},
+			"rerun":         {oncemill.Policy{}, rerun, 0},
+			"parked":        {oncemill.Irreversible(), firstly("m1"), 0},
+		} {
+			inbox := newFirstInbox(t)
+			g := newGuard(t, inbox, c.policy)
+			if _, err := g.Run(t.Context(), c.call, inbox.charging(t, nil).run); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if inbox.firsts != c.want {
+				t.Errorf("%s: %d runs without a claim, want %d", name, inbox.firsts, c.want)
+			}
+			inbox.effects(t, 1)
+		}
+	})
+}
+
+// A stream that is read again is claimed, apart from a call now and then that finds its end.
+func TestFirst_DuplicatesAreClaimedTogether(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		run := func(id string) {
+			t.Helper()
+			if _, err := g.Run(t.Context(), firstly(id), inbox.charging(t, nil).run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run("m1")
+		for range 320 {
+			run("m1")
+		}
+		if n := inbox.firsts - 1; n < 2 || n > 20 {
+			t.Errorf("%d of 320 duplicates began a transaction, want few", n)
+		}
+		for n := range 64 {
+			run("n" + string(rune('0'+n)))
+		}
+		before := inbox.firsts
+		run("m2")
+		if inbox.firsts != before+1 {
+			t.Error("when the duplicates are over, first calls are claimed")
+		}
+	})
+}
