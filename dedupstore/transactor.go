@@ -58,6 +58,15 @@ type FirstTransactor interface {
 	FirstInTx(
 		ctx context.Context, r Request, work func(ctx context.Context, c Claim) (Settlement, error),
 	) (Answer, error)
+
+	// FirstsInTx is FirstInTx for several keys in one transaction, with the same lease and retention. Work gets the
+	// claims, in the order of the requests, of those that have no record and that nobody else makes, and is not called
+	// without one. If it returns nil they have succeeded, without result and outputs, for the requests' retention, and
+	// are returned when that is committed. An error says that nothing may be taken for committed: ask for each key by
+	// FirstInTx. Work is called once.
+	FirstsInTx(
+		ctx context.Context, requests []Request, work func(ctx context.Context, claims []Claim) error,
+	) ([]Claim, error)
 }
 
 // ErrEnded says that the work of InTx ended the transaction by itself, although the store does that. What it committed

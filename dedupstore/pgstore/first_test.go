@@ -84,13 +84,14 @@ func TestFirst_FrozenHolderIsCutOffAfterItsLease(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	r := request("1")
 	r.Lease = time.Second
-	f := &firstRun{claiming: newClaiming(&r)}
+	f := &firstRun{all: []*claiming{newClaiming(&r)}}
 	tx := begin(t, pool, pgx.ReadCommitted)
-	var fence int64
 	start := time.Now()
-	if err := tx.QueryRow(t.Context(), s.sql.first, f.args()...).Scan(&fence); err != nil {
-		t.Fatal(err)
-	}
+	f.statements(&s.sql, func(query string, args []any) {
+		if _, err := tx.Exec(t.Context(), query, args...); err != nil {
+			t.Fatal(err)
+		}
+	})
 	if a := claim(t, s, request("1"), dedupstore.Busy); a.Wait <= 0 {
 		t.Errorf("a twin is to wait for %v", a.Wait)
 	}

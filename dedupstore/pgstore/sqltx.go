@@ -137,7 +137,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
 		if r.first != nil {
-			err = r.first.made(r, q.tx.QueryRowContext(own, s.sql.first, r.first.args()...))
+			err = q.makeFirst(own, s)
 		} else if _, err = q.tx.ExecContext(own, mark); err == nil && !r.ours {
 			_, err = q.tx.ExecContext(own, s.sql.begin, r.lookArgs()...)
 		}
@@ -154,6 +154,21 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	cancel()
 	q.db.Close()
 	return nil, err
+}
+
+// makeFirst makes the records of a first run.
+func (q *sqlSession) makeFirst(ctx context.Context, s *Store) (err error) {
+	q.run.first.statements(&s.sql, func(query string, args []any) {
+		if err != nil {
+			return
+		}
+		var rows *sql.Rows
+		if rows, err = q.tx.QueryContext(ctx, query, args...); err == nil {
+			err = q.run.first.read(q.run, rows)
+			_ = rows.Close()
+		}
+	})
+	return err
 }
 
 func (q *sqlSession) context(ctx context.Context) context.Context {

@@ -24,6 +24,8 @@ var (
 
 	//go:embed first.sql
 	firstSQL string
+	//go:embed first_many.sql
+	firstManySQL string
 
 	//go:embed claim.sql
 	claimSQL string
@@ -85,7 +87,7 @@ const (
 // statements are the SQL of one store.
 type statements struct {
 	schema, functions, present, stay, version, keep string
-	fresh, freshMany, claim, first                  string
+	fresh, freshMany, claim, first, firstMany       string
 	finish, finishFirst, settle, settleIn, join     string
 	open, begin, decide, cleanUp                    string
 	look, note                                      string
@@ -98,7 +100,7 @@ func statementsFor(cfg Config) statements {
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
-		first:  in(uncommented(firstSQL)),
+		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
 		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
 		look: in(lookSQL), note: in(noteSQL),

@@ -49,7 +49,9 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	var batch pgx.Batch
 	batch.Queue(s.sql.open)
 	if r.first != nil {
-		batch.Queue(s.sql.first, r.first.args()...).QueryRow(func(row pgx.Row) error { return r.first.made(r, row) })
+		r.first.statements(&s.sql, func(query string, args []any) {
+			batch.Queue(query, args...).Query(func(rows pgx.Rows) error { return r.first.read(r, rows) })
+		})
 	} else {
 		batch.Queue(mark)
 		if !r.ours {

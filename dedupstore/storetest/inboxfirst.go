@@ -3,6 +3,8 @@ package storetest
 import (
 	"context"
 	"errors"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -230,6 +232,77 @@ var inboxFirstCases = []inboxCase{
 		},
 	},
 	{
+		name:  "first/many-commit-together",
+		why:   "a batch leaves all its effects and outcomes, under the fences that its handler was told",
+		needs: makesFirst,
+		test: func(k *inboxKit) {
+			requests := k.many(100)
+			committed := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+				return k.chargeAll(ctx, claims)
+			})
+			if len(committed) != len(requests) {
+				k.Fatalf("%d of %d keys were committed", len(committed), len(requests))
+			}
+			for i, c := range committed {
+				if c.Key != requests[i].Key || c.Owner != requests[i].Owner || c.Attempt != 1 || c.Fence == 0 {
+					k.Fatalf("claim %d is %+v, want that of %+v", i, c, requests[i])
+				}
+				k.effects(c, 1)
+				if a := k.claim(k.request(c.Key.ID), dedupstore.Done); a.Fence != c.Fence {
+					k.Errorf("Done names fence %d, want that of the run, %d", a.Fence, c.Fence)
+				}
+			}
+		},
+	},
+	{
+		name:  "first/many-are-without-what-is-known",
+		why:   "a batch must not run a key that has a record, or that somebody else runs",
+		needs: makesFirst,
+		test: func(k *inboxKit) {
+			k.settle(k.run("3"), finish(succeeded("paid")))
+			k.run("5")
+			k.makes(k.request("7"), func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
+				committed := k.makesAll(k.many(10), func(ctx context.Context, claims []dedupstore.Claim) error {
+					return k.chargeAll(ctx, claims)
+				})
+				var ids []string
+				for _, c := range committed {
+					ids = append(ids, c.Key.ID)
+				}
+				if want := []string{"0", "1", "2", "4", "6", "8", "9"}; !slices.Equal(ids, want) {
+					k.Errorf("%q were committed, want %q", ids, want)
+				}
+				return k.charge(c)(ctx)
+			})
+			for _, id := range []string{"3", "5"} {
+				k.effects(dedupstore.Claim{Key: k.key(id)}, 0)
+			}
+			k.effects(dedupstore.Claim{Key: k.key("7")}, 1)
+			if committed := k.makesAll(k.many(3), k.neverAll()); len(committed) > 0 {
+				k.Errorf("%+v were committed again", committed)
+			}
+		},
+	},
+	{
+		name:  "first/many-leave-nothing-after-an-error",
+		why:   "each key of a batch that failed runs by itself then, and finds no record and no effect",
+		needs: makesFirst,
+		test: func(k *inboxKit) {
+			refused := errors.New("row 17")
+			committed, err := k.in.Inbox.(dedupstore.FirstTransactor).FirstsInTx(k.Context(), k.many(5),
+				func(ctx context.Context, claims []dedupstore.Claim) error {
+					return errors.Join(k.chargeAll(ctx, claims), refused)
+				})
+			if len(committed) > 0 || !errors.Is(err, refused) {
+				k.Errorf("the batch returned %+v, %v, want its error", committed, err)
+			}
+			for _, r := range k.many(5) {
+				k.effects(dedupstore.Claim{Key: r.Key}, 0)
+				k.found(k.claim(r, dedupstore.AcquiredRun), dedupstore.Absent)
+			}
+		},
+	},
+	{
 		name:  "first/requests-are-validated",
 		why:   "a run that must leave a trace before it starts, or that supersedes another, needs a claim",
 		needs: makesFirst,
@@ -253,6 +326,45 @@ func makesFirst(s InboxSubject) bool {
 func isInvalid(err error) bool {
 	_, ok := errors.AsType[*dedupstore.InvalidError](err)
 	return ok
+}
+
+// many are requests for so many keys, "0", "1" and so on.
+func (k *inboxKit) many(n int) []dedupstore.Request {
+	requests := make([]dedupstore.Request, n)
+	for i := range requests {
+		requests[i] = k.request(strconv.Itoa(i))
+	}
+	return requests
+}
+
+// chargeAll has the effects of a batch.
+func (k *inboxKit) chargeAll(ctx context.Context, claims []dedupstore.Claim) error {
+	for _, c := range claims {
+		if err := k.in.Effect(ctx, k.name(c.Key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makesAll wants a batch of first runs to be committed, and returns of which keys.
+func (k *inboxKit) makesAll(
+	requests []dedupstore.Request, w func(context.Context, []dedupstore.Claim) error,
+) []dedupstore.Claim {
+	k.Helper()
+	committed, err := k.in.Inbox.(dedupstore.FirstTransactor).FirstsInTx(k.Context(), requests, w)
+	if err != nil {
+		k.Fatalf("a batch of first runs returned %v, want nothing", err)
+	}
+	return committed
+}
+
+// neverAll is work of a batch that must not be called.
+func (k *inboxKit) neverAll() func(context.Context, []dedupstore.Claim) error {
+	return func(_ context.Context, claims []dedupstore.Claim) error {
+		k.Errorf("the work of %+v was called", claims)
+		return nil
+	}
 }
 
 type firstWork = func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error)

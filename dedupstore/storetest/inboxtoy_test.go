@@ -176,6 +176,53 @@ func (s *toyInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
 	return dedupstore.Answer{}, err
 }
 
+// FirstsInTx is a transaction over what FirstInTx would make.
+func (s *toyInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
+	w func(context.Context, []dedupstore.Claim) error) (claims []dedupstore.Claim, err error) {
+	for _, r := range requests {
+		if err := r.ValidateFirst(); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range requests {
+		if _, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease)); taken {
+			if s.breaks("many-run-beside-others") {
+				claims = append(claims, dedupstore.Claim{Key: r.Key})
+			}
+			continue
+		}
+		defer s.making.Delete(r.Key)
+		a, err := dedupstore.ClaimOne(ctx, s.toy, r)
+		if err != nil {
+			return nil, err
+		}
+		if a.Status == dedupstore.AcquiredRun && a.Found == dedupstore.Absent || s.breaks("many-run-what-is-known") {
+			claims = append(claims, a.Claim)
+		}
+	}
+	if len(claims) == 0 {
+		return nil, nil
+	}
+	finish := dedupstore.Finish{
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
+	}
+	err = s.InTx(ctx, claims[0], func(ctx context.Context) (dedupstore.Settlement, error) {
+		return finish, w(ctx, claims)
+	})
+	for i, c := range claims {
+		switch {
+		case err != nil && !s.breaks("many-leave-records-after-an-error"):
+			s.forget(c.Key)
+		case err == nil && i > 0 && !s.breaks("many-settle-the-first-alone"):
+			err = dedupstore.SettleOne(ctx, s.toy, c, finish)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return claims, nil
+}
+
 // forget removes a record.
 func (s *toyInbox) forget(key dedupstore.Key) *toyRecord {
 	s.mu.Lock()
