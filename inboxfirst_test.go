@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -43,6 +44,88 @@ func (i *firstInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
 			_, err = dedupstore.ClaimOne(ctx, i, r)
 		}
 		return s, err
+	})
+}
+
+// FirstsInTx implements [dedupstore.FirstTransactor].
+func (i *firstInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
+	work func(context.Context, []dedupstore.Claim) error) (claims []dedupstore.Claim, err error) {
+	for _, r := range requests {
+		records, err := i.records.Store.(dedupstore.Inspector).Look(ctx, []dedupstore.Key{r.Key})
+		if err != nil {
+			return nil, err
+		}
+		if records[0].State == dedupstore.Absent {
+			claims = append(claims, dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: uint64(time.Now().UnixMicro()),
+				Attempt: 1, Lease: r.Lease, Retention: r.Retention, Holder: r.Holder})
+		}
+	}
+	finish := dedupstore.Finish{
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
+	}
+	err = i.InTx(ctx, claims[0], func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := errors.Join(work(ctx, claims), i.fails); err != nil {
+			return nil, err
+		}
+		for _, c := range claims {
+			r := dedupstore.Request{Key: c.Key, Owner: c.Owner, Lease: c.Lease, Retention: c.Retention, MaxAttempts: 1}
+			if _, err := dedupstore.ClaimOne(ctx, i, r); err != nil {
+				return nil, err
+			}
+		}
+		return finish, nil
+	})
+	for _, c := range claims[1:] {
+		err = errors.Join(err, dedupstore.SettleOne(ctx, i, c, finish))
+	}
+	return claims, err
+}
+
+// A batch of first calls is one transaction. What is known is left out; when one call fails all is rolled back, and each
+// is attempted by itself.
+func TestAttemptFirsts_OneTransactionForAll(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		if _, err := g.Run(t.Context(), firstly("b"), (&counter{}).run); err != nil {
+			t.Fatal(err)
+		}
+		attempt := func(fn oncemill.BatchFunc) (alone []int, ended int) {
+			var tickets []*oncemill.Ticket
+			var contexts []context.Context
+			for _, id := range []string{"a", "b", "c"} {
+				c := firstly(id)
+				tickets, contexts = append(tickets, g.Ticket(&c)), append(contexts, t.Context())
+				if !tickets[len(tickets)-1].IsFirst() {
+					t.Fatalf("%s needs a claim", id)
+				}
+			}
+			alone = g.AttemptFirsts(t.Context(), tickets, contexts, fn, func(_ int, res oncemill.Result, err error) {
+				ended++
+				if err != nil || res.Attempt != 1 || res.Fence == 0 || res.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("ended with %+v, %v", res, err)
+				}
+			})
+			return alone, ended
+		}
+		for name, fails := range map[string]oncemill.BatchFunc{
+			"an error for one":  func(context.Context, []int) []error { return []error{nil, errRefused} },
+			"one error for all": func(context.Context, []int) []error { return []error{errRefused} },
+			"a panic":           func(context.Context, []int) []error { panic("no") },
+		} {
+			if alone, ended := attempt(fails); !slices.Equal(alone, []int{0, 1, 2}) || ended > 0 {
+				t.Errorf("%s: %v alone, %d ended", name, alone, ended)
+			}
+		}
+		alone, ended := attempt(func(ctx context.Context, calls []int) []error {
+			if runs := oncemill.RunsFromContext(ctx); len(runs) != 2 || runs[1].Key.ID != "c" || !slices.Equal(calls, []int{0, 2}) {
+				t.Errorf("calls %v, runs %+v", calls, runs)
+			}
+			return nil
+		})
+		if !slices.Equal(alone, []int{1}) || ended != 2 {
+			t.Errorf("%v alone, %d ended, want the known one, and two", alone, ended)
+		}
 	})
 }
 

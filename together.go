@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,18 +93,36 @@ func (g *Guard) handleTogether(
 ) (errs []error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer follow(contexts, calls, cancel)()
 	runs := make([]Run, len(calls))
-	var followed <-chan struct{} // that of neighbours is mostly the same
 	for n, i := range calls {
-		if one := contexts[i]; one.Done() != followed {
-			followed = one.Done()
-			defer context.AfterFunc(one, func() { cancel(context.Cause(one)) })()
-		}
 		l := &tickets[i].lease
 		l.workUnder(cancel)
 		defer g.keeper.let(l)
 		runs[n] = runOf(l.claim)
 	}
+	return g.callTogether(ctx, runs, calls, fn)
+}
+
+// follow cancels a batch when the context of one of its calls ends, until stop.
+func follow(contexts []context.Context, calls []int, cancel context.CancelCauseFunc) (stop func()) {
+	var stops []func() bool
+	var followed <-chan struct{} // that of neighbours is mostly the same
+	for _, i := range calls {
+		if one := contexts[i]; one.Done() != followed {
+			followed = one.Done()
+			stops = append(stops, context.AfterFunc(one, func() { cancel(context.Cause(one)) }))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// callTogether calls the handler. The error says that the batch failed as a whole.
+func (g *Guard) callTogether(ctx context.Context, runs []Run, calls []int, fn BatchFunc) (errs []error, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
@@ -128,6 +147,54 @@ func (g *Guard) handleTogether(
 	g.log.WarnContext(ctx, "oncemill: a batch failed as a whole; its messages are handled one by one",
 		"messages", len(calls), "errors", len(errs), "error", err)
 	return nil, fmt.Errorf("the batch failed as a whole: %w", err)
+}
+
+// IsFirst reports whether the ticket is attempted without a claim: in a transaction of an inbox, see Call.First.
+func (t *Ticket) IsFirst() bool { return t.first && t.err == nil && !t.guard.policy.Shadow }
+
+// AttemptFirsts is AttemptTogether for tickets that are the first of their calls (IsFirst), in one transaction of the
+// inbox. Any error rolls all of it back. It also returns the tickets that others run, or whose outcome is known.
+func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts []context.Context, fn BatchFunc,
+	done func(i int, res Result, err error)) (alone []int) {
+	requests, byOwner := make([]dedupstore.Request, len(tickets)), map[string]int{}
+	for i, t := range tickets {
+		requests[i], byOwner[t.owner] = g.request(contexts[i], t.call, t.owner), i
+		alone = append(alone, i)
+	}
+	if !g.parts.of(ctx, &tickets[0].call.Key).breaker.healthy.Load() {
+		return alone
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer follow(contexts, alone, cancel)()
+	began, took := time.Now(), time.Duration(0)
+	claims, err := g.first.inbox.FirstsInTx(ctx, requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+		runs, calls := make([]Run, len(claims)), make([]int, len(claims))
+		for n, c := range claims {
+			runs[n], calls[n] = runOf(&c), byOwner[c.Owner]
+		}
+		began = time.Now()
+		errs, err := g.callTogether(ctx, runs, calls, fn)
+		took = since(began)
+		return errors.Join(append(errs, err)...)
+	})
+	if err != nil {
+		g.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
+			"messages", len(alone), "error", err)
+		return alone
+	}
+	g.first.wary.Store(len(claims) == 0)
+	committed := map[int]bool{}
+	for _, c := range claims {
+		i := byOwner[c.Owner]
+		committed[i] = true
+		t, ctx := tickets[i], contexts[i]
+		g.count(ctx, &t.call.Key, &dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
+		res := Result{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Fence: c.Fence, Attempt: 1, took: took}
+		t.log(ctx, &res, nil, began)
+		done(i, res, nil)
+	}
+	return slices.DeleteFunc(alone, func(i int) bool { return committed[i] })
 }
 
 // RunsFromContext returns the runs that a batch handler does the work of, in the order of its calls. It panics outside

@@ -33,9 +33,11 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	alone := func(i int) {
 		run(func() { tickets[i].Process(contexts[i], one(i), func(d Decision) { done(i, d) }) })
 	}
-	var together, suspects []int
+	var together, firsts, suspects []int
 	for i, t := range tickets {
 		switch {
+		case t != nil && t.guarded != nil && t.guarded.IsFirst():
+			firsts = append(firsts, i)
 		case t == nil || t.guarded != nil && t.guarded.TookOver():
 			suspects = append(suspects, i)
 		case t.guarded != nil && t.guarded.Joins():
@@ -58,30 +60,48 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 			}
 		})
 	}
-	if len(together) == 1 {
-		alone(together[0])
-		return
-	}
-	batch, batchContexts := make([]*oncemill.Ticket, len(together)), make([]context.Context, len(together))
-	for n, i := range together {
-		batch[n], batchContexts[n] = tickets[i].guarded, contexts[i]
-	}
-	failed := p.guard.AttemptTogether(ctx, batch, batchContexts, func(ctx context.Context, calls []int) []error {
-		which := make([]int, len(calls))
-		for n, call := range calls {
-			which[n] = together[call]
+	batch := func(which []int, attempt attemptTogether) {
+		if len(which) == 1 {
+			alone(which[0])
+			return
 		}
-		return measureTogether(ctx, tickets, contexts, which, handle)
+		for _, i := range p.attemptTogether(ctx, tickets, contexts, which, handle, attempt, done) {
+			alone(i)
+		}
+	}
+	batch(together, p.guard.AttemptTogether)
+	batch(firsts, p.guard.AttemptFirsts)
+}
+
+type attemptTogether = func(ctx context.Context, tickets []*oncemill.Ticket, contexts []context.Context,
+	fn oncemill.BatchFunc, done func(i int, res oncemill.Result, err error)) (alone []int)
+
+// attemptTogether attempts some of the tickets in one call of the handler. It returns those that run alone.
+func (p *Processor) attemptTogether(ctx context.Context, tickets []*Ticket, contexts []context.Context, which []int,
+	handle BatchHandler, attempt attemptTogether, done func(i int, d Decision)) (alone []int) {
+	if len(which) == 0 {
+		return nil
+	}
+	guarded, guardedContexts := make([]*oncemill.Ticket, len(which)), make([]context.Context, len(which))
+	for n, i := range which {
+		guarded[n], guardedContexts[n] = tickets[i].guarded, contexts[i]
+	}
+	of := func(calls []int) []int {
+		places := make([]int, len(calls))
+		for n, call := range calls {
+			places[n] = which[call]
+		}
+		return places
+	}
+	return of(attempt(ctx, guarded, guardedContexts, func(ctx context.Context, calls []int) []error {
+		return measureTogether(ctx, tickets, contexts, of(calls), handle)
 	}, func(call int, res oncemill.Result, err error) {
-		i := together[call]
+		i := which[call]
 		t, ctx := tickets[i], contexts[i]
 		decision := t.conclude(ctx, res, err)
 		t.end(ctx, &decision)
 		done(i, Handler(nil).decided(ctx, t, decision))
-	})
-	for _, call := range failed {
-		alone(together[call])
-	}
+	}))
 }
 
 // claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the

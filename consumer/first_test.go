@@ -23,6 +23,12 @@ func (f *firstCounter) FirstInTx(ctx context.Context, r dedupstore.Request,
 	return dedupstore.ClaimOne(ctx, f, r)
 }
 
+// FirstsInTx implements [dedupstore.FirstTransactor].
+func (f *firstCounter) FirstsInTx(context.Context, []dedupstore.Request,
+	func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
+	return nil, nil
+}
+
 // A message that nobody counts, or that came before, needs a claim: it may end its process each time.
 func TestProcessor_OnlyWhatTheBrokerCountsAsTheFirstNeedsNoClaim(t *testing.T) {
 	t.Parallel()
