@@ -34,17 +34,33 @@ func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
 // first is what a guard knows of first calls, which need no claim before their transaction.
 type first struct {
 	inbox dedupstore.FirstTransactor // nil: there is none, or the policy does not let it
-	wary  atomic.Bool                // the last one was a duplicate
-	calls atomic.Uint32              // since the guard is wary
+	wary  atomic.Uint32              // of how many of them one needs none; 0: all
+	calls atomic.Uint32              // while the guard is wary
 }
 
-// wariness is of how many first calls one needs no claim while the guard is wary. Duplicates rarely come alone, as when
+// How wary a guard is after a first call that was a duplicate, and after many in a row. They rarely come alone, as when
 // a stream is read again, and claims answer many together.
-const wariness = 32
+const (
+	leastWary = 64
+	mostWary  = 1024
+)
 
 // may reports whether a call needs no claim.
 func (f *first) may(call *Call) bool {
-	return f.inbox != nil && call.First && call.Rerun == 0 && (!f.wary.Load() || f.calls.Add(1)%wariness == 0)
+	if f.inbox == nil || !call.First || call.Rerun != 0 {
+		return false
+	}
+	wary := f.wary.Load()
+	return wary == 0 || f.calls.Add(1)%wary == 0
+}
+
+// was notes whether a call that had no claim was a duplicate.
+func (f *first) was(duplicate bool) {
+	if duplicate {
+		f.wary.Store(min(max(2*f.wary.Load(), leastWary), mostWary))
+	} else {
+		f.wary.Store(0)
+	}
 }
 
 // runFirst makes the first run of a key without a claim before it, if it may. It returns nil if the handler was not
@@ -67,7 +83,7 @@ func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result,
 			return w.work(ctx)
 		})
 	if answer.Status != "" && err == nil {
-		g.first.wary.Store(answer.Status == dedupstore.Done)
+		g.first.was(answer.Status == dedupstore.Done)
 		t.sent, t.unread = sent, true
 		t.take(&dedupstore.ClaimResult{Answer: answer}, sent)
 		return nil, Result{}, nil
@@ -75,7 +91,7 @@ func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result,
 	if w.calls == 0 {
 		return nil, Result{}, nil // the claim meets what is wrong, too
 	}
-	g.first.wary.Store(false)
+	g.first.was(false)
 	if w.err = err; err != nil {
 		return w, Result{}, nil
 	}

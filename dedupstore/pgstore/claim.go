@@ -72,15 +72,19 @@ func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedup
 	}
 	together(ctx, rest, f.claimRest)
 	for i, c := range all {
-		switch {
-		case c == nil:
-		case c.err != nil:
-			results[i].Err = f.store.failed("claim", c.err)
-		default:
-			results[i].Answer, results[i].Err = c.read()
+		if c != nil {
+			results[i].Answer, results[i].Err = f.answer(c)
 		}
 	}
 	return results
+}
+
+// answer is how a claim was answered, or why it was not.
+func (f *form) answer(c *claiming) (dedupstore.Answer, error) {
+	if c.err != nil {
+		return dedupstore.Answer{}, f.store.failed("claim", c.err)
+	}
+	return c.read()
 }
 
 // claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so

@@ -28,8 +28,8 @@ func (i *inbox) FirstInTx(
 		return i.once(ctx, r, func(ctx context.Context) (dedupstore.Settlement, error) { return work(ctx, r.claim) })
 	})
 	if err == errTaken { //nolint:errorlint // never wrapped
-		a := i.Claim(ctx, []dedupstore.Request{q})[0]
-		return a.Answer, a.Err
+		together(ctx, []*claiming{first}, i.claimRest) // there is a record, nearly always
+		return i.answer(first)
 	}
 	return dedupstore.Answer{}, err
 }

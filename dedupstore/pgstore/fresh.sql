@@ -9,7 +9,7 @@ INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, a
 SELECT $1::bytea, date_part('epoch', a.t) * 1000000, a.t, a.t + $4::interval, a.t + $5::interval, a.t + $6::interval,
 	1, 0, 'running', $3::text, $2::text, $7::text, $8::text, nullif($9::text, '')
 FROM (SELECT clock_timestamp() AS t) AS a
-WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
-	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')
-	AND pg_try_advisory_xact_lock(hashtextextended($2::text, '{records}'::regclass::oid::bigint))
+WHERE CASE WHEN EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
+	OR NOT has_function_privilege('{claim}'::regproc, 'EXECUTE') THEN false
+	ELSE pg_try_advisory_xact_lock(hashtextextended($2::text, '{records}'::regclass::oid::bigint)) END
 ON CONFLICT (id) DO NOTHING RETURNING key, fence

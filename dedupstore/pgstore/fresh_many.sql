@@ -9,7 +9,8 @@ SELECT ($1::bytea[])[i], date_part('epoch', clock_timestamp()) * 1000000, clock_
 	1, 0, 'running', ($3::text[])[i], ($2::text[])[i],
 	($7::text[])[i], ($8::text[])[i], nullif(($9::text[])[i], '')
 FROM generate_series(1, 16) AS i
-WHERE i <= cardinality($1::bytea[]) AND (SELECT x.fence FROM {records} x WHERE x.id = ($1::bytea[])[i]) IS NULL
-	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')
-	AND pg_try_advisory_xact_lock(hashtextextended(($2::text[])[i], '{records}'::regclass::oid::bigint))
+WHERE CASE WHEN i > cardinality($1::bytea[])
+	OR (SELECT x.fence FROM {records} x WHERE x.id = ($1::bytea[])[i]) IS NOT NULL
+	OR NOT has_function_privilege('{claim}'::regproc, 'EXECUTE') THEN false
+	ELSE pg_try_advisory_xact_lock(hashtextextended(($2::text[])[i], '{records}'::regclass::oid::bigint)) END
 ON CONFLICT (id) DO NOTHING RETURNING key, fence
