@@ -183,7 +183,7 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 			"messages", len(alone), "error", err)
 		return alone
 	}
-	g.first.wary.Store(len(claims) == 0)
+	g.first.was(len(claims) == 0)
 	committed := map[int]bool{}
 	for _, c := range claims {
 		i := byOwner[c.Owner]

@@ -16,6 +16,7 @@ import (
 const (
 	byHand   = "hand-written inbox"
 	inbox    = "tier 2, pgstore inbox"
+	batches  = "tier 2, pgstore inbox, batches of up to 64"
 	leasedPG = "tier 1, pgstore"
 	leasedRe = "tier 1, redisstore"
 )
@@ -23,8 +24,9 @@ const (
 var variants = []string{byHand, inbox, leasedPG, leasedRe}
 
 var experiments = []kit.Experiment{
-	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .55, .85))},
+	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .85, 1.05))},
 	{Name: "fresh at 1", Variants: variants, Run: withRig(fresh(1, "tier2_vs_handwritten_1", 0, 0))},
+	{Name: "fresh at 128", Variants: []string{byHand, batches}, Run: withRig(freshBatches)},
 	{Name: "duplicates at 16", Variants: variants, Run: withRig(duplicates)},
 }
 
@@ -65,6 +67,19 @@ func fresh(workers int, result string, required, goal float64) func(context.Cont
 		}
 		return nil
 	}
+}
+
+// freshBatches measures messages that nobody has seen, one by one by hand and in batches here.
+func freshBatches(ctx context.Context, b *kit.Bench, r *rig) error {
+	t, err := b.Compare(ctx, "Fresh messages, 128 at once", b.Rounds,
+		r.fresh(byHand, 128, openByHand), r.fresh(batches, 128, openBatches))
+	if err != nil {
+		return err
+	}
+	if t.Has(batches, byHand) {
+		b.Aim("tier2_batch_vs_handwritten", t.Ratio(batches, byHand, rate), 2, 4)
+	}
+	return nil
 }
 
 // duplicates measures messages that all have their effect already.
