@@ -19,9 +19,11 @@ import (
 // cause ErrClaimLost when the claim of one of them is lost.
 type BatchFunc func(ctx context.Context, calls []int) []error
 
-// Joins reports whether the ticket, whose claim has been answered, may be attempted together with others.
+// Joins reports whether the ticket, whose claim has been answered, may be attempted together with others. Over an inbox
+// none may: what is claimed there runs in a transaction of its own.
 func (t *Ticket) Joins() bool {
-	return t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun && !t.TookOver()
+	return t.guard.inbox == nil && t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun &&
+		!t.TookOver()
 }
 
 // TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. It is

@@ -136,3 +136,13 @@ func TestTicket_JoinsNoBatchAfterARunWhoseLeaseExpired(t *testing.T) {
 		}
 	})
 }
+
+// Over an inbox, what was claimed has a transaction of its own: a batch could not take back what one of it did.
+func TestTicket_JoinsNoBatchOverAnInbox(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newInbox(t), oncemill.Policy{})
+		if claimed(t, g, call("a")).Joins() {
+			t.Error("a claim of an inbox joins a batch")
+		}
+	})
+}

@@ -16,7 +16,11 @@ import (
 func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 	t.Parallel()
 	program := buildPayments(t)
-	for name, kill := range map[string]func(*testing.T, string){"PostgreSQL": killOnPostgres, "SQLite": killOnSQLite} {
+	for name, kill := range map[string]func(*testing.T, string){
+		"PostgreSQL":            func(t *testing.T, program string) { killOnPostgres(t, program, 1) },
+		"PostgreSQL in batches": func(t *testing.T, program string) { killOnPostgres(t, program, 16) },
+		"SQLite":                killOnSQLite,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			kill(t, program)
@@ -26,12 +30,12 @@ func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 
 // Full: 20,000 payments, three in ten of them with a duplicate (clients that ask again, messages that are published again),
 // and one in ten acknowledgements lost to relays and from consumers; 300 consumer processes and PostgreSQL, five times,
-// killed with SIGKILL.
-func killOnPostgres(t *testing.T, program string) {
+// killed with SIGKILL. A transaction books so many payments at most.
+func killOnPostgres(t *testing.T, program string, batch int) {
 	payments, kills, crashes := full(20_000, 60), full(300, 3), full(5, 1)
 	server := postgrestest.Start(t, "max_connections=200")
 	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", natstest.Start(t).URL(),
-		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep", "proof")
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-batch", fmt.Sprint(batch), "-keep", "proof")
 	pool := server.Pool(t)
 	var down time.Duration
 	for n := range crashes {

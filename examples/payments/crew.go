@@ -78,9 +78,9 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	return shop.Each(context.WithoutCancel(ctx), 2, 2, func(_ context.Context, i int) error {
 		defer drain() // if one breaks, the other ends too
 		if i == 0 {
-			return b.work(ctx, o, db.Inbox, charge, b.payments(), bookPayment(db, b.receipts()))
+			return b.work(ctx, o, db.Inbox, charge, b.payments(), b.bookers(o, bookPayments(db, b.receipts())))
 		}
-		return b.work(ctx, o, db.Leased, notify, b.receipts(), callAPI(client, o.API))
+		return b.work(ctx, o, db.Leased, notify, b.receipts(), b.callers(callAPI(client, o.API)))
 	})
 }
 

@@ -77,15 +77,18 @@ func insertPayment(ctx context.Context, tx *sql.Tx, p payment) (inserted bool, e
 }
 
 // book writes the ledger, in the transaction that ctx carries.
-func (d *database) book(ctx context.Context, p payment) error {
-	cents := map[string]int64{p.Account: -p.Cents, p.Merchant: p.Cents}
-	for _, account := range slices.Sorted(maps.Keys(cents)) { // in one order, against deadlocks
-		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`,
-			p.ID, account, cents[account])
+func (d *database) book(ctx context.Context, payments []payment) error {
+	cents := map[string]int64{}
+	for _, p := range payments {
+		cents[p.Account], cents[p.Merchant] = cents[p.Account]-p.Cents, cents[p.Merchant]+p.Cents
+		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3), ($1, $4, $5)`,
+			p.ID, p.Account, -p.Cents, p.Merchant, p.Cents)
 		if err != nil {
 			return err
 		}
-		err = d.Exec(ctx, `INSERT INTO balances (account, cents) VALUES ($1, $2)
+	}
+	for _, account := range slices.Sorted(maps.Keys(cents)) { // in one order, against deadlocks
+		err := d.Exec(ctx, `INSERT INTO balances (account, cents) VALUES ($1, $2)
 			ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, account, cents[account])
 		if err != nil {
 			return err

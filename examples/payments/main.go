@@ -9,6 +9,7 @@
 //	  - relay publishes what is in the outbox, perhaps more than once.
 //	  - charge writes the ledger. Its handler runs in a transaction of the inbox, which commits the entries, the
 //	    balances, the receipt's row in the outbox and the outcome together: nothing is booked twice, whatever crashes.
+//	    With -batch 16 a transaction books up to so many payments.
 //	  - notify calls an API, which no transaction can take back. Its claim is a lease in the same database; a crash
 //	    between the call and its outcome makes a second call, which has the same idempotency key, the ID of the run.
 //	  - api is a stub of that API, which honours idempotency keys.
@@ -66,6 +67,7 @@ type options struct {
 	NATS     string
 	Payments int
 	Kills    int
+	Batch    int
 	Keep     string
 	Out      string // table or json
 
@@ -84,12 +86,14 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	flags.StringVar(&o.SQLite, "sqlite", "", "keep everything in this SQLite `file`, instead of PostgreSQL")
 	flags.StringVar(&o.NATS, "nats", "nats://127.0.0.1:4222", "use the NATS JetStream server at this `URL`")
 	flags.IntVar(&o.Payments, "payments", 300, "how many payments are sent, 20 to 100000")
+	flags.IntVar(&o.Batch, "batch", 1, "how many payments one transaction books at most, 1 to 64")
 	flags.IntVar(&o.Kills, "kills", 6, "how many consumer processes are killed meanwhile, 0 to 10000")
 	flags.StringVar(&o.Keep, "keep", "", "leave at the servers what the run has made there, under this `name`")
 	flags.StringVar(&o.Out, "out", "table", "print the books as table or json")
 	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
 		err := errors.Join(
 			shop.CheckRange("payments", o.Payments, 20, 100_000),
+			shop.CheckRange("batch", o.Batch, 1, 64),
 			shop.CheckRange("kills", o.Kills, 0, 10_000),
 			shop.OnlyServers(flags, o.Embedded, "postgres", "sqlite", "nats", "keep"))
 		switch {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -43,9 +45,12 @@ func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) erro
 	return r.Run(ctx)
 }
 
-// work gives the messages of a subject to a handler until ctx ends. Then it drains: what has begun is acknowledged.
+// A making makes a worker for the messages of a consumer.
+type making func(*consumer.Processor, jetstream.Consumer) (*natsjs.Worker, error)
+
+// work has a worker handle the messages of a subject until ctx ends. Then it drains: what has begun is acknowledged.
 func (b *broker) work(
-	ctx context.Context, o options, store dedupstore.Store, name, subject string, handle natsjs.Handler,
+	ctx context.Context, o options, store dedupstore.Store, name, subject string, making making,
 ) error {
 	once, err := consumer.New(store, consumer.Config{
 		Group: "payments", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
@@ -63,28 +68,50 @@ func (b *broker) work(
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, b.js, cons, handle, natsjs.Config{Handler: name, MaxInFlight: window})
+	worker, err := making(once, cons)
 	if err != nil {
 		return err
 	}
 	return worker.Run(ctx)
 }
 
-// bookPayment is the handler. All that it writes is committed together with its outcome, or not at all.
-func bookPayment(db *database, receipts string) natsjs.Handler {
-	return func(ctx context.Context, msg jetstream.Msg) error {
-		p, err := parsePayment(msg.Data())
-		if err != nil {
-			return oncemill.Permanent(err) // no attempt can help: a dead letter
+func (b *broker) callers(handle natsjs.Handler) making {
+	return func(once *consumer.Processor, cons jetstream.Consumer) (*natsjs.Worker, error) {
+		return natsjs.NewWorker(once, b.js, cons, handle, natsjs.Config{Handler: notify, MaxInFlight: window})
+	}
+}
+
+func (b *broker) bookers(o options, handle natsjs.BatchHandler) making {
+	config := natsjs.BatchConfig{Config: natsjs.Config{Handler: charge, MaxInFlight: window}, MaxBatch: o.Batch}
+	return func(once *consumer.Processor, cons jetstream.Consumer) (*natsjs.Worker, error) {
+		return natsjs.NewBatchWorker(once, b.js, cons, handle, config)
+	}
+}
+
+// bookPayments is the handler. All that it writes is committed together with the outcomes, or not at all: if one payment
+// fails, nothing is written, and each is booked by itself.
+func bookPayments(db *database, receipts string) natsjs.BatchHandler {
+	return func(ctx context.Context, msgs []jetstream.Msg) []error {
+		payments, errs := make([]payment, len(msgs)), make([]error, len(msgs))
+		made := make([]producer.Message, len(msgs))
+		for i, run := range oncemill.RunsFromContext(ctx) {
+			p, err := parsePayment(msgs[i].Data())
+			if err == nil && p.Cents > limit {
+				err = errOverLimit
+			}
+			if err != nil {
+				errs[i] = oncemill.Permanent(err) // no attempt can help: a dead letter
+			}
+			id := run.ID("receipt") // the same in all attempts
+			payments[i], made[i] = p, receipt{p.ID, p.Cents}.message(id, receipts)
 		}
-		if err := db.book(ctx, p); err != nil {
-			return err
+		if err := errors.Join(errs...); err != nil {
+			return errs
 		}
-		if p.Cents > limit {
-			return oncemill.Permanent(errOverLimit) // takes back what was booked; that it failed is remembered
+		if err := cmp.Or(db.book(ctx, payments), db.Publish(ctx, made...)); err != nil {
+			return []error{err}
 		}
-		id := oncemill.FromContext(ctx).ID("receipt") // the same in all attempts
-		return db.Publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
+		return nil
 	}
 }
 
