@@ -23,7 +23,7 @@ const (
 var variants = []string{byHand, inbox, leasedPG, leasedRe}
 
 var experiments = []kit.Experiment{
-	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .55, .85))},
+	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .6, .85))},
 	{Name: "fresh at 1", Variants: variants, Run: withRig(fresh(1, "tier2_vs_handwritten_1", 0, 0))},
 	{Name: "duplicates at 16", Variants: variants, Run: withRig(duplicates)},
 }
