@@ -32,8 +32,8 @@ type asked struct {
 
 func newOutage(t testing.TB) *outage { return &outage{faultyStore: newStore(t)} }
 
-func (s *outage) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (o *outage) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, o.claimOne)
 }
 
 func (o *outage) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {

@@ -72,7 +72,7 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 		return zero, fmt.Errorf("%w: it was too large to be stored, or found no room", ErrNoResult)
 	}
 	if err := json.Unmarshal(res.Outcome.Result, &value); err != nil {
-		return zero, fmt.Errorf("%w: what is stored does not decode: %v", ErrNoResult, err)
+		return zero, fmt.Errorf("%w: what is stored does not decode: %w", ErrNoResult, err)
 	}
 	return value, nil
 }

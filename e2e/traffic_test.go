@@ -41,8 +41,8 @@ type moody struct {
 	claims, settles atomic.Bool // fail
 }
 
-func (s *moody) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (m *moody) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, m.claimOne)
 }
 
 func (m *moody) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -52,8 +52,8 @@ func (m *moody) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.
 	return dedupstore.ClaimOne(ctx, m.Store, r)
 }
 
-func (s *moody) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (m *moody) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, m.extendOne)
 }
 
 func (m *moody) extendOne(ctx context.Context, x dedupstore.Extension) error {
@@ -65,8 +65,8 @@ func (m *moody) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	return dedupstore.ExtendOne(ctx, m.Store, dedupstore.Extension{Claim: c, Lease: d, Started: true})
 }
 
-func (s *moody) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (m *moody) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, m.settleOne)
 }
 
 func (m *moody) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

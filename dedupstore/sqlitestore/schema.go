@@ -49,7 +49,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sqlitestore: migrate: %w", err)
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
 	has, err := s.version(ctx, tx)
 	query := schema + versionSQL
 	switch {

@@ -23,8 +23,8 @@ type deaf struct {
 	claims int
 }
 
-func (s *deaf) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (d *deaf) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, d.claimOne)
 }
 
 func (d *deaf) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {

@@ -67,8 +67,8 @@ func newJournal(t *testing.T, store dedupstore.Store, name string) *journal {
 	return j
 }
 
-func (s *journal) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (j *journal) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, j.claimOne)
 }
 
 func (j *journal) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -79,8 +79,8 @@ func (j *journal) claimOne(ctx context.Context, r dedupstore.Request) (dedupstor
 	return a, err
 }
 
-func (s *journal) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (j *journal) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, j.extendOne)
 }
 
 func (j *journal) extendOne(ctx context.Context, x dedupstore.Extension) error {
@@ -91,8 +91,8 @@ func (j *journal) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	return err
 }
 
-func (s *journal) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (j *journal) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, j.settleOne)
 }
 
 func (j *journal) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

@@ -244,8 +244,8 @@ func (h *remoteHome) call(ctx context.Context, method string, q, a any) error {
 	}
 }
 
-func (s *remoteHome) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (h *remoteHome) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, h.claimOne)
 }
 
 func (h *remoteHome) claimOne(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
@@ -256,8 +256,8 @@ func (h *remoteHome) claimOne(ctx context.Context, q dedupstore.Request) (dedups
 	return *a, nil
 }
 
-func (s *remoteHome) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (h *remoteHome) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, h.extendOne)
 }
 
 func (h *remoteHome) extendOne(ctx context.Context, x dedupstore.Extension) error {
@@ -266,8 +266,8 @@ func (h *remoteHome) extendOne(ctx context.Context, x dedupstore.Extension) erro
 	return h.settle(ctx, "Home.Extend", KafkaSettle{Claim: c, Lease: lease})
 }
 
-func (s *remoteHome) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (h *remoteHome) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, h.settleOne)
 }
 
 func (h *remoteHome) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

@@ -305,8 +305,8 @@ func (a *account) String() string {
 	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.letters, len(a.runs), b.String())
 }
 
-func (s *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (r *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, r.claimOne)
 }
 
 // Claim notes, beside what the ledger does, which messages the store says to have an outcome: it may have stored one and

@@ -92,8 +92,8 @@ func (l *ledger) fails(operation string, err error) {
 	}
 }
 
-func (s *ledger) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (l *ledger) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, l.claimOne)
 }
 
 func (l *ledger) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -116,8 +116,8 @@ func (l *ledger) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore
 	return a, err
 }
 
-func (s *ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (l *ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, l.extendOne)
 }
 
 func (l *ledger) extendOne(ctx context.Context, x dedupstore.Extension) error {
@@ -135,8 +135,8 @@ func (l *ledger) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	return err
 }
 
-func (s *ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (l *ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, l.settleOne)
 }
 
 func (l *ledger) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

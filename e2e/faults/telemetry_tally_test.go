@@ -84,8 +84,8 @@ type faulty struct {
 
 var errFault = errors.New("a fault of the test")
 
-func (s *faulty) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (f *faulty) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, f.claimOne)
 }
 
 func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -120,8 +120,8 @@ func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore
 	return a, nil
 }
 
-func (s *faulty) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (f *faulty) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, f.settleOne)
 }
 
 func (f *faulty) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {

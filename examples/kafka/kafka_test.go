@@ -84,8 +84,8 @@ func TestKafka_BrokenGuardShowsInTheBooks(t *testing.T) {
 // forgetful is a store for which every claim is the first.
 type forgetful struct{ dedupstore.Store }
 
-func (s forgetful) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (f forgetful) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, f.claimOne)
 }
 
 func (f forgetful) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -96,14 +96,14 @@ func (f forgetful) claimOne(ctx context.Context, r dedupstore.Request) (dedupsto
 	return a, err
 }
 
-func (s forgetful) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (f forgetful) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, f.extendOne)
 }
 
 func (f forgetful) extendOne(context.Context, dedupstore.Extension) error { return nil }
 
-func (s forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (f forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, f.settleOne)
 }
 
 func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {

@@ -34,8 +34,8 @@ func tamper(o options, db *database) {
 // forgetfulInbox is an inbox for which every claim is the first.
 type forgetfulInbox struct{ dedupstore.Transactor }
 
-func (s forgetfulInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (f forgetfulInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, f.claimOne)
 }
 
 func (f forgetfulInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {

@@ -54,8 +54,8 @@ var errDead = errors.New("injected: the handler's process is dead")
 // kill ends a run between its effect and its outcome.
 func (m *mortality) kill(run oncemill.Run) { m.dead.Store(run.Fence, true) }
 
-func (s *mortality) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+func (m *mortality) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, m.extendOne)
 }
 
 // Extend implements dedupstore.Store.
@@ -68,8 +68,8 @@ func (m *mortality) extendOne(ctx context.Context, x dedupstore.Extension) error
 	return dedupstore.ExtendOne(ctx, m.Store, x)
 }
 
-func (s *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (m *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, m.settleOne)
 }
 
 // Settle implements dedupstore.Store.

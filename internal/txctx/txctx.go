@@ -19,6 +19,6 @@ func From[T any](ctx context.Context) (tx T, found bool) {
 
 // NoTx is what a store's function panics with that returns the transaction of a run, where there is none. A guard tells
 // it from a handler's own panic.
-type NoTx string
+type NoTx string //nolint:errname // it is what is missing
 
 func (e NoTx) Error() string { return string(e) }

@@ -20,8 +20,8 @@ type broken struct {
 	claim, settle error
 }
 
-func (s broken) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (b broken) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, b.claimOne)
 }
 
 func (b broken) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -31,8 +31,8 @@ func (b broken) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.
 	return dedupstore.ClaimOne(ctx, b.Store, r)
 }
 
-func (s broken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (b broken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, b.settleOne)
 }
 
 func (b broken) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

@@ -67,8 +67,8 @@ func (b *inbox) InTx(
 	}
 }
 
-func (s *inbox) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+func (b *inbox) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, b.settleOne)
 }
 
 func (b *inbox) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {

@@ -39,7 +39,7 @@ func scopePart(name string) string {
 func fingerprint(r *http.Request, route string, body []byte) dedupstore.Fingerprint {
 	sum := sha256.New()
 	for _, part := range []string{r.Method, route, r.URL.EscapedPath(), r.URL.RawQuery, target(r)} {
-		fmt.Fprintf(sum, "%d:%s", len(part), part)
+		_, _ = fmt.Fprintf(sum, "%d:%s", len(part), part)
 	}
 	sum.Write(body)
 	return dedupstore.Fingerprint{Scheme: "http-sha256", Sum: base64.RawURLEncoding.EncodeToString(sum.Sum(nil))}

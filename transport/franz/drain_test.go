@@ -209,8 +209,8 @@ type counting struct {
 	claims atomic.Int64
 }
 
-func (s *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (c *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, c.claimOne)
 }
 
 func (c *counting) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -342,8 +342,8 @@ type late struct {
 	once   sync.Once
 }
 
-func (s *late) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (l *late) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, l.claimOne)
 }
 
 func (l *late) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {

@@ -82,8 +82,8 @@ type counting struct {
 	shortened atomic.Bool
 }
 
-func (s *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (c *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, c.claimOne)
 }
 
 func (c *counting) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -283,8 +283,8 @@ type failing struct {
 	claims atomic.Int32
 }
 
-func (s *failing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+func (f *failing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, f.claimOne)
 }
 
 func (f *failing) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {

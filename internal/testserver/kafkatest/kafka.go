@@ -29,7 +29,7 @@ type Server struct {
 	process *testserver.Process // nil: shared
 }
 
-// Kafka starts a new, empty broker for the test. The config adds lines of server.properties, "name=value", which win
+// Start starts a new, empty broker for the test. The config adds lines of server.properties, "name=value", which win
 // over those of the test server. It takes some seconds: a test that does not need a broker of its own uses
 // [SharedKafka].
 //

@@ -18,7 +18,7 @@ var sharedKafka struct {
 	err    error
 }
 
-// SharedKafka returns the broker that the tests of this process share, and starts it for the first of them. Topics and
+// Shared returns the broker that the tests of this process share, and starts it for the first of them. Topics and
 // groups are named by the test. Nobody stops or pauses it; it ends with the process, however that ends.
 func Shared(t testing.TB) *Server {
 	t.Helper()

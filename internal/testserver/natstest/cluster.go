@@ -29,7 +29,7 @@ type natsNode interface {
 	runs() bool
 }
 
-// NATSCluster starts a cluster of n embedded servers, and returns when one of them leads it and a stream with n replicas
+// StartCluster starts a cluster of n embedded servers, and returns when one of them leads it and a stream with n replicas
 // can be made. Killing a server that is embedded is Shutdown: it says good-bye and hands its leaderships over. Where that
 // must not be, use [NATSClusterOfProcesses].
 func StartCluster(t testing.TB, n int) *Cluster {
@@ -41,7 +41,7 @@ func StartCluster(t testing.TB, n int) *Cluster {
 	return c
 }
 
-// NATSClusterOfProcesses is NATSCluster with a process for each server, made of a program that [BuildProgram] has built
+// StartClusterOfProcesses is NATSCluster with a process for each server, made of a program that [BuildProgram] has built
 // of github.com/nats-io/nats-server/v2: killing one is SIGKILL. It has the same version as an embedded one.
 func StartClusterOfProcesses(t testing.TB, n int, program string) *Cluster {
 	t.Helper()

@@ -18,7 +18,7 @@ type Server struct {
 	server  *server.Server
 }
 
-// NATS returns a new, empty NATS server with JetStream on a free loopback port. The functions may change its options
+// Start returns a new, empty NATS server with JetStream on a free loopback port. The functions may change its options
 // before it starts.
 func Start(t testing.TB, configure ...func(*server.Options)) *Server {
 	t.Helper()

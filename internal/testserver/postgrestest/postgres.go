@@ -25,7 +25,7 @@ type Server struct {
 	files   postgresFiles
 }
 
-// Postgres returns a PostgreSQL server for the test: the one that the environment variable ONCEMILL_TEST_POSTGRES names by
+// Start returns a PostgreSQL server for the test: the one that the environment variable ONCEMILL_TEST_POSTGRES names by
 // its DSN, or else a new one from the programs of Debian's folder or of PATH. With a config, lines like those of
 // postgresql.conf, it is always a new one. It takes some seconds: a test that neither kills nor configures its server uses
 // [Shared]. The superuser is postgres, without a password.

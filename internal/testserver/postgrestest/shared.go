@@ -18,7 +18,7 @@ var sharedPostgres struct {
 	err   error
 }
 
-// SharedPostgres returns the server that the tests of this process share, and starts it for the first of them; or the one
+// Shared returns the server that the tests of this process share, and starts it for the first of them; or the one
 // that ONCEMILL_TEST_POSTGRES names. Each test makes a database of its own there. Nobody stops or configures it; it ends
 // with the process, however that ends.
 func Shared(t testing.TB) *Server {

@@ -25,7 +25,7 @@ const redisURL = "ONCEMILL_TEST_REDIS"
 // redisProgram is the name of the server's program in PATH.
 const redisProgram = "redis-server"
 
-// StartRedis starts redis-server on a loopback port with its files in dir, and waits until it answers PING. The
+// StartAt starts redis-server on a loopback port with its files in dir, and waits until it answers PING. The
 // arguments are those of redis-server; without any it keeps nothing on disk. For programs that drive crash tests;
 // tests use [Start].
 func StartAt(dir string, port int, args ...string) (*testserver.Process, error) {
@@ -107,7 +107,7 @@ type Server struct {
 	args    []string
 }
 
-// Redis returns a Redis server for the test: the one that the environment variable ONCEMILL_TEST_REDIS names by its
+// Start returns a Redis server for the test: the one that the environment variable ONCEMILL_TEST_REDIS names by its
 // URL, or else a new one from the redis-server in PATH. With arguments for redis-server it is always a new one. A new
 // server is empty and keeps nothing on disk unless the arguments say so; another one may be shared: tests use keys of
 // their own and never flush.

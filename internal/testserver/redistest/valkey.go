@@ -13,7 +13,7 @@ import (
 // valkeyProgram names the environment variable with the valkey-server to start, by its path.
 const valkeyProgram = "ONCEMILL_TEST_VALKEY"
 
-// Valkey returns a new Valkey server for the test, as [Start] does: started from the program that the environment
+// StartValkey returns a new Valkey server for the test, as [Start] does: started from the program that the environment
 // variable ONCEMILL_TEST_VALKEY names, or from the valkey-server in PATH. Not every distribution has it: without it the
 // test is skipped, also with CI=true, and recorded as skipped. A program that is named and cannot be started fails the
 // test.
