@@ -20,6 +20,8 @@ const (
 	// The replies of the other scripts.
 	replyLost = "0"
 	replyOK   = "1"
+
+	replySet = "OK" // of a conditional finish
 )
 
 // timeOf is the server's time in the reply of a claim script.

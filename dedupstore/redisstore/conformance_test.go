@@ -44,6 +44,16 @@ func TestStore_ConformsWithoutPlainClaims(t *testing.T) {
 	}
 }
 
+func TestStore_ConformsWithConditionalFinishes(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client()
+	rdb.AddHook(new(byScript))
+	s := newStore(t, rdb)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
+	})
+}
+
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	// No failover is wanted here, however busy the machine.

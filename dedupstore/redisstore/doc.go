@@ -6,8 +6,8 @@
 //
 // # Guarantees
 //
-//   - Every operation is atomic, and works on Cluster without hash tags: one script on one key, or SET NX GET for a
-//     claim of a key that is not known yet.
+//   - Every operation is atomic, and works on Cluster without hash tags: one script on one key, SET NX GET for a claim
+//     of a key that is not known yet, or, where the server has it, SET IFEQ for the outcome of a first run.
 //   - Every operation is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
 //   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 60
 //     ms, and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than

@@ -25,9 +25,8 @@ type rig struct {
 	scripts atomic.Int64 // scripts that the proxy has seen
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T, server *redistest.Server) *rig {
 	t.Helper()
-	server := ownServer(t)
 	r := &rig{proxy: redistest.StartProxy(t, server.Addr)}
 	for range linearWorkers {
 		sent := new(sentLog)
@@ -98,7 +97,11 @@ func (l *sentLog) of(owner string, after int) (n int) {
 	defer l.mu.Unlock()
 	mark := appendTag(nil, owner)
 	for _, b := range l.writes[after:] {
-		n += bytes.Count(b, mark)
+		for command := range bytes.SplitSeq(b, []byte("\r\n*")) {
+			if bytes.Contains(command, mark) {
+				n++
+			}
+		}
 	}
 	return n
 }

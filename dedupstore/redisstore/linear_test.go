@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 const (
@@ -211,18 +213,35 @@ func opsOf(shared bool) int {
 
 // TestLinearizable_WithLostAndDelayedReplies runs 8 histories of each kind, and 200 with ONCEMILL_PROOF=1.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
-	t.Run("lone callers", func(t *testing.T) { linearizable(t, false, false) })
-	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, true, false) })
-	t.Run("plain claims", func(t *testing.T) { linearizable(t, false, true) })
-	t.Run("plain claims in shared pipelines", func(t *testing.T) { linearizable(t, true, true) })
+	t.Run("lone callers", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), false, false) })
+	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), true, false) })
+	t.Run("plain claims", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), false, true) })
+	t.Run("plain claims in shared pipelines", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), true, true) })
+	for _, shared := range []bool{false, true} {
+		t.Run(fmt.Sprint("conditional finishes, shared ", shared), func(t *testing.T) {
+			linearizable(t, newConditionalRig(t, new(byScript)), shared, true)
+		})
+		t.Run(fmt.Sprint("conditional finishes on Valkey, shared ", shared), func(t *testing.T) {
+			linearizable(t, newRig(t, redistest.StartValkey(t)), shared, true)
+		})
+	}
 }
 
-func linearizable(t *testing.T, shared, plain bool) {
+// newConditionalRig returns one whose clients have a hook.
+func newConditionalRig(t *testing.T, hook redis.Hook) *rig {
+	t.Helper()
+	r := newRig(t, ownServer(t))
+	for _, rdb := range r.clients {
+		rdb.AddHook(hook)
+	}
+	return r
+}
+
+func linearizable(t *testing.T, r *rig, shared, plain bool) {
 	histories := 8
 	if proof {
 		histories = 200
 	}
-	r := newRig(t)
 	seed := rand.Uint64()
 	classes := map[string]int{}
 	operationsRun, unanswered, illegal, undecided := 0, 0, 0, 0
@@ -269,7 +288,7 @@ func linearizable(t *testing.T, shared, plain bool) {
 
 // A checker that cannot fail proves nothing: each of these scripts breaks one rule, and is found out.
 func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t, ownServer(t))
 	for name, test := range map[string]struct {
 		script   *script
 		old, new string
@@ -308,4 +327,17 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 			t.Error("60 histories look linearizable")
 		})
 	}
+}
+
+// A finish that replaces whatever is there is found out as well.
+func TestLinearizable_UnconditionalFinishIsFoundOut(t *testing.T) {
+	r := newConditionalRig(t, &byScript{always: true})
+	for i := range 200 { // few settle what changed hands without a word to their store
+		history := r.history(t, rand.Uint64(), allScripts, false, i%2 == 0)
+		if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
+			t.Logf("found out by history %d", i+1)
+			return
+		}
+	}
+	t.Error("200 histories look linearizable")
 }

@@ -11,16 +11,17 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// An operation is one run of a script, or a plain claim.
+// An operation is one run of a script, a plain claim, or a conditional finish.
 type operation struct {
 	index  int // its place in the caller's batch
 	script *script
 	name   string    // of the record
-	packed []byte    // the script's first argument, or the record of a plain claim
+	packed []byte    // the script's first argument, or the record that is written
 	space  [128]byte // for packed, as long as it suffices
 	args   [7]any    // of the command; the last may be nil
 	cmd    redis.StringCmd
-	stamp  stamp // of a plain claim
+	stamp  stamp  // of a plain claim
+	known  string // of a conditional finish: the record that it replaces
 
 	reply string
 	err   error
@@ -92,6 +93,7 @@ func (s *Store) claim(op *operation, index int, r *dedupstore.Request) {
 }
 
 func (s *Store) extend(op *operation, index int, x *dedupstore.Extension) {
+	s.claimed.take(x.Claim.Fence)
 	op.on(index, s.scripts.extend, s.name(x.Claim.Key))
 	op.packed = append(appendOwner(op.packed, &x.Claim), flag(x.Started))
 	op.with(milliseconds(x.Lease), milliseconds(x.Claim.Retention))
@@ -99,9 +101,13 @@ func (s *Store) extend(op *operation, index int, x *dedupstore.Extension) {
 
 // settle makes it a settlement that has been validated.
 func (s *Store) settle(op *operation, index int, c *dedupstore.Claim, settlement dedupstore.Settlement) {
+	record, known := s.claimed.take(c.Fence)
 	switch t := settlement.(type) {
 	case dedupstore.Finish:
 		s.finish(op, index, c, &t)
+		if known && !t.Publishes() {
+			op.finishConditionally(record)
+		}
 	case dedupstore.Release:
 		s.release(op, index, c, t, flag(t.Uncounted))
 	case dedupstore.Published:

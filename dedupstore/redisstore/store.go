@@ -23,6 +23,7 @@ type Store struct {
 	scripts    scripts
 	plain      atomic.Bool // the server can make plain claims
 	barred     atomic.Bool // a script was forbidden, and none has claimed anything since
+	claimed    claimed     // by this store, and not touched since
 	barrier    barrier
 	deaf       bool  // the client may wait for the network although the context has ended
 	clock      clock // of the server; a cluster has many
@@ -116,10 +117,14 @@ func (s *Store) ask(
 			continue
 		}
 		result.Answer, result.Err = answer, err
-		if op.lack != nil && answer.Status == dedupstore.AcquiredRun {
+		switch {
+		case answer.Status != dedupstore.AcquiredRun:
+		case op.lack != nil:
 			*result = dedupstore.ClaimResult{Err: op.lack}
 			s.release(op, op.index, &answer.Claim, dedupstore.Release{Reason: op.lack.Error()}, '2')
 			back = append(back, op)
+		case answer.Found == dedupstore.Absent:
+			s.claimed.keep(answer.Claim.Fence, op)
 		}
 	}
 	s.giveBack(ctx, back)
@@ -173,17 +178,24 @@ func (s *Store) change(ctx context.Context, n int, one func(op *operation, i int
 	for len(ops) > 0 {
 		sent, others := distinct(ops)
 		known := s.send(ctx, sent, barrier{})
+		var again []*operation
 		for _, op := range sent {
-			if errs[op.index] = ctx.Err(); known {
+			switch {
+			case !known:
+				errs[op.index] = ctx.Err()
+			case s.refused(op):
+				errs[op.index] = one(op, op.index) // by script: the record of its claim is forgotten
+				again = append(again, op)
+			default:
 				errs[op.index] = s.done(op)
 			}
 		}
-		ops = others
+		ops = append(again, others...)
 	}
 	return errs
 }
 
-// done reads the reply of a script that answers yes or no.
+// done reads the reply of a script that answers yes or no, or of a conditional finish that was not refused.
 func (s *Store) done(op *operation) error {
 	if err := op.failure(); err != nil {
 		if op.err != nil && forbidden(op.err) {
@@ -192,7 +204,7 @@ func (s *Store) done(op *operation) error {
 		return err
 	}
 	switch op.reply {
-	case replyOK:
+	case replyOK, replySet:
 		return nil
 	case replyLost:
 		return dedupstore.ErrClaimLost
