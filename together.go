@@ -104,6 +104,22 @@ func (g *Guard) handleTogether(
 		defer g.keeper.let(l)
 		runs[n] = runOf(l.claim)
 	}
+	err = errGoexit
+	var handling sync.WaitGroup // in a goroutine of its own, which it may end
+	handling.Go(func() { errs, err = g.callTogether(txctx.With(ctx, runs), calls, fn) })
+	handling.Wait()
+	if errors.Is(ctx.Err(), context.Canceled) {
+		for _, i := range calls { // also for a neighbour's sake
+			tickets[i].lease.interrupt()
+		}
+	}
+	return errs, err
+}
+
+var errGoexit = errors.New("oncemill: the batch handler ended its goroutine (runtime.Goexit)")
+
+// callTogether calls the handler. The error says that the batch failed as a whole.
+func (g *Guard) callTogether(ctx context.Context, calls []int, fn BatchFunc) (errs []error, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
@@ -112,7 +128,7 @@ func (g *Guard) handleTogether(
 			errs, err = nil, p
 		}
 	}()
-	errs = fn(txctx.With(ctx, runs), calls)
+	errs = fn(ctx, calls)
 	for _, err := range errs {
 		if err != nil {
 			_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated) // what panics in it does so here
