@@ -213,6 +213,24 @@ func (b *bench) start(once *consumer.Processor, handle franz.Handler, config fra
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	return b.run(w, opts...)
+}
+
+// startBatches is start for a handler of batches.
+func (b *bench) startBatches(
+	once *consumer.Processor, handle franz.BatchHandler, config franz.BatchConfig, opts ...kgo.Opt,
+) *member {
+	b.t.Helper()
+	config.Handler, config.CommitEvery, config.Logger = "charge", 20*time.Millisecond, b.logger
+	w, err := franz.NewBatchWorker(once, handle, config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.run(w, opts...)
+}
+
+func (b *bench) run(w *franz.Worker, opts ...kgo.Opt) *member {
+	b.t.Helper()
 	w.LookEvery(b.look)
 	opts = append([]kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.HeartbeatInterval(50 * time.Millisecond), kgo.SessionTimeout(30 * time.Second),
 		kgo.FetchMaxWait(100 * time.Millisecond)}, opts...)
