@@ -48,15 +48,23 @@ func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts
 		return calls
 	}
 	took := since(began)
+	var failing sync.WaitGroup // none waits for the dead letter of another
 	for n, i := range calls {
-		t, ctx := tickets[i], contexts[i]
-		cause := err
+		t, ctx, cause := tickets[i], contexts[i], err
 		if err == nil {
 			cause = errs[n]
 		}
-		e, res, err := t.over(ctx, dedupstore.Outcome{}, cause, took)
-		t.tell(ctx, began, e, res, err, func(res Result, err error) { done(i, res, err) })
+		end := func() {
+			e, res, err := t.over(ctx, dedupstore.Outcome{}, cause, took)
+			t.tell(ctx, began, e, res, err, func(res Result, err error) { done(i, res, err) })
+		}
+		if cause == nil {
+			end()
+		} else {
+			failing.Go(end)
+		}
 	}
+	failing.Wait()
 	return nil
 }
 

@@ -160,3 +160,26 @@ func TestAttemptTogether_ANeighboursEndCostsNoAttempt(t *testing.T) {
 		}
 	})
 }
+
+// What a failure takes, such as the publishing of its dead letter, does not keep the outcomes beside it from the store:
+// the leases of the batch are not extended any more.
+func TestAttemptTogether_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		tickets := ticketsOf(t, g, "a", "b", "c", "d")
+		contexts := slices.Repeat([]context.Context{t.Context()}, len(tickets))
+		var others sync.WaitGroup
+		others.Add(3)
+		no := oncemill.Permanent(errors.New("no"))
+		g.AttemptTogether(t.Context(), tickets, contexts, func(context.Context, []int) []error {
+			return []error{no, nil, no, nil}
+		}, func(i int, _ oncemill.Result, _ error) {
+			if i > 0 {
+				others.Done()
+			} else {
+				others.Wait() // for as long as its publisher takes
+			}
+		})
+		g.Close()
+	})
+}

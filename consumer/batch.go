@@ -86,14 +86,24 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 		return measureTogether(ctx, tickets, contexts, which, handle)
 	}, func(call int, res oncemill.Result, err error) {
 		i := together[call]
-		t, ctx := tickets[i], contexts[i]
-		decision := t.conclude(ctx, res, err)
-		t.end(ctx, &decision)
-		done(i, Handler(nil).decided(ctx, t, decision))
+		done(i, tickets[i].concluded(contexts[i], res, err))
 	})
 	for _, call := range failed {
 		alone(together[call])
 	}
+}
+
+// concluded ends a delivery whose guarded run is over.
+func (t *Ticket) concluded(ctx context.Context, res oncemill.Result, err error) (d Decision) {
+	defer func() {
+		if v := recover(); v != nil { // of a publisher, perhaps
+			t.end(ctx, nil)
+			d = t.processor.unreturned(ctx, &t.delivery, v)
+		}
+	}()
+	d = t.conclude(ctx, res, err)
+	t.end(ctx, &d)
+	return Handler(nil).decided(ctx, t, d)
 }
 
 // claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the

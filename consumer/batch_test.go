@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -67,4 +68,21 @@ func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testin
 			})
 		})
 	}
+}
+
+// A publisher of dead letters that panics ends no process, and keeps no message beside it from being settled.
+func TestProcessTogether_APublisherThatPanicsEndsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: panicking{}, DeadLetterTopic: "dead"})
+		decisions := togethers(t, p, []int{1, 1, 1}, func(_ context.Context, which []int) []error {
+			errs := make([]error, len(which))
+			errs[0] = oncemill.Permanent(errors.New("no"))
+			return errs
+		})
+		for i, want := range []consumer.Action{consumer.RetryLater, consumer.Ack, consumer.Ack} {
+			if decisions[i].Action != want {
+				t.Errorf("delivery %d: %+v, want %v", i, decisions[i], want)
+			}
+		}
+	})
 }
