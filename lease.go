@@ -55,6 +55,13 @@ func (l *lease) rest() {
 	l.cancel, l.cut = nil, false
 }
 
+// interrupt notes that the work was cancelled for a reason that is not its own.
+func (l *lease) interrupt() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = true
+}
+
 func (l *lease) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

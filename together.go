@@ -51,15 +51,23 @@ func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts
 		return calls
 	}
 	took := since(began)
+	var failing sync.WaitGroup // none waits for the dead letter of another
 	for n, i := range calls {
-		t, ctx := tickets[i], contexts[i]
-		cause := err
+		t, ctx, cause := tickets[i], contexts[i], err
 		if err == nil {
 			cause = errs[n]
 		}
-		e, res, err := t.over(ctx, dedupstore.Outcome{}, cause, took)
-		t.tell(ctx, began, e, res, err, func(res Result, err error) { done(i, res, err) })
+		end := func() {
+			e, res, err := t.over(ctx, dedupstore.Outcome{}, cause, took)
+			t.tell(ctx, began, e, res, err, func(res Result, err error) { done(i, res, err) })
+		}
+		if cause == nil {
+			end()
+		} else {
+			failing.Go(end)
+		}
 	}
+	failing.Wait()
 	return nil
 }
 
@@ -103,7 +111,13 @@ func (g *Guard) handleTogether(
 		defer g.keeper.let(l)
 		runs[n] = runOf(l.claim)
 	}
-	return g.callTogether(ctx, runs, calls, fn)
+	errs, err = g.callTogether(ctx, runs, calls, fn)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		for _, i := range calls { // also for a neighbour's sake
+			tickets[i].lease.interrupt()
+		}
+	}
+	return errs, err
 }
 
 // follow cancels a batch when the context of one of its calls ends, until stop.
@@ -123,8 +137,19 @@ func follow(contexts []context.Context, calls []int, cancel context.CancelCauseF
 	}
 }
 
-// callTogether calls the handler. The error says that the batch failed as a whole.
+var errGoexit = errors.New("oncemill: the batch handler ended its goroutine (runtime.Goexit)")
+
+// callTogether calls the handler, in a goroutine of its own, which it may end. The error says that the batch failed as a
+// whole.
 func (g *Guard) callTogether(ctx context.Context, runs []Run, calls []int, fn BatchFunc) (errs []error, err error) {
+	err = errGoexit
+	var handling sync.WaitGroup
+	handling.Go(func() { errs, err = g.callHandler(txctx.With(ctx, runs), calls, fn) })
+	handling.Wait()
+	return errs, err
+}
+
+func (g *Guard) callHandler(ctx context.Context, calls []int, fn BatchFunc) (errs []error, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
@@ -133,7 +158,7 @@ func (g *Guard) callTogether(ctx context.Context, runs []Run, calls []int, fn Ba
 			errs, err = nil, p
 		}
 	}()
-	errs = fn(txctx.With(ctx, runs), calls)
+	errs = fn(ctx, calls)
 	for _, err := range errs {
 		if err != nil {
 			_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated) // what panics in it does so here

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -67,6 +68,7 @@ func TestAttemptTogether_ABatchThatFailsAsAWholeCostsNoAttempt(t *testing.T) {
 		"one error":       func(context.Context, []int) []error { return []error{errors.New("no")} },
 		"too many errors": func(context.Context, []int) []error { return make([]error, 3) },
 		"a panic":         func(context.Context, []int) []error { panic("no") },
+		"no return":       func(context.Context, []int) []error { runtime.Goexit(); return nil },
 		"an error that panics": func(context.Context, []int) []error {
 			return []error{nil, (*nilError)(nil)}
 		},
@@ -144,5 +146,50 @@ func TestTicket_JoinsNoBatchOverAnInbox(t *testing.T) {
 		if claimed(t, g, call("a")).Joins() {
 			t.Error("a claim of an inbox joins a batch")
 		}
+	})
+}
+
+// A call whose neighbour's delivery ends is interrupted, and has its attempt given back.
+func TestAttemptTogether_ANeighboursEndCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		tickets := ticketsOf(t, g, "revoked", "neighbour")
+		revoked, revoke := context.WithCancel(t.Context())
+		ends := make(chan error, 2)
+		g.AttemptTogether(t.Context(), tickets, []context.Context{revoked, t.Context()},
+			func(ctx context.Context, _ []int) []error {
+				revoke()
+				<-ctx.Done()
+				return []error{ctx.Err(), ctx.Err()}
+			}, func(_ int, _ oncemill.Result, err error) { ends <- err })
+		for range tickets {
+			var retry *oncemill.RetryError
+			if err := <-ends; !errors.As(err, &retry) || !retry.Uncounted {
+				t.Errorf("ended with %v, want a retry that costs no attempt", err)
+			}
+		}
+	})
+}
+
+// What a failure takes, such as the publishing of its dead letter, does not keep the outcomes beside it from the store:
+// the leases of the batch are not extended any more.
+func TestAttemptTogether_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		tickets := ticketsOf(t, g, "a", "b", "c", "d")
+		contexts := slices.Repeat([]context.Context{t.Context()}, len(tickets))
+		var others sync.WaitGroup
+		others.Add(3)
+		no := oncemill.Permanent(errors.New("no"))
+		g.AttemptTogether(t.Context(), tickets, contexts, func(context.Context, []int) []error {
+			return []error{no, nil, no, nil}
+		}, func(i int, _ oncemill.Result, _ error) {
+			if i > 0 {
+				others.Done()
+			} else {
+				others.Wait() // for as long as its publisher takes
+			}
+		})
+		g.Close()
 	})
 }

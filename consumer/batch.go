@@ -24,14 +24,28 @@ type BatchHandler func(ctx context.Context, which []int) []error
 // and tells done what to do with each delivery, once, in a goroutine in which done must not wait for anything. What
 // runs alone does so in goroutines that run starts. Each delivery has a context; the handler's is made of ctx, and ends
 // when one of theirs does.
-func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, contexts []context.Context,
+func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, of []context.Context,
 	handle BatchHandler, run func(work func()), done func(i int, d Decision)) {
-	tickets, contexts := p.claimTogether(deliveries, contexts)
+	tickets, contexts := p.claimTogether(deliveries, of)
 	one := func(i int) Handler {
 		return func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) }
 	}
 	alone := func(i int) {
 		run(func() { tickets[i].Process(contexts[i], one(i), func(d Decision) { done(i, d) }) })
+	}
+	var next func(suspects []int) // starts the first one; its end starts the others
+	next = func(suspects []int) {
+		if len(suspects) == 0 {
+			return
+		}
+		run(func() {
+			i := suspects[0]
+			t, ctx := p.ticket(of[i], deliveries[i])
+			t.Process(ctx, one(i), func(d Decision) {
+				done(i, d)
+				next(suspects[1:])
+			})
+		})
 	}
 	var together, firsts, suspects []int
 	for i, t := range tickets {
@@ -55,9 +69,7 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 				}
 			}
 			back.Wait()
-			for _, i := range suspects {
-				done(i, p.Process(contexts[i], deliveries[i], one(i)))
-			}
+			next(suspects)
 		})
 	}
 	batch := func(which []int, attempt attemptTogether) {
@@ -97,11 +109,21 @@ func (p *Processor) attemptTogether(ctx context.Context, tickets []*Ticket, cont
 		return measureTogether(ctx, tickets, contexts, of(calls), handle)
 	}, func(call int, res oncemill.Result, err error) {
 		i := which[call]
-		t, ctx := tickets[i], contexts[i]
-		decision := t.conclude(ctx, res, err)
-		t.end(ctx, &decision)
-		done(i, Handler(nil).decided(ctx, t, decision))
+		done(i, tickets[i].concluded(contexts[i], res, err))
 	}))
+}
+
+// concluded ends a delivery whose guarded run is over.
+func (t *Ticket) concluded(ctx context.Context, res oncemill.Result, err error) (d Decision) {
+	defer func() {
+		if v := recover(); v != nil { // of a publisher, perhaps
+			t.end(ctx, nil)
+			d = t.processor.unreturned(ctx, &t.delivery, v)
+		}
+	}()
+	d = t.conclude(ctx, res, err)
+	t.end(ctx, &d)
+	return Handler(nil).decided(ctx, t, d)
 }
 
 // claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the

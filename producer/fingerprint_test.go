@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gowebpki/jcs"
 
@@ -222,4 +223,23 @@ func FuzzFingerprint(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A number takes as long as it is: a stranger's message must not stop a consumer.
+func TestFingerprintJSON_LongNumbersTakeNoLongerThanOtherText(t *testing.T) {
+	t.Parallel()
+	f := fingerprinter(t, fields{})
+	number, text := []byte("1."+strings.Repeat("123456789", 1<<18)), []byte(`"`+strings.Repeat("123456789", 1<<18)+`"`)
+	quickest := func(payload []byte) time.Duration {
+		took := time.Hour
+		for range 3 {
+			began := time.Now()
+			sum(t, f, string(payload))
+			took = min(took, time.Since(began))
+		}
+		return took
+	}
+	if took, other := quickest(number), quickest(text); took > 20*other {
+		t.Errorf("a number takes %v, a string of its length %v", took, other)
+	}
 }

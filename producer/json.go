@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -60,21 +59,31 @@ func numberProblem(number string) string {
 	if err != nil {
 		return "is a number beyond an IEEE 754 double"
 	}
-	mantissa, _, _ := strings.Cut(strings.ToLower(number), "e")
-	switch zero := strings.Trim(mantissa, "-.0") == ""; {
-	case !zero && double == 0:
+	digits, exponent := decimal(number)
+	canonical, canonicalExponent := decimal(strconv.FormatFloat(double, 'e', -1, 64)) // the value that RFC 8785 writes
+	switch {
+	case digits != "" && double == 0:
 		return "is a number too close to zero for an IEEE 754 double"
-	case zero, len(mantissa) <= 15: // a double has all of these digits
-		return ""
-	}
-	exact, canonical := new(big.Rat), new(big.Rat)
-	exact.SetString(number)
-	canonical.SetString(strconv.FormatFloat(double, 'e', -1, 64)) // the value that RFC 8785 writes
-	if exact.IsInt() && exact.Cmp(canonical) != 0 {
+	case exponent >= 0 && (digits != canonical || exponent != canonicalExponent):
 		return "is an integer that becomes another one as an IEEE 754 double, which RFC 8785 makes of it: strip the " +
 			"field, or have it sent as a string"
 	}
 	return ""
+}
+
+// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without
+// zeros around the digits: however an integer is written, its exponent is not negative. Zero has no digits. It does not
+// compute with them: a stranger's number can be as long as a message.
+func decimal(number string) (digits string, exponent int) {
+	mantissa, power, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	significant := strings.TrimRight(whole+fraction, "0")
+	digits = strings.TrimLeft(significant, "0")
+	if digits == "" {
+		return "", 0
+	}
+	exponent, _ = strconv.Atoi(power) // empty is 0; one beyond int is of a number that has become infinite or zero
+	return digits, exponent + len(whole) - len(significant)
 }
 
 // canonicalJSON writes a document in the form of RFC 8785.

@@ -80,6 +80,9 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 		return func(ctx context.Context, r *record, d consumer.Delivery) {
 			d.Handler = config.Handler
 			b.Add(r.offered(ctx, d, b.Flush), len(r.Value))
+			if closed(r.halted) { // the flush may have been before
+				b.Flush()
+			}
 		}
 	})
 }

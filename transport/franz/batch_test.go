@@ -24,8 +24,8 @@ type batchLedger struct {
 	attempts map[string][]int
 }
 
-// startBatches runs a batch worker. Its handler is told the values of the records.
-func (b *bench) startBatches(
+// countBatches runs a batch worker. Its handler is told the values of the records.
+func (b *bench) countBatches(
 	l *batchLedger, config franz.BatchConfig, policy oncemill.Policy, handle func(ids []string) []error,
 ) *member {
 	b.t.Helper()
@@ -78,7 +78,7 @@ func TestBatchWorker_BatchesOfWhatIsThere(t *testing.T) {
 	b.produce(0, n, partitions, 0)
 	b.produce(0, n, partitions, 0) // duplicates
 	var l batchLedger
-	m := b.startBatches(&l, franz.BatchConfig{MaxBatch: 16}, oncemill.Policy{}, func([]string) []error { return nil })
+	m := b.countBatches(&l, franz.BatchConfig{MaxBatch: 16}, oncemill.Policy{}, func([]string) []error { return nil })
 	b.commits(2 * n)
 	m.leave()
 	seen, largest := map[string]int{}, 0
@@ -104,7 +104,7 @@ func TestBatchWorker_KeepsTheOrderOfEachKey(t *testing.T) {
 	b := newBench(t, 1)
 	b.produce(0, n, 1, keys)
 	var l batchLedger
-	m := b.startBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
+	m := b.countBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
 	b.commits(n)
 	m.leave()
 	next := map[int]int{}
@@ -130,7 +130,7 @@ func TestBatchWorker_APoisonRecordCostsNobodyElseAnAttempt(t *testing.T) {
 	b.produce(0, n, 1, 0)
 	var l batchLedger
 	config := franz.BatchConfig{MaxBatch: n, Linger: 5 * time.Second}
-	m := b.startBatches(&l, config, oncemill.Policy{MaxAttempts: 3}, func(ids []string) []error {
+	m := b.countBatches(&l, config, oncemill.Policy{MaxAttempts: 3}, func(ids []string) []error {
 		switch {
 		case len(ids) > 1 && slices.Contains(ids, "o17"):
 			return []error{errors.New("syntax error in row 17")}
@@ -165,7 +165,7 @@ func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
 	b.produce(0, 5, 1, 0)
 	var l batchLedger
 	config := franz.BatchConfig{MaxBatch: 64, Linger: time.Hour}
-	first := b.startBatches(&l, config, oncemill.Policy{}, func([]string) []error { return nil })
+	first := b.countBatches(&l, config, oncemill.Policy{}, func([]string) []error { return nil })
 	until(t, "the records to be fetched", func() bool {
 		fetched, err := b.admin.Lag(t.Context(), group)
 		return err == nil && len(fetched.Sorted()) > 0
@@ -178,7 +178,7 @@ func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
 	if got := l.got(); len(got) > 0 {
 		t.Errorf("batches %v ran after the drain began", got)
 	}
-	second := b.startBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
+	second := b.countBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
 	b.commits(5)
 	second.leave()
 }

@@ -216,6 +216,19 @@ func (b *bench) start(once *consumer.Processor, handle franz.Handler, config fra
 	return b.run(w, opts...)
 }
 
+// startBatches is start for a handler of batches.
+func (b *bench) startBatches(
+	once *consumer.Processor, handle franz.BatchHandler, config franz.BatchConfig, opts ...kgo.Opt,
+) *member {
+	b.t.Helper()
+	config.Handler, config.CommitEvery, config.Logger = "charge", 20*time.Millisecond, b.logger
+	w, err := franz.NewBatchWorker(once, handle, config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.run(w, opts...)
+}
+
 // run runs a worker.
 func (b *bench) run(w *franz.Worker, opts ...kgo.Opt) *member {
 	b.t.Helper()

@@ -82,6 +82,9 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 		f.hurry = b.Flush
 		return func(_ context.Context, m *message, done func(consumer.Decision)) {
 			b.Add(offered{m, done}, len(m.msg.Data))
+			if f.isDraining() { // the flush may have been before
+				b.Flush()
+			}
 		}
 	}
 	return w, nil

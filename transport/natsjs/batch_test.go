@@ -288,6 +288,40 @@ func TestBatchWorker_TheDrainStartsNoBatch(t *testing.T) {
 	})
 }
 
+// The last delivery of a message is handled in the drain, and does not linger for others then.
+func TestBatchWorker_NothingLingersInTheDrain(t *testing.T) {
+	t.Parallel()
+	r := &batchRig{rig: newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2}), attempts: map[string][]int{}}
+	r.policy.MaxAttempts = 1
+	r.config.Order = natsjs.BySubject
+	r.config.MaxBatch, r.config.Linger = 4, time.Hour
+	r.publish(2, oneKey)
+	msgs, err := r.cons.Fetch(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m := range msgs.Messages() {
+		if err := m.Nak(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	w := r.worker(func(context.Context, []string) []error { return nil })
+	go func() { ended <- w.Run(ctx) }()
+	until(t, "both", func() bool { return r.info().Delivered.Consumer == 4 })
+	cancel() // the first one lingered until now
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(longWait):
+		t.Fatal("the second one still lingers")
+	}
+	r.acked(2)
+}
+
 func TestNewBatchWorker_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})

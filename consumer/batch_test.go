@@ -1,0 +1,88 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// togethers processes deliveries of some IDs together, and returns what was decided when all is.
+func togethers(
+	t *testing.T, p *consumer.Processor, counts []int, handle consumer.BatchHandler,
+) []consumer.Decision {
+	t.Helper()
+	deliveries, contexts := make([]consumer.Delivery, len(counts)), make([]context.Context, len(counts))
+	for i, count := range counts {
+		deliveries[i] = consumer.Delivery{Topic: "orders", Handler: "charge", Count: count,
+			Header: producer.Header{producer.HeaderID: string(rune('a' + i))}}
+		contexts[i] = t.Context()
+	}
+	decisions := make([]consumer.Decision, len(counts))
+	var decided, running sync.WaitGroup
+	decided.Add(len(counts))
+	running.Go(func() {
+		p.ProcessTogether(t.Context(), deliveries, contexts, handle, running.Go, func(i int, d consumer.Decision) {
+			decisions[i] = d
+			decided.Done()
+		})
+	})
+	decided.Wait()
+	running.Wait()
+	return decisions
+}
+
+// A panic where no guard is in between is the message's own matter, not the end of the process.
+func TestProcessTogether_APanicInShadowModeEndsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{Shadow: true}})
+		decisions := togethers(t, p, []int{1, 2, 2}, func(context.Context, []int) []error { panic("no") })
+		for i, d := range decisions {
+			if d.Action != consumer.RetryLater {
+				t.Errorf("delivery %d: %+v, want a retry", i, d)
+			}
+		}
+	})
+}
+
+// A handler that ends its goroutine leaves its messages to come again, and holds nobody else up.
+func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testing.T) {
+	for name, counts := range map[string][]int{"a batch": {1, 1}, "one": {1}, "redelivered": {2, 2}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p := newProcessor(t, newStore(t), consumer.Config{})
+				decisions := togethers(t, p, counts, func(context.Context, []int) []error {
+					runtime.Goexit()
+					return nil
+				})
+				for i, d := range decisions {
+					if d.Action != consumer.Leave {
+						t.Errorf("delivery %d: %+v, want it left", i, d)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A publisher of dead letters that panics ends no process, and keeps no message beside it from being settled.
+func TestProcessTogether_APublisherThatPanicsEndsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: panicking{}, DeadLetterTopic: "dead"})
+		decisions := togethers(t, p, []int{1, 1, 1}, func(_ context.Context, which []int) []error {
+			errs := make([]error, len(which))
+			errs[0] = oncemill.Permanent(errors.New("no"))
+			return errs
+		})
+		for i, want := range []consumer.Action{consumer.RetryLater, consumer.Ack, consumer.Ack} {
+			if decisions[i].Action != want {
+				t.Errorf("delivery %d: %+v, want %v", i, decisions[i], want)
+			}
+		}
+	})
+}
