@@ -35,17 +35,13 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	}
 	var next func(suspects []int) // starts the first one; its end starts the others
 	next = func(suspects []int) {
-		if len(suspects) == 0 {
-			return
-		}
-		run(func() {
-			i := suspects[0]
-			t, ctx := p.ticket(of[i], deliveries[i])
-			t.Process(ctx, one(i), func(d Decision) {
-				done(i, d)
-				next(suspects[1:])
+		if len(suspects) > 0 {
+			run(func() {
+				i := suspects[0]
+				t, ctx := p.ticket(of[i], deliveries[i])
+				t.Process(ctx, one(i), func(d Decision) { done(i, d); next(suspects[1:]) })
 			})
-		})
+		}
 	}
 	var together, firsts, suspects []int
 	for i, t := range tickets {
