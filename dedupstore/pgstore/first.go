@@ -120,17 +120,17 @@ func (f *firstRun) read(r *run, rows interface {
 	Scan(dest ...any) error
 	Err() error
 }) error {
-	fences := map[string]uint64{}
+	fences := map[string]uint64{} // by owner: a batch may have copies of a message
 	for rows.Next() {
-		var key string
+		var owner string
 		var fence int64
-		if err := rows.Scan(&key, &fence); err != nil {
+		if err := rows.Scan(&owner, &fence); err != nil {
 			return err
 		}
-		fences[key] = uint64(fence)
+		fences[owner] = uint64(fence)
 	}
 	for _, c := range f.all {
-		fence, made := fences[c.key]
+		fence, made := fences[c.Owner]
 		if !made {
 			continue
 		}

@@ -67,6 +67,7 @@ var brokenInboxes = map[string][]string{
 	"lost-answer-is-a-failure":          {"inbox/lost-answer-is-looked-up"},
 	"lost-commit-is-a-success":          {"inbox/lost-commit-is-no-success", "first/lost-answer-is-found-out"},
 	"many-run-beside-others":            {"first/many-are-without-what-is-known"},
+	"many-run-copies":                   {"first/many-of-one-key-are-one"},
 	"many-run-what-is-known":            {"first/many-are-without-what-is-known"},
 	"many-leave-records-after-an-error": {"first/many-leave-nothing-after-an-error"},
 	"many-settle-the-first-alone":       {"first/many-commit-together"},

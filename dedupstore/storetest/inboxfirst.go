@@ -284,6 +284,24 @@ var inboxFirstCases = []inboxCase{
 		},
 	},
 	{
+		name:  "first/many-of-one-key-are-one",
+		why:   "copies of a message may come in one batch, and only one of them has the effect",
+		needs: makesFirst,
+		test: func(k *inboxKit) {
+			requests := append(k.many(70), k.many(70)...) // also where a statement makes fewer
+			requests = append(requests, k.request("3"), k.request("3"))
+			committed := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+				return k.chargeAll(ctx, claims)
+			})
+			if len(committed) != 70 {
+				k.Errorf("%d keys were committed, want 70", len(committed))
+			}
+			for _, c := range committed {
+				k.effects(c, 1)
+			}
+		},
+	},
+	{
 		name:  "first/many-leave-nothing-after-an-error",
 		why:   "each key of a batch that failed runs by itself then, and finds no record and no effect",
 		needs: makesFirst,

@@ -186,7 +186,8 @@ func (s *toyInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request
 	}
 	for _, r := range requests {
 		if _, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease)); taken {
-			if s.breaks("many-run-beside-others") {
+			mine := slices.ContainsFunc(claims, func(c dedupstore.Claim) bool { return c.Key == r.Key })
+			if s.breaks("many-run-beside-others") && !mine || s.breaks("many-run-copies") && mine {
 				claims = append(claims, dedupstore.Claim{Key: r.Key})
 			}
 			continue
