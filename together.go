@@ -139,8 +139,8 @@ func follow(contexts []context.Context, calls []int, cancel context.CancelCauseF
 
 var errGoexit = errors.New("oncemill: the batch handler ended its goroutine (runtime.Goexit)")
 
-// callTogether calls the handler, in a goroutine of its own, which it may end. The error says that the batch failed as a
-// whole.
+// callTogether calls the handler, in a goroutine of its own, which it may end. The error says that the batch failed as
+// a whole.
 func (g *Guard) callTogether(ctx context.Context, runs []Run, calls []int, fn BatchFunc) (errs []error, err error) {
 	err = errGoexit
 	var handling sync.WaitGroup
@@ -216,7 +216,8 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 		i := byOwner[c.Owner]
 		committed[i] = true
 		t, ctx := tickets[i], contexts[i]
-		g.count(ctx, &t.call.Key, &dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
+		g.count(ctx, &t.call.Key,
+			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
 		res := Result{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Fence: c.Fence, Attempt: 1, took: took}
 		t.log(ctx, &res, nil, began)
 		done(i, res, nil)

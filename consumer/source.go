@@ -24,6 +24,6 @@ type Source interface {
 	Run(ctx context.Context, topic string, handle SourceHandler) error
 }
 
-// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither of them may wait: a source
-// calls the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
+// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither of them may wait: a
+// source calls the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
 type SourceHandler func(ctx context.Context, d Delivery, done func(Decision))

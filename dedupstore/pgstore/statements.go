@@ -101,7 +101,8 @@ func statementsFor(cfg Config) statements {
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
-		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
+		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle),
+		settleIn: in(callSettleIn), join: in(callJoin),
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
 		look: in(lookSQL), note: in(noteSQL),
 	}

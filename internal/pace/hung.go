@@ -7,7 +7,7 @@ import (
 
 const (
 	hungFor  = 10 * time.Minute // several of the longest waits between two attempts
-	quietFor = 2 * time.Minute  // with answers: longer than PublishTimeout and the longest pause between attempts, by default
+	quietFor = 2 * time.Minute  // with answers: longer than PublishTimeout and the longest pause, by default
 	mostHung = 1000             // topics: where there are more, the broker is away as a whole
 )
 

@@ -8,7 +8,9 @@
 //		kgo.ConsumeTopics("orders"))...)
 //	err = w.Run(ctx, cl)
 //
-// A handler of batches gets many records in one call, and returns an error for each: [NewBatchWorker]. A [Source] does the same for Watermill: oncewatermill.NewSubscriber(source) is a Subscriber, and
+// A handler of batches gets many records in one call, and returns an error for each: [NewBatchWorker].
+//
+// A [Source] does the same for Watermill: oncewatermill.NewSubscriber(source) is a Subscriber, and
 // oncewatermill.Middleware in the Router steers it. A [Publisher] sends messages, many at once, and reports on each. A
 // [ShareWorker] is a worker for share groups, where many members work on one partition, without order.
 //

@@ -5,7 +5,9 @@
 //	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Handler: "charge"})
 //	err = w.Run(ctx)
 //
-// A handler of batches gets many messages in one call, and returns an error for each: [NewBatchWorker]. A [Source] does the same for Watermill, as oncewatermill.NewSubscriber(source) in a Router that has the guard's
+// A handler of batches gets many messages in one call, and returns an error for each: [NewBatchWorker].
+//
+// A [Source] does the same for Watermill, as oncewatermill.NewSubscriber(source) in a Router that has the guard's
 // middleware. A [Publisher] sends messages to subjects that streams listen on, many at once, and reports on each:
 //
 //	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
@@ -102,8 +104,7 @@
 //
 // # What a message is
 //
-// The handler of the record is stream + "/" + consumer unless the processor's config names it, the origin is the
-// stream. Headers of the server ("Nats-…") are among a delivery's: outputs and dead letters do not have them, and what
+// The handler of the record is Config.Handler, the origin is the stream. Headers of the server ("Nats-…") are among a delivery's: outputs and dead letters do not have them, and what
 // a handler publishes by itself should not. Header names keep their case. Several values of one header are joined by ",
 // " in their order (RFC 9110, section 5.3). The position, for producer.ExtractPosition, is the stream's sequence and
 // time. A Nats-Msg-Id is taken for unique within its stream: in one that has several sources, among all of them.
