@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -188,6 +189,12 @@ func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error)
 	}
 	if err := r.settle(ctx, l, results); err != nil {
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
+	}
+	for _, result := range results {
+		if result.State == Dead { // not before that is recorded: else the row comes again
+			i := slices.IndexFunc(l.rows, func(row Row) bool { return row.Number == result.Number })
+			r.telemetry.Died(ctx, l.rows[i].Message.Topic)
+		}
 	}
 	return b, nil
 }

@@ -156,7 +156,6 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		if result.State == Dead {
 			r.log.ErrorContext(ctx, "outbox: row is dead", "id", a.row.Message.ID, "topic", a.row.Message.Topic,
 				"failures", a.row.Failures+1, "unknowns", a.row.Unknowns, "error", a.err)
-			r.telemetry.Died(ctx, a.row.Message.Topic)
 		}
 		results = append(results, result)
 	}

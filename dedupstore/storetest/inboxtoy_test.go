@@ -322,6 +322,8 @@ func (s *toyInbox) anybodys(c dedupstore.Claim) bool {
 func (s *toyInbox) finished(c dedupstore.Claim) bool {
 	s.database.Lock()
 	defer s.database.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	rec := s.load(c.Key, time.Now())
 	return rec != nil && rec.owner == c.Owner && rec.fence == c.Fence && slices.Contains(rec.settlers, c.Owner) &&
 		(rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
