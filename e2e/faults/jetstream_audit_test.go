@@ -138,7 +138,7 @@ func reason(before, r entry, killed map[int]time.Time) string {
 func (a *audit) balance(ids []string, deliveries int, letters map[string]int, killed map[int]time.Time, finished func(id string) bool) books {
 	a.t.Helper()
 	a.refresh()
-	b := books{messages: len(ids), deliveries: deliveries, extra: map[string]int{}}
+	b := books{messages: len(ids), deliveries: deliveries, extra: map[string]int{}, latest: map[string]string{}}
 	for _, id := range ids {
 		b.letters += letters[id]
 		var before *entry

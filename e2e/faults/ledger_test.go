@@ -232,8 +232,9 @@ func explain(before, r *run) string {
 // books are what the ledger comes to.
 type books struct {
 	messages, deliveries, effects, letters int
-	lost                                   []string       // IDs without an effect and without a dead letter
-	extra                                  map[string]int // effects after the first of their message, by explanation
+	lost                                   []string          // IDs without an effect and without a dead letter
+	extra                                  map[string]int    // effects after the first of their message, by explanation
+	latest                                 map[string]string // of them
 	unexplained                            []string
 }
 
@@ -241,7 +242,7 @@ type books struct {
 func (l *ledger) balance(deliveries int) books {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := books{messages: len(l.accounts), deliveries: deliveries, effects: l.effects, extra: map[string]int{}}
+	b := books{messages: len(l.accounts), deliveries: deliveries, effects: l.effects, extra: map[string]int{}, latest: map[string]string{}}
 	for id, a := range l.accounts {
 		b.letters += a.letters
 		var before *run
@@ -251,6 +252,7 @@ func (l *ledger) balance(deliveries int) books {
 			}
 			if before != nil {
 				if why := explain(before, r); why != "" {
+					b.latest[why] = fmt.Sprintf("%s: %+v after %+v", id, *r, *before)
 					b.extra[why]++
 				} else {
 					b.unexplained = append(b.unexplained, fmt.Sprintf("%s: %+v after %+v", id, *r, *before))
@@ -296,7 +298,7 @@ func (b books) mustExplain(t *testing.T, allowed ...string) {
 	}
 	for why, n := range b.extra {
 		if !slices.Contains(allowed, why) {
-			t.Errorf("%d extra effects because %s, want none", n, why)
+			t.Errorf("%d extra effects because %s, want none, such as %s", n, why, b.latest[why])
 		}
 	}
 }
