@@ -51,6 +51,8 @@ type breaker struct {
 	// nothing, and the circuit need not be told: it counts failures in a row only.
 	healthy atomic.Bool
 
+	alone chan struct{} // has those that ask alone
+
 	mu    sync.Mutex
 	cause error          // the last failure that says that the store is down
 	first dedupstore.Key // of the failures in a row
@@ -67,7 +69,9 @@ type breaker struct {
 }
 
 func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
-	b := &breaker{policy: policy, log: log, back: make(chan struct{})}
+	b := &breaker{
+		policy: policy, log: log, back: make(chan struct{}), alone: make(chan struct{}, mostAlone),
+	}
 	b.circuit = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Timeout:       time.Nanosecond, // it is fixed: the pauses, which grow and have jitter, are kept here
 		ReadyToTrip:   b.trips,
@@ -99,8 +103,13 @@ func (b *breaker) claim(key *dedupstore.Key, ask func(together bool) error) erro
 			return err
 		}
 	}
+	b.alone <- struct{}{} // what waited for a batch that failed comes at once
+	defer func() { <-b.alone }()
 	return b.guarded(key, func() error { return ask(false) })
 }
+
+// mostAlone is how many claims are asked alone at once, while failures count.
+const mostAlone = 4
 
 // errUnasked is the result of claims that were to travel together when one before them had failed.
 var errUnasked = errors.New("a claim before this one has failed")

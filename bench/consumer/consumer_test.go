@@ -21,7 +21,7 @@ var results = []string{
 	"ratio dedup_vs_naive_16subs",
 	"ratio dedup_vs_plain",
 	"ratio plain_vs_stock",
-	"ratio worker_vs_raw",
+	"ratio worker_vs_raw", "ratio batch_vs_raw",
 }
 
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {

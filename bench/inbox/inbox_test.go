@@ -13,7 +13,7 @@ import (
 // Results are what a run must end with, in this order.
 var results = []string{
 	"ratio tier2_vs_handwritten",
-	"ratio tier2_vs_handwritten_1",
+	"ratio tier2_vs_handwritten_1", "ratio tier2_batch_vs_handwritten",
 	"ratio duplicates_tier2_vs_handwritten",
 }
 

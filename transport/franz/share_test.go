@@ -991,8 +991,10 @@ func TestShareWorker_TopicThatIsMadeAgainEndsTheRun(t *testing.T) {
 		made, err := b.admin.CreateTopic(t.Context(), 1, 1, nil, b.topic)
 		return err == nil && made.Err == nil
 	})
-	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), b.topic) {
-		t.Errorf("Run: %v, want an error that names the topic", err)
+	// A broker that refuses an acknowledgement before anybody has looked at the topic ends the run, too.
+	err := m.wait()
+	if named := err != nil && strings.Contains(err.Error(), b.topic); !named && !strings.Contains(fmt.Sprint(err), "a lock was lost") {
+		t.Errorf("Run: %v, want an error that names the topic, or says that a lock was lost", err)
 	}
 	m.cl.Close()
 	b.put(1, 5, 1)
