@@ -104,7 +104,8 @@
 //
 // # What a message is
 //
-// The handler of the record is Config.Handler, the origin is the stream. Headers of the server ("Nats-…") are among a delivery's: outputs and dead letters do not have them, and what
+// The handler of the record is Config.Handler, the origin is the stream. Headers of the server ("Nats-…") are among a
+// delivery's: outputs and dead letters do not have them, and what
 // a handler publishes by itself should not. Header names keep their case. Several values of one header are joined by ",
 // " in their order (RFC 9110, section 5.3). The position, for producer.ExtractPosition, is the stream's sequence and
 // time. A Nats-Msg-Id is taken for unique within its stream: in one that has several sources, among all of them.
