@@ -19,7 +19,7 @@ type lease struct {
 
 	mu        sync.Mutex
 	deadline  time.Time
-	renewal   time.Time               // when it is to be renewed
+	renewal   time.Time               // the next is due then
 	extending chan struct{}           // closed when the renewal that is under way has ended; nil: none is
 	started   bool                    // the handler has been called, or is about to be
 	lost      bool                    // the store said so

@@ -41,7 +41,8 @@ func openBatches(ctx context.Context, s servers) (system, error) {
 
 func (b batched) handle(_ context.Context, id string, payload []byte) error {
 	w := waiting{consumer.Delivery{
-		Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload, Count: 1,
+		Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload,
+		Count: 1,
 	}, make(chan error, 1)}
 	b.batcher.Add(w, len(payload))
 	return <-w.done

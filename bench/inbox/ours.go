@@ -25,7 +25,8 @@ func newGuarded(store dedupstore.Store, write func(ctx context.Context, id strin
 
 func (g guarded) handle(ctx context.Context, id string, payload []byte) error {
 	d := consumer.Delivery{
-		Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload, Count: 1,
+		Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload,
+		Count: 1,
 	}
 	decision := g.once.Process(ctx, d, func(ctx context.Context) error { return g.write(ctx, id) })
 	if decision.Action != consumer.Ack || decision.Err != nil {

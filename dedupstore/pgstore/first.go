@@ -85,7 +85,7 @@ type firstRun struct {
 // firstToken says that a transaction has made its record: nobody else can settle that, or bar the transaction.
 const firstToken = "first"
 
-// quick is how long a run takes at most of which the record does not say how long that was.
+// quick bounds the runs whose record does not say how long they took.
 const quick = time.Second
 
 // most is how many records one statement makes.

@@ -36,7 +36,8 @@ func firstly(id string) oncemill.Call {
 // versions is how many versions of a key's record have been written, on a table of its own, of one page.
 func versions(t *testing.T, pool *pgxpool.Pool, id string) (n int) {
 	t.Helper()
-	err := pool.QueryRow(t.Context(), `SELECT (ctid::text::point)[1] FROM oncemill_dedup WHERE key LIKE '%:' || $1`, id).Scan(&n)
+	const query = `SELECT (ctid::text::point)[1] FROM oncemill_dedup WHERE key LIKE '%:' || $1`
+	err := pool.QueryRow(t.Context(), query, id).Scan(&n)
 	if err != nil {
 		t.Fatal(err)
 	}

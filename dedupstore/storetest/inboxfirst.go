@@ -365,7 +365,7 @@ func (k *inboxKit) chargeAll(ctx context.Context, claims []dedupstore.Claim) err
 	return nil
 }
 
-// makesAll wants a batch of first runs to be committed, and returns of which keys.
+// makesAll wants a batch of first runs to be committed. It returns the claims that were.
 func (k *inboxKit) makesAll(
 	requests []dedupstore.Request, w func(context.Context, []dedupstore.Claim) error,
 ) []dedupstore.Claim {

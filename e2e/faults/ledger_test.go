@@ -242,7 +242,8 @@ type books struct {
 func (l *ledger) balance(deliveries int) books {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := books{messages: len(l.accounts), deliveries: deliveries, effects: l.effects, extra: map[string]int{}, latest: map[string]string{}}
+	b := books{messages: len(l.accounts), deliveries: deliveries, effects: l.effects, extra: map[string]int{},
+		latest: map[string]string{}}
 	for id, a := range l.accounts {
 		b.letters += a.letters
 		var before *run

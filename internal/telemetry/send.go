@@ -112,7 +112,7 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 }
 
 // start begins a message's span, and returns the trace context that the message has, if any. That is the parent,
-// unless there is a current span and it is to be one.
+// unless the sender prefers the current span, and there is one.
 func (s *Sender) start(
 	ctx context.Context, tracer trace.Tracer, n named, h map[string]string, current bool,
 ) (context.Context, trace.Span, trace.SpanContext) {

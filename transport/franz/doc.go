@@ -82,7 +82,7 @@
 // back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
 // milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also
 // does so when it waits for something else than its own next attempt (a busy key, a store that is down), or is a dead
-// letter, of which a copy would not say where its message came from.
+// letter: a copy of that would not say where its message came from.
 //
 // # Share groups
 //

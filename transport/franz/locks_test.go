@@ -83,7 +83,7 @@ func TestShareSession_ClientThatWouldAcceptByItselfIsNoticed(t *testing.T) {
 	}
 }
 
-// The broker refuses all of a partition together, and does not say of which record the lock is lost.
+// The broker refuses all of a partition together, and does not say which record has lost its lock.
 func TestLocks_AfterARefusalNothingOfThePartitionIsSaid(t *testing.T) {
 	t.Parallel()
 	cluster, s, records := sharing(t, 3, veiling)

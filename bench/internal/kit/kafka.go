@@ -66,7 +66,7 @@ func (p *programTB) Fatalf(format string, args ...any) {
 
 func (p *programTB) Skip(args ...any) { panic(programError{errors.New(fmt.Sprint(args...))}) }
 
-// end does what is to be done at the end of a test, the last first.
+// end runs the cleanups, the last one first.
 func (p *programTB) end() error {
 	var failed error
 	for i := len(p.cleanups) - 1; i >= 0; i-- {
