@@ -91,15 +91,11 @@ type refusalError struct {
 func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the
-// caller: its error is taken for the store's. It is told whether it may travel together with others: while failures
-// count, each asks alone.
+// caller: its error is taken for the store's. It is told whether it may travel together with others, and then reports by
+// itself: while failures count, each asks alone.
 func (b *breaker) claim(key *dedupstore.Key, ask func(together bool) error) error {
 	if b.healthy.Load() {
-		err := ask(true)
-		if err == nil || err != errUnasked { //nolint:errorlint // never wrapped
-			if err != nil {
-				b.report(key, err)
-			}
+		if err := ask(true); err != errUnasked { //nolint:errorlint // never wrapped
 			return err
 		}
 	}
@@ -114,7 +110,8 @@ const mostAlone = 4
 // errUnasked is the result of claims that were to travel together when one before them had failed.
 var errUnasked = errors.New("a claim before this one has failed")
 
-// report tells the circuit of a claim that failed while everything was well.
+// report tells the circuit of a claim that failed while everything was well. Whoever sends claims together does so, before
+// the next ones go.
 func (b *breaker) report(key *dedupstore.Key, err error) {
 	defer b.tell()
 	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })

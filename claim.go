@@ -70,9 +70,6 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 // answered takes the answer to a claim that was sent together with others.
 func (t *Ticket) answered(result *dedupstore.ClaimResult) {
 	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else the attempt asks
-		if result.Err != nil {
-			t.part.breaker.report(&t.call.Key, result.Err)
-		}
 		t.take(result, t.sent)
 		t.unread = true
 	}

@@ -82,7 +82,13 @@ func (p *parts) part(log *slog.Logger) *part {
 func (p *part) claim(store dedupstore.Store) func(context.Context, []dedupstore.Request) []dedupstore.ClaimResult {
 	return func(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 		if p.breaker.healthy.Load() {
-			return store.Claim(ctx, requests)
+			results := store.Claim(ctx, requests)
+			for i := range results {
+				if err := results[i].Err; err != nil {
+					p.breaker.report(&requests[i].Key, err)
+				}
+			}
+			return results
 		}
 		results := make([]dedupstore.ClaimResult, len(requests))
 		for i := range results {

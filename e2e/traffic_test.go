@@ -57,12 +57,10 @@ func (m *moody) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 }
 
 func (m *moody) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, d := x.Claim, x.Lease
-
 	if m.settles.Load() {
 		return errDown
 	}
-	return dedupstore.ExtendOne(ctx, m.Store, dedupstore.Extension{Claim: c, Lease: d, Started: true})
+	return dedupstore.ExtendOne(ctx, m.Store, x)
 }
 
 func (m *moody) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {

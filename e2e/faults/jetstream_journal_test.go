@@ -68,38 +68,30 @@ func newJournal(t *testing.T, store dedupstore.Store, name string) *journal {
 }
 
 func (j *journal) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, j.claimOne)
-}
-
-func (j *journal) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	a, err := dedupstore.ClaimOne(ctx, j.ledger, r)
-	if err == nil && a.Status == dedupstore.AcquiredRun {
-		j.write(a.Claim.Key, a.Claim.Fence, mark{})
+	results := j.ledger.Claim(ctx, requests)
+	for _, r := range results {
+		if r.Err == nil && r.Answer.Status == dedupstore.AcquiredRun {
+			j.write(r.Answer.Claim.Key, r.Answer.Claim.Fence, mark{})
+		}
 	}
-	return a, err
+	return results
 }
 
 func (j *journal) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, j.extendOne)
-}
-
-func (j *journal) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c := x.Claim
-
-	err := dedupstore.ExtendOne(ctx, j.ledger, x)
-	j.write(c.Key, c.Fence, mark{})
-	return err
+	errs := j.ledger.Extend(ctx, extensions)
+	for _, x := range extensions {
+		j.write(x.Claim.Key, x.Claim.Fence, mark{})
+	}
+	return errs
 }
 
 func (j *journal) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, j.settleOne)
-}
-
-func (j *journal) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	err := dedupstore.SettleOne(ctx, j.ledger, c, s)
-	_, release := s.(dedupstore.Release)
-	j.write(c.Key, c.Fence, mark{released: release && err == nil})
-	return err
+	errs := j.ledger.Settle(ctx, settlings)
+	for i, s := range settlings {
+		_, release := s.Settlement.(dedupstore.Release)
+		j.write(s.Claim.Key, s.Claim.Fence, mark{released: release && errs[i] == nil})
+	}
+	return errs
 }
 
 // does has the effect of a handler.

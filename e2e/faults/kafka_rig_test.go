@@ -305,18 +305,18 @@ func (a *account) String() string {
 	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.letters, len(a.runs), b.String())
 }
 
-func (r *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, r.claimOne)
-}
-
 // Claim notes, beside what the ledger does, which messages the store says to have an outcome: it may have stored one and
 // the confirmation was lost.
-func (r *kafkaRig) claimOne(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
-	a, err := dedupstore.ClaimOne(ctx, r.ledger, q)
-	if err == nil && a.Status == dedupstore.Done {
-		r.look(func() { r.known[q.Key.ID] = true })
-	}
-	return a, err
+func (r *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := r.ledger.Claim(ctx, requests)
+	r.look(func() {
+		for i, q := range requests {
+			if results[i].Err == nil && results[i].Answer.Status == dedupstore.Done {
+				r.known[q.Key.ID] = true
+			}
+		}
+	})
+	return results
 }
 
 // finished says whether the message has an outcome. The ledger is locked.

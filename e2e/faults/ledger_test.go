@@ -24,7 +24,7 @@ type ledger struct {
 
 	mu       sync.Mutex
 	accounts map[string]*account // by message ID
-	claims   int                 // calls of Claim
+	claims   int                 // that were asked for
 	effects  int
 	renewals int                // that the store confirmed
 	failures map[string]failure // errors that callers got, by operation and text; not ErrClaimLost, which is an answer
@@ -93,60 +93,65 @@ func (l *ledger) fails(operation string, err error) {
 }
 
 func (l *ledger) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, l.claimOne)
+	l.look(func() {
+		l.claims += len(requests)
+		for _, r := range requests {
+			if account := l.of(r.Key.ID); account.asked[r.Owner].IsZero() {
+				account.asked[r.Owner] = time.Now()
+			}
+		}
+	})
+	results := l.Store.Claim(ctx, requests)
+	l.look(func() {
+		for i, r := range requests {
+			l.answers(r, &results[i])
+		}
+	})
+	return results
 }
 
-func (l *ledger) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	l.mu.Lock()
-	account := l.of(r.Key.ID)
-	if account.asked[r.Owner].IsZero() {
-		account.asked[r.Owner] = time.Now()
-	}
-	l.claims++
-	l.mu.Unlock()
-	a, err := dedupstore.ClaimOne(ctx, l.Store, r)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.fails("claim", err)
-	if err == nil && a.Status == dedupstore.AcquiredRun && account.run(a.Claim.Fence) == nil {
+// answers notes how the store answered a claim. The ledger is locked.
+func (l *ledger) answers(r dedupstore.Request, result *dedupstore.ClaimResult) {
+	l.fails("claim", result.Err)
+	a, account := &result.Answer, l.of(r.Key.ID)
+	if result.Err == nil && a.Status == dedupstore.AcquiredRun && account.run(a.Claim.Fence) == nil {
 		account.runs = append(account.runs, &run{
 			Claim: a.Claim, found: a.Found, granted: time.Now(), until: account.asked[r.Owner].Add(r.Lease),
 		})
 	}
-	return a, err
 }
 
 func (l *ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, l.extendOne)
-}
-
-func (l *ledger) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	sent := time.Now()
-	err := dedupstore.ExtendOne(ctx, l.Store, x)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.fails("extend", err)
-	if r := l.of(c.Key.ID).run(c.Fence); err == nil && r != nil {
-		r.until = sent.Add(lease)
-		l.renewals++
-	}
-	return err
+	errs := l.Store.Extend(ctx, extensions)
+	l.look(func() {
+		for i, x := range extensions {
+			l.fails("extend", errs[i])
+			if r := l.of(x.Claim.Key.ID).run(x.Claim.Fence); errs[i] == nil && r != nil {
+				r.until = sent.Add(x.Lease)
+				l.renewals++
+			}
+		}
+	})
+	return errs
 }
 
 func (l *ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, l.settleOne)
+	errs := l.Store.Settle(ctx, settlings)
+	l.look(func() {
+		for i, s := range settlings {
+			l.settled(s, errs[i])
+		}
+	})
+	return errs
 }
 
-func (l *ledger) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	err := dedupstore.SettleOne(ctx, l.Store, c, s)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// settled notes how the store answered a settlement. The ledger is locked.
+func (l *ledger) settled(s dedupstore.Settling, err error) {
 	l.fails("settle", err)
-	r := l.of(c.Key.ID).run(c.Fence)
-	if _, finish := s.(dedupstore.Finish); !finish || r == nil {
-		return err
+	r := l.of(s.Claim.Key.ID).run(s.Claim.Fence)
+	if _, finish := s.Settlement.(dedupstore.Finish); !finish || r == nil {
+		return
 	}
 	switch {
 	case err == nil:
@@ -156,7 +161,6 @@ func (l *ledger) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore
 	default:
 		r.end = unrecorded
 	}
-	return err
 }
 
 // Publish takes dead letters.
