@@ -63,7 +63,7 @@ type record struct {
 	state                      State
 	owner                      string
 	fence                      uint64
-	attempts, returned         int
+	attempts, returned, reruns int
 	fingerprint                Fingerprint
 	lease, due, first, expires time.Time
 	started                    bool
@@ -132,7 +132,7 @@ func (rec *record) decide(r Request, now time.Time, a *Answer) {
 	case rec.fingerprint.Differs(r.Fingerprint):
 		a.Status = Mismatch
 	case rerun:
-		rec.attempts, rec.returned = 0, 0
+		rec.again()
 		rec.run(r, now)
 		a.Status = AcquiredRun
 	case rec.state == Finished:
@@ -158,6 +158,9 @@ func (rec *record) decide(r Request, now time.Time, a *Answer) {
 		a.Status = AcquiredRun
 	}
 }
+
+// again begins the attempts anew, on request.
+func (rec *record) again() { rec.attempts, rec.returned, rec.reruns = 0, 0, rec.reruns+1 }
 
 func (rec *record) run(r Request, now time.Time) {
 	rec.own(r, now)
@@ -313,61 +316,6 @@ func (rec *record) settledBy(owner string, took time.Duration) {
 	if n := len(rec.settled); n > rememberedSettlers {
 		rec.settled = slices.Clone(rec.settled[n-rememberedSettlers:])
 	}
-}
-
-// Look implements [Inspector].
-func (m *Memory) Look(ctx context.Context, keys []Key) ([]Record, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.removeExpired(m.now())
-	records := make([]Record, len(keys))
-	for i, key := range keys {
-		records[i] = Record{Key: key, State: Absent}
-		if rec := m.records[key]; rec != nil {
-			records[i] = rec.look()
-		}
-	}
-	return records, nil
-}
-
-func (rec *record) look() Record {
-	seen := Record{
-		Key: rec.key, State: rec.state, Started: rec.started && rec.state == Running, Fence: rec.fence,
-		Attempts: rec.attempts, Returned: rec.returned, First: rec.first, Claimed: rec.claimed, Ended: rec.ended,
-		Expires: rec.expires, Holder: rec.holder, Trace: rec.trace, History: slices.Clone(rec.history),
-		Outcome: rec.outcome.clone(), Duplicates: rec.duplicates, LastDuplicate: rec.lastDuplicate,
-	}
-	seen.Outcome.Produced = Stubs(seen.Outcome.Produced)
-	switch rec.state {
-	case Running:
-		seen.Until = rec.lease
-	case Retryable:
-		seen.Until = rec.due
-	case Publishing:
-		seen.Until, seen.Decided = rec.lease, rec.decided
-	case Finished:
-		seen.Decided = rec.decided
-	}
-	return seen
-}
-
-// NoteDuplicates implements [Inspector].
-func (m *Memory) NoteDuplicates(ctx context.Context, duplicates []Duplicates) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, d := range duplicates {
-		if rec := m.records[d.Key]; rec != nil {
-			rec.duplicates += d.Count
-			rec.lastDuplicate = d.Last
-		}
-	}
-	return nil
 }
 
 // Len is the number of records, expired ones included that no operation has removed yet.

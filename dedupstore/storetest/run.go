@@ -54,7 +54,7 @@ var cases = slices.Concat(
 	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases,
 	rerunCases,
 	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
-	batchCases, evidenceCases,
+	batchCases, evidenceCases, inspectCases,
 )
 
 type testCase struct {
