@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A filter is a dedupstore.Filter as flags.
+type filter struct {
+	dedupstore.Filter
+	states, kinds []string
+	since, before string
+}
+
+// scope has the flags of a scope.
+func (f *filter) scope(flags *pflag.FlagSet) {
+	flags.SortFlags = false
+	flags.StringVar(&f.Tenant, "tenant", "", "only records of this tenant")
+	flags.StringVar(&f.Group, "group", "", "only records of this consumer group")
+	flags.StringVar(&f.Handler, "handler", "", "only records of this handler")
+}
+
+// all has the flags of a whole filter.
+func (f *filter) all(flags *pflag.FlagSet) {
+	f.scope(flags)
+	flags.StringSliceVar(&f.states, "state", nil, "only these states: running, retryable, publishing, done")
+	flags.StringSliceVar(&f.kinds, "kind", nil, "only these outcomes: succeeded, failed, unknown")
+	flags.StringVar(&f.Reason, "reason", "", "only records whose last reason contains this text")
+	flags.StringVar(&f.since, "since", "", "only records last claimed since then: 2h, or an RFC 3339 time")
+	flags.StringVar(&f.before, "before", "", "only records last claimed before then")
+}
+
+// read reads the flags. Now is what durations count from.
+func (f *filter) read(now time.Time) (err error) {
+	states := []dedupstore.State{
+		dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
+	}
+	kinds := []dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
+	if f.States, err = oneOf("--state", f.states, states); err != nil {
+		return err
+	}
+	if f.Kinds, err = oneOf("--kind", f.kinds, kinds); err != nil {
+		return err
+	}
+	if f.Since, err = when("--since", f.since, now); err != nil {
+		return err
+	}
+	f.Before, err = when("--before", f.before, now)
+	return err
+}
+
+// empty reports whether the filter lets everything through.
+func (f *filter) empty() bool {
+	return f.Tenant == "" && f.Group == "" && f.Handler == "" && f.ID == "" && f.Reason == "" &&
+		len(f.States)+len(f.Kinds) == 0 && f.Since.IsZero() && f.Before.IsZero()
+}
+
+func oneOf[T ~string](name string, given []string, known []T) (chosen []T, err error) {
+	for _, text := range given {
+		if !slices.Contains(known, T(text)) {
+			return nil, usagef("%s is %q, want one of %s", name, text, strings.Trim(fmt.Sprint(known), "[]"))
+		}
+		chosen = append(chosen, T(text))
+	}
+	return chosen, nil
+}
+
+// when reads a time, or how long ago it was.
+func when(name, text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil {
+		return now.Add(-ago), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, usagef("%s is %q, want a duration such as 2h, or a time such as 2026-01-02T15:04:05Z", name,
+			text)
+	}
+	return at, nil
+}
+
+// each calls do with the records that a filter lets through, until it returns false. A record may come twice.
+func (a *app) each(
+	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter, do func(*dedupstore.Record) bool,
+) error {
+	progress := a.progress("records")
+	defer progress.end()
+	for after := ""; ; {
+		page, err := store.List(ctx, f, after)
+		if err != nil {
+			return err
+		}
+		progress.add(page.Looked, page.Total)
+		for i := range page.Records {
+			if !do(&page.Records[i]) {
+				return nil
+			}
+		}
+		if after = page.Next; after == "" {
+			return nil
+		}
+	}
+}

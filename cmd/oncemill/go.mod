@@ -1,0 +1,56 @@
+module github.com/oncemill/oncemill/cmd/oncemill
+
+go 1.26.0
+
+require (
+	github.com/jackc/pgx/v5 v5.12.0
+	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
+	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
+	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
+	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
+	github.com/redis/go-redis/v9 v9.23.0
+	github.com/spf13/cobra v1.10.2
+	github.com/spf13/pflag v1.0.9
+	go.yaml.in/yaml/v3 v3.0.5
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/go-logr/logr v1.4.4 // indirect
+	github.com/go-logr/stdr v1.2.2 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/gowebpki/jcs v1.0.2 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
+	github.com/mattn/go-isatty v0.0.24 // indirect
+	github.com/ncruces/go-strftime v1.0.0 // indirect
+	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	github.com/sony/gobreaker/v2 v2.4.0 // indirect
+	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
+	go.opentelemetry.io/otel v1.47.0 // indirect
+	go.opentelemetry.io/otel/log v1.47.0 // indirect
+	go.opentelemetry.io/otel/metric v1.47.0 // indirect
+	go.opentelemetry.io/otel/trace v1.47.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+	modernc.org/libc v1.77.1 // indirect
+	modernc.org/mathutil v1.7.1 // indirect
+	modernc.org/memory v1.12.1 // indirect
+	modernc.org/sqlite v1.60.0 // indirect
+)
+
+replace (
+	github.com/oncemill/oncemill => ../..
+	github.com/oncemill/oncemill/dedupstore/pgstore => ../../dedupstore/pgstore
+	github.com/oncemill/oncemill/dedupstore/redisstore => ../../dedupstore/redisstore
+	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../../dedupstore/sqlitestore
+	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../../internal/testserver/postgrestest
+	github.com/oncemill/oncemill/internal/testserver/redistest => ../../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../../outbox/sqliteoutbox
+)

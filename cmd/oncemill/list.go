@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
+)
+
+func (a *app) list() *cobra.Command {
+	var f filter
+	var limit int
+	var check, payload bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		GroupID: "look",
+		Short:   "List records by state, outcome, scope, reason and age",
+		Example: "  oncemill ls --kind failed,unknown --since 24h\n" +
+			"  oncemill ls --group billing --state running --before 10m --check",
+		Args: arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.read(time.Now()); err != nil {
+				return err
+			}
+			if limit < 1 {
+				return usagef("--limit is %d, want at least 1", limit)
+			}
+			return a.lists(cmd.Context(), f.Filter, limit, check, payload)
+		},
+	}
+	f.all(cmd.Flags())
+	cmd.Flags().IntVar(&limit, "limit", 100, "list so many at most")
+	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is one")
+	cmd.Flags().BoolVar(&payload, "show-payload", false, "show results, too (json and jsonl)")
+	return cmd
+}
+
+func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, check, payload bool) error {
+	store, err := a.inspector(ctx)
+	if err != nil {
+		return err
+	}
+	found, more := map[dedupstore.Key]dedupstore.Record{}, false
+	err = a.each(ctx, store, f, func(r *dedupstore.Record) bool {
+		if more = len(found) == limit; more {
+			_, more = found[r.Key]
+			more = !more
+		}
+		if !more {
+			found[r.Key] = *r
+		}
+		return !more
+	})
+	if err != nil {
+		return err
+	}
+	records := sorted(found)
+	if a.forPeople() {
+		a.table(tableOf(records, time.Now()))
+		if more {
+			fmt.Fprintf(a.log, "There are more than these %d; --limit shows more.\n", limit)
+		}
+	} else {
+		var all []view
+		for i := range records {
+			all = append(all, viewOf(&records[i], payload))
+		}
+		if err := items(a, all); err != nil {
+			return err
+		}
+	}
+	if check && len(records) > 0 {
+		return errFound
+	}
+	return nil
+}
+
+func tableOf(records []dedupstore.Record, now time.Time) table {
+	t := table{{"ID", "SCOPE", "STATE", "ATTEMPTS", "CLAIMED", "HOLDER", "DUPLICATES", "REASON"}}
+	for i := range records {
+		r := &records[i]
+		t = append(t, []string{
+			safe(r.Key.ID, 60), safe(scopeOf(r.Key), 60), stateOf(r.State, r.Outcome.Kind), fmt.Sprint(r.Attempts),
+			explain.Span(now.Sub(r.Claimed)) + " ago", safe(r.Holder, 30), fmt.Sprint(r.Duplicates),
+			safe(r.Outcome.Reason, 60),
+		})
+	}
+	return t
+}

@@ -1,0 +1,119 @@
+// Command oncemill answers what happened to a message, and mends what failed. See its help, and docs/command.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses.
+const (
+	exitError = 1 // something went wrong
+	exitUsage = 2 // the command line is wrong
+	exitFound = 3 // what was looked for was found, with --check
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// errFound ends a command that was told to find something, and did.
+var errFound = errors.New("found")
+
+// A usageError says what is wrong with the command line.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// run runs the command and returns its exit status.
+func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) int {
+	a := &app{in: in, out: out, log: log}
+	root := a.command()
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(log)
+	err := root.ExecuteContext(ctx)
+	a.close()
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errFound):
+		return exitFound
+	case ctx.Err() != nil:
+		fmt.Fprintln(log, "oncemill: interrupted")
+		return exitError
+	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown "):
+		fmt.Fprintf(log, "oncemill: %v\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(log, "oncemill: %v\n", err)
+		return exitError
+	}
+}
+
+// An app is one run of the command.
+type app struct {
+	in       io.Reader
+	out, log io.Writer
+	settings settings
+	closers  []func()
+}
+
+func (a *app) close() {
+	for _, c := range a.closers {
+		c()
+	}
+}
+
+func (a *app) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "oncemill",
+		Short: "What happened to this message?",
+		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
+message, lists and counts records, and mends what failed.
+
+It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX)
+or by a context of the file "oncemill.yaml" in the user's config folder:
+
+  current: prod
+  contexts:
+    prod:
+      store: redis://127.0.0.1:6379
+      outbox: postgres://app@127.0.0.1/shop
+      trace: https://traces.example/trace/{trace}
+
+Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			return a.settings.load(cmd.Flags())
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	a.settings.flags(root.PersistentFlags())
+	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
+	root.AddCommand(a.explain(), a.list(), a.stats(), a.forget(), a.rerun(), a.complete())
+	return root
+}
+
+// arguments makes an error of usage of a wrong number of arguments.
+func arguments(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usagef("%s: %w; see oncemill %s --help", cmd.Name(), err, cmd.Name())
+		}
+		return nil
+	}
+}

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"oncemill": main})
+}
+
+// TestCommand_WithoutServers has what needs none.
+func TestCommand_WithoutServers(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{Dir: filepath.Join("testdata", "plain"), Setup: alone})
+}
+
+// alone keeps a script from the settings of whoever runs the tests.
+func alone(env *testscript.Env) error {
+	env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
+	for _, name := range []string{"STORE", "OUTBOX", "TRACE", "CONTEXT", "CONFIG"} {
+		env.Setenv("ONCEMILL_"+name, "")
+	}
+	return nil
+}
+
+// TestCommand_OnEachStore runs the same scripts on each store. A script has records of its own.
+func TestCommand_OnEachStore(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) (address func(dir, own string) string){
+		"sqlite": func(t *testing.T) func(dir, own string) string {
+			return func(dir, _ string) string {
+				path := filepath.Join(dir, "records.db")
+				db, err := sqliteoutbox.Open(t.Context(), path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				db.Close()
+				return "sqlite:" + path
+			}
+		},
+		"redis": func(t *testing.T) func(dir, own string) string {
+			server := redistest.Start(t)
+			return func(_, own string) string { return "redis://" + server.Addr + "?prefix=" + own }
+		},
+		"postgres": func(t *testing.T) func(dir, own string) string {
+			database := postgrestest.Shared(t).NewDatabase(t)
+			return func(_, own string) string { return database.DSN() + "&table=" + own }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address := start(t)
+			testscript.Run(t, testscript.Params{
+				Dir:  filepath.Join("testdata", "stores"),
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed},
+				Setup: func(env *testscript.Env) error {
+					at := address(env.WorkDir, "t"+strings.ToLower(rand.Text()[:12]))
+					if err := alone(env); err != nil {
+						return err
+					}
+					env.Setenv("ONCEMILL_STORE", at)
+					return migrate(at)
+				},
+			})
+		})
+	}
+}
+
+// open opens the store at an address, as the command does.
+func open(address string) (dedupstore.Inspector, func(), error) {
+	a := &app{settings: settings{servers: servers{Store: address}}}
+	store, err := a.inspector(context.Background())
+	return store, a.close, err
+}
+
+func migrate(address string) error {
+	store, done, err := open(address)
+	if err != nil {
+		return err
+	}
+	defer done()
+	switch s := store.(type) {
+	case *sqlitestore.Store:
+		return s.Migrate(context.Background())
+	case *pgstore.Store:
+		return s.Migrate(context.Background())
+	}
+	return nil
+}
+
+// seed HISTORY ID [GROUP:HANDLER] makes the record of a message with a history.
+func seed(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: seed HISTORY ID [GROUP:HANDLER]")
+	}
+	store, done, err := open(ts.Getenv("ONCEMILL_STORE"))
+	ts.Check(err)
+	defer done()
+	g := &seeder{ts: ts, store: store, key: dedupstore.Key{
+		Tenant: "default", Group: "billing", Handler: "charge", ID: args[1],
+	}}
+	if len(args) > 2 {
+		g.key.Group, g.key.Handler, _ = strings.Cut(args[2], ":")
+	}
+	history, ok := seeds[args[0]]
+	if !ok {
+		ts.Fatalf("no history %q", args[0])
+	}
+	history(g)
+}
+
+type seeder struct {
+	ts    *testscript.TestScript
+	store dedupstore.Inspector
+	key   dedupstore.Key
+}
+
+const window = time.Hour
+
+func (g *seeder) claims(lease time.Duration) dedupstore.Claim {
+	a, err := dedupstore.ClaimOne(context.Background(), g.store, dedupstore.Request{
+		Key: g.key, Owner: rand.Text(), Lease: lease, Retention: window, MaxAttempts: 5, Holder: "billing-1:417",
+		Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+	})
+	g.ts.Check(err)
+	return a.Claim
+}
+
+func (g *seeder) ends(c dedupstore.Claim, s dedupstore.Settlement) {
+	g.ts.Check(dedupstore.SettleOne(context.Background(), g.store, c, s))
+}
+
+func (g *seeder) finish(kind dedupstore.Kind, reason string) {
+	o := dedupstore.Outcome{Kind: kind, Reason: reason}
+	if kind == dedupstore.Succeeded {
+		o.Result = []byte(`{"charge":"ch_1"}`)
+	}
+	g.ends(g.claims(window), dedupstore.Finish{
+		Outcome: o, Retention: window, Published: true, Took: 12 * time.Millisecond,
+	})
+}
+
+var seeds = map[string]func(g *seeder){
+	"running":   func(g *seeder) { g.claims(window) },
+	"succeeded": func(g *seeder) { g.finish(dedupstore.Succeeded, "") },
+	"failed":    func(g *seeder) { g.finish(dedupstore.Failed, "card refused") },
+	"unknown":   func(g *seeder) { g.finish(dedupstore.Unknown, "no answer from the bank") },
+	"retryable": func(g *seeder) {
+		g.ends(g.claims(window), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
+	},
+	"retried": func(g *seeder) {
+		g.ends(g.claims(window), dedupstore.Release{Reason: "bank: connection refused"})
+		g.finish(dedupstore.Succeeded, "")
+	},
+	"duplicates": func(g *seeder) {
+		g.finish(dedupstore.Succeeded, "")
+		g.ts.Check(g.store.NoteDuplicates(context.Background(),
+			[]dedupstore.Duplicates{{Key: g.key, Count: 3, Last: time.Now(), Retention: window}}))
+	},
+	"markup": func(g *seeder) { g.finish(dedupstore.Failed, "bad \x1b[31mescape\x07 and <b>markup</b>") },
+	"many": func(g *seeder) {
+		for i := range 30 {
+			g.key.ID = fmt.Sprintf("bulk-%02d", i)
+			g.finish(dedupstore.Failed, "card refused")
+		}
+	},
+}
+
+// An address of a test's own database never has a password to hide; one that has is told without it.
+func TestSplit_HidesPasswords(t *testing.T) {
+	t.Parallel()
+	_, _, err := split("postgres://app:secret@host:port/db")
+	if err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("the error is %v, want one without the password", err)
+	}
+	if _, err := connect(&url.URL{Scheme: "redis", Host: "h", User: url.UserPassword("u", "secret"), RawQuery: "no=1"}); err ==
+		nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("the error is %v, want one without the password", err)
+	}
+}

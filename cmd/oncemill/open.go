@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// inspector opens the store that the settings name.
+func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
+	if a.settings.Store == "" {
+		return nil, usagef("no store is named: set --store, ONCEMILL_STORE or a context of the config file")
+	}
+	at, own, err := split(a.settings.Store, "prefix", "table", "schema")
+	if err != nil {
+		return nil, err
+	}
+	switch at.Scheme {
+	case "redis", "rediss", "redis+cluster", "rediss+cluster":
+		rdb, err := connect(at)
+		if err != nil {
+			return nil, err
+		}
+		a.closers = append(a.closers, func() { _ = rdb.Close() })
+		return redisstore.New(rdb, redisstore.Config{Prefix: own["prefix"], SkipCheck: true, Logger: quiet})
+	case "postgres", "postgresql":
+		pool, err := a.pool(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		return pgstore.New(pool, pgstore.Config{Schema: own["schema"], Table: own["table"], Logger: quiet})
+	case "sqlite":
+		db, err := a.database(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		return sqlitestore.New(db, sqlitestore.Config{Table: own["table"], Logger: quiet})
+	default:
+		return nil, usagef("store %q begins with %q, want redis, rediss, redis+cluster, rediss+cluster, postgres or "+
+			"sqlite", at.Redacted(), at.Scheme)
+	}
+}
+
+// split takes our own parameters out of an address: drivers refuse what they do not know.
+func split(address string, names ...string) (at *url.URL, own map[string]string, err error) {
+	if at, err = url.Parse(address); err != nil {
+		return nil, nil, usagef("address: %w", hide(err))
+	}
+	own = map[string]string{}
+	query := at.Query()
+	for _, name := range names {
+		own[name] = query.Get(name)
+		query.Del(name)
+	}
+	at.RawQuery = query.Encode()
+	return at, own, nil
+}
+
+// hide leaves out the address of an error, which may have a password.
+func hide(err error) error {
+	if wrong, ok := err.(*url.Error); ok { //nolint:errorlint // as url.Parse returns it
+		return wrong.Err
+	}
+	return err
+}
+
+func connect(at *url.URL) (redis.UniversalClient, error) {
+	scheme, cluster := strings.CutSuffix(at.Scheme, "+cluster")
+	plain := *at
+	plain.Scheme = scheme
+	if cluster {
+		options, err := redis.ParseClusterURL(plain.String())
+		if err != nil {
+			return nil, usagef("store %s: %w", at.Redacted(), err)
+		}
+		options.ContextTimeoutEnabled = true
+		return redis.NewClusterClient(options), nil
+	}
+	options, err := redis.ParseURL(plain.String())
+	if err != nil {
+		return nil, usagef("store %s: %w", at.Redacted(), err)
+	}
+	options.ContextTimeoutEnabled = true
+	return redis.NewClient(options), nil
+}
+
+func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(at.String())
+	if err != nil {
+		return nil, usagef("%s: %w", at.Redacted(), err)
+	}
+	config.MaxConns = 4
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", at.Redacted(), err)
+	}
+	a.closers = append(a.closers, pool.Close)
+	return pool, nil
+}
+
+// database opens a file that is there: SQLite would make one of a slip of the keyboard.
+func (a *app) database(ctx context.Context, at *url.URL) (*sql.DB, error) {
+	path := at.Path
+	if at.Opaque != "" { // a relative path
+		path = at.Opaque
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("SQLite database: %w", err)
+	}
+	db, err := sqliteoutbox.Open(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, func() { _ = db.Close() })
+	return db, nil
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// servers are where things are, in a context of the file.
+type servers struct {
+	Store  string `yaml:"store"`
+	Outbox string `yaml:"outbox"`
+	Trace  string `yaml:"trace"`
+}
+
+type file struct {
+	Current  string             `yaml:"current"`
+	Contexts map[string]servers `yaml:"contexts"`
+}
+
+// settings are the flags of all commands. What a flag does not say, the environment says, and else the context.
+type settings struct {
+	servers
+	config, context, output string
+}
+
+func (s *settings) flags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&s.Store, "store", "", "where records are: redis://HOST:PORT[/DB][?prefix=P],\n"+
+		"redis+cluster://HOST:PORT, postgres://…[?table=T&schema=S]\nor sqlite:PATH[?table=T]")
+	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is: postgres://… or sqlite:PATH")
+	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
+	f.StringVar(&s.context, "context", "", "the context of the config file to use")
+	f.StringVar(&s.config, "config", "", "the config file")
+	f.StringVarP(&s.output, "output", "o", "table", "table, json or jsonl")
+}
+
+// load fills in what flags do not say.
+func (s *settings) load(flags *pflag.FlagSet) error {
+	if !slices.Contains([]string{"table", "json", "jsonl"}, s.output) {
+		return usagef("--output is %q, want table, json or jsonl", s.output)
+	}
+	chosen, err := s.chosen(flags)
+	if err != nil {
+		return err
+	}
+	fill := func(value *string, name, of string) {
+		*value = cmp.Or(*value, os.Getenv(name), of)
+	}
+	fill(&s.Store, "ONCEMILL_STORE", chosen.Store)
+	fill(&s.Outbox, "ONCEMILL_OUTBOX", chosen.Outbox)
+	fill(&s.Trace, "ONCEMILL_TRACE", chosen.Trace)
+	return nil
+}
+
+// chosen is the context of the file that is in use; empty if there is none.
+func (s *settings) chosen(flags *pflag.FlagSet) (servers, error) {
+	path := cmp.Or(s.config, os.Getenv("ONCEMILL_CONFIG"))
+	named := path != ""
+	if !named {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return servers{}, nil //nolint:nilerr // a user without a home has no file there
+		}
+		path = filepath.Join(dir, "oncemill.yaml")
+	}
+	text, err := os.ReadFile(path)
+	name := cmp.Or(s.context, os.Getenv("ONCEMILL_CONTEXT"))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !named && name == "":
+		return servers{}, nil
+	case err != nil:
+		return servers{}, fmt.Errorf("config file: %w", err)
+	}
+	var f file
+	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&f); err != nil {
+		return servers{}, fmt.Errorf("config file %s: %w", path, err)
+	}
+	name = cmp.Or(name, f.Current)
+	found, ok := f.Contexts[name]
+	if !ok && name != "" {
+		return servers{}, usagef("config file %s has no context %q, it has %s", path, name,
+			strings.Join(slices.Sorted(maps.Keys(f.Contexts)), ", "))
+	}
+	return found, nil
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A line of statistics is that of a scope.
+type scopeStats struct {
+	Tenant     string `json:"tenant"`
+	Group      string `json:"group"`
+	Handler    string `json:"handler"`
+	Running    int    `json:"running"`
+	Retryable  int    `json:"retryable"`
+	Publishing int    `json:"publishing"`
+	Succeeded  int    `json:"succeeded"`
+	Failed     int    `json:"failed"`
+	Unknown    int    `json:"unknown"`
+	Duplicates int    `json:"duplicates"`
+}
+
+func (a *app) stats() *cobra.Command {
+	var f filter
+	var watch bool
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:     "stats",
+		GroupID: "look",
+		Short:   "Count records by scope and state",
+		Example: "  oncemill stats\n  oncemill stats --group billing --watch",
+		Args:    arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < time.Second {
+				return usagef("--every is %v, want at least 1s", every)
+			}
+			return a.counts(cmd.Context(), f.Filter, watch, every)
+		},
+	}
+	f.scope(cmd.Flags())
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "count again and again, until interrupted")
+	cmd.Flags().DurationVar(&every, "every", 5*time.Second, "how often, with --watch")
+	return cmd
+}
+
+func (a *app) counts(ctx context.Context, f dedupstore.Filter, watch bool, every time.Duration) error {
+	store, err := a.inspector(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		scopes, err := a.count(ctx, store, f)
+		if err != nil {
+			return err
+		}
+		if watch && a.forPeople() && terminal(a.out) {
+			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
+		}
+		if a.forPeople() {
+			a.table(statsTable(scopes))
+		} else if err := items(a, scopes); err != nil {
+			return err
+		}
+		if !watch {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil // that is how watching ends
+		case <-time.After(every):
+		}
+	}
+}
+
+// count counts all pages.
+func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]*scopeStats, error) {
+	progress := a.progress("records")
+	defer progress.end()
+	byScope := map[string]*scopeStats{}
+	for after := ""; ; {
+		c, err := store.Count(ctx, f, after)
+		if err != nil {
+			return nil, err
+		}
+		progress.add(c.Looked, c.Total)
+		for _, t := range c.Tallies {
+			name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
+			if byScope[name] == nil {
+				byScope[name] = &scopeStats{Tenant: t.Tenant, Group: t.Group, Handler: t.Handler}
+			}
+			byScope[name].add(t)
+		}
+		if after = c.Next; after == "" {
+			break
+		}
+	}
+	scopes := make([]*scopeStats, 0, len(byScope))
+	for _, s := range byScope {
+		scopes = append(scopes, s)
+	}
+	slices.SortFunc(scopes, func(a, b *scopeStats) int {
+		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Group, b.Group),
+			strings.Compare(a.Handler, b.Handler))
+	})
+	return scopes, nil
+}
+
+func (s *scopeStats) add(t dedupstore.Tally) {
+	s.Duplicates += t.Duplicates
+	switch {
+	case t.State == dedupstore.Running:
+		s.Running += t.Records
+	case t.State == dedupstore.Retryable:
+		s.Retryable += t.Records
+	case t.State == dedupstore.Publishing:
+		s.Publishing += t.Records
+	case t.Kind == dedupstore.Succeeded:
+		s.Succeeded += t.Records
+	case t.Kind == dedupstore.Failed:
+		s.Failed += t.Records
+	default:
+		s.Unknown += t.Records
+	}
+}
+
+func statsTable(scopes []*scopeStats) table {
+	t := table{{
+		"SCOPE", "RUNNING", "RETRYABLE", "PUBLISHING", "SUCCEEDED", "FAILED", "UNKNOWN", "DUPLICATES",
+	}}
+	for _, s := range scopes {
+		line := []string{safe(s.Tenant+":"+s.Group+":"+s.Handler, 80)}
+		for _, n := range []int{
+			s.Running, s.Retryable, s.Publishing, s.Succeeded, s.Failed, s.Unknown, s.Duplicates,
+		} {
+			line = append(line, fmt.Sprint(n))
+		}
+		t = append(t, line)
+	}
+	return t
+}
