@@ -65,9 +65,15 @@ var given = map[string]map[int]string{
 		)`},
 	"docs/brokers.md": {0: `
 		var (
-			pub    message.Publisher
-			once   *consumer.Processor
-			router *message.Router
+			ctx       context.Context
+			js        jetstream.JetStream
+			cons      jetstream.Consumer
+			charge    func(context.Context, jetstream.Msg) error
+			insertAll func(context.Context, []*kgo.Record) []error
+			source    consumer.Source
+			pub       message.Publisher
+			once      *consumer.Processor
+			router    *message.Router
 		)`},
 	"docs/http.md": {0: `
 		var (
