@@ -56,8 +56,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 		pause := p.policy.Backoff.Max
 		p.log.ErrorContext(ctx,
 			"oncemill: dead letter came to the group and handler that made it, and Config.DeadLetters is nil: it "+
-				"is not handled, and comes again; give the program that handles dead letters a Group or Handler of "+
-				"its own",
+				"is not handled, and comes again; give the program that handles dead letters a Group or a Handler "+
+				"of its own",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
 	}
@@ -71,8 +71,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {
 		p.log.ErrorContext(ctx,
-			"oncemill: own dead letter has gone back to the dead letters too often, and is dropped; stop what "+
-				"sends dead letters to their own handler",
+			"oncemill: own dead letter has gone back to the dead letters too often: it is dropped, and goes back no "+
+				"more; stop what sends dead letters to their own handler",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "returns", returns)
 	}
 	if fromThere || returns >= mostReturns {

@@ -259,7 +259,7 @@ func (s source) errorMakers() map[string]bool {
 	makers := map[string]bool{}
 	s.each(func(n ast.Node, _ ast.Decl) {
 		fun, ok := n.(*ast.FuncDecl)
-		if !ok || fun.Type.Results == nil || len(fun.Type.Results.List) != 1 || !isErrorType(fun.Type.Results.List[0].Type) {
+		if !ok || fun.Type.Results.NumFields() != 1 || !isErrorType(fun.Type.Results.List[0].Type) {
 			return
 		}
 		strings, contexts := 0, 0
@@ -297,9 +297,9 @@ func saysWhy(fun *ast.FuncDecl) bool {
 }
 
 var (
-	bullet  = regexp.MustCompile("(?m)^- ((?:[;,]? ?(?:(?:debug|info|warn|error) )?`[^`]+`)+):")
-	begins  = regexp.MustCompile("(?:(debug|info|warn|error) )?`([^`]+)`")
-	library = regexp.MustCompile("`((?:oncemill|consumer|franz|natsjs|outbox|pgwal|(?:pg|redis|sqlite)store): [^`…]+)")
+	bullet = regexp.MustCompile("(?m)^- ((?:[;,]? ?(?:(?:debug|info|warn|error) )?`[^`]+`)+):")
+	begins = regexp.MustCompile("(?:(debug|info|warn|error) )?`([^`]+)`")
+	quotes = regexp.MustCompile("`((?:oncemill|consumer|franz|natsjs|outbox|pgwal|(?:pg|redis|sqlite)store): [^`…]+)")
 )
 
 // explained returns the beginnings of lines of docs/messages.md, each after its level.
@@ -365,7 +365,7 @@ func TestMessages_WhatPagesQuoteIsThere(t *testing.T) {
 		if filepath.Ext(path) != ".md" || strings.HasPrefix(path, filepath.Join("docs", "adr")) {
 			return
 		}
-		for _, m := range library.FindAllStringSubmatch(text, -1) {
+		for _, m := range quotes.FindAllStringSubmatch(text, -1) {
 			quoted := strings.Join(strings.Fields(m[1]), " ")
 			if !slices.ContainsFunc(texts, func(text string) bool { return strings.HasPrefix(text, quoted) }) {
 				t.Errorf("%s quotes %q, which nobody says", path, quoted)

@@ -206,7 +206,7 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	case len(consumer.PriorityGroups) > 0:
 		return "PriorityGroups", fmt.Sprintf("is %q: leave it out, groups are not asked for", consumer.PriorityGroups)
 	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
-		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with ReplayInstantPolicy, or the server holds "+
+		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds "+
 			"messages back for longer than the worker waits", consumer.ReplayPolicy)
 	case ackWait < minAckWait:
 		field := "AckWait"
