@@ -128,31 +128,3 @@ func TestAstray_FindsWhatLeadsNowhere(t *testing.T) {
 		}
 	}
 }
-
-// The lines of the log that docs/operations.md explains are written by the library.
-func TestDocs_LinesOfTheLogAreThere(t *testing.T) {
-	t.Parallel()
-	code, lines := "", []string(nil)
-	walk(t, func(path, text string) {
-		switch {
-		case path == "docs/operations.md":
-			_, text, _ = strings.Cut(text, "\n## Lines in the log\n")
-			text, _, _ = strings.Cut(text, "\n## ")
-			for _, row := range regexp.MustCompile(`(?m)^\| (`+"`"+`.+?) \|`).FindAllStringSubmatch(text, -1) {
-				for _, m := range regexp.MustCompile("`(.+?)`").FindAllStringSubmatch(row[1], -1) {
-					lines = append(lines, m[1])
-				}
-			}
-		case filepath.Ext(path) == ".go" && !strings.HasSuffix(path, "_test.go"):
-			code += text
-		}
-	})
-	if len(lines) < 15 {
-		t.Fatalf("found %d lines: %q", len(lines), lines)
-	}
-	for _, line := range lines {
-		if !strings.Contains(code, `"`+line) {
-			t.Errorf("docs/operations.md explains %q, which nobody logs", line)
-		}
-	}
-}
