@@ -57,12 +57,7 @@ var given = map[string]map[int]string{
 		2: `var charge func(context.Context, jetstream.Msg) error`,
 		3: `var charge func(context.Context, *kgo.Record) error`,
 	},
-	"docs/adopting.md": {0: `
-		var (
-			w       *franz.Worker
-			brokers []string
-			store   dedupstore.Store
-		)`},
+	"docs/adopting.md": {0: `var store dedupstore.Store`},
 	"docs/brokers.md": {0: `
 		var (
 			ctx       context.Context
