@@ -309,7 +309,8 @@ func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txc
 	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
 		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
 	g.noInbox.Do(func() {
-		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and has none; its messages wait",
+		g.log.ErrorContext(ctx, "oncemill: handler asked for an inbox's transaction, and its guard has no inbox; "+
+			"its messages wait",
 			"id", c.Key.ID, "key", c.Key.String(), "error", err)
 	})
 	return Uncounted(err)

@@ -225,8 +225,7 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 		b.told, b.said = true, time.Now()
 		key, cause := b.first, b.cause
 		b.notes = append(b.notes, func() {
-			b.log.Warn("oncemill: claims fail; the only message that came meanwhile waits, or runs unguarded, as the "+
-				"policy says",
+			b.log.Warn("oncemill: claims fail; a message waits, or runs unguarded if Policy.StoreDown is open",
 				"id", key.ID, "key", key.String(), "error", cause, "policy", string(b.policy))
 		})
 	}

@@ -174,8 +174,8 @@ func (e *workError) Error() string { return e.err.Error() }
 func (e *workError) Unwrap() error { return e.err }
 
 // errNotRepeated ends a run that must not happen twice: its effects outside of the database are not rolled back.
-var errNotRepeated = errors.New("the database refused the transaction because of others, and at most once " +
-	"the handler must not run again")
+var errNotRepeated = errors.New("the database refused the transaction because of concurrent ones, and under " +
+	"at most once the handler must not run again")
 
 // work is what InTx runs.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {

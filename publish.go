@@ -116,7 +116,7 @@ func (g *Guard) postpone(ctx context.Context, l *lease) time.Duration {
 	l.quiet()
 	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), l.claim.Lease)
 	if err := g.extend(ctx, l, delay); err != nil {
-		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end",
+		g.log.WarnContext(ctx, "oncemill: publish step not given back; its message comes again when the lease ends",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 		return l.claim.Lease
 	}

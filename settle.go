@@ -106,7 +106,7 @@ func (g *Guard) giveBack(ctx context.Context, l *lease) {
 		err = g.retryAfter(ctx, l, err, func() error { return g.settleOnce(ctx, l, back) })
 	}
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
-		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end",
+		g.log.WarnContext(ctx, "oncemill: claim not given back; its message comes again when the lease ends",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 	}
 }

@@ -55,14 +55,15 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	if p.config.DeadLetters == nil {
 		pause := p.policy.Backoff.Max
 		p.log.ErrorContext(ctx,
-			"oncemill: dead letter came to the group and handler that made it, which have no DeadLetters here: it is "+
-				"not handled, and comes again; who handles dead letters needs a Group or a Handler of its own",
+			"oncemill: dead letter came to the group and handler that made it, and Config.DeadLetters is nil: it "+
+				"is not handled, and comes again; give the program that handles dead letters a Group or a Handler "+
+				"of its own",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
 	}
 	p.log.ErrorContext(ctx,
-		"oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this "+
-			"group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
+		"oncemill: own dead letter came back: it is acknowledged, and its handler does not run; let this group "+
+			"consume no dead letters of its own, and run one again with consumer.Rerun",
 		"id", id, "original", original, "topic", d.Topic, "handler", d.Handler)
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
@@ -70,8 +71,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {
 		p.log.ErrorContext(ctx,
-			"oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody "+
-				"has it, unless it is there still; something sends dead letters to their handler as they are",
+			"oncemill: own dead letter has gone back to the dead letters too often: it is dropped, and goes back no "+
+				"more; stop what sends dead letters to their own handler",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "returns", returns)
 	}
 	if fromThere || returns >= mostReturns {
@@ -222,8 +223,8 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	if p.config.DeadLetters != nil {
 		late := time.AfterFunc(longBurial, func() {
 			p.log.ErrorContext(ctx,
-				"oncemill: dead letter is still being published: Config.DeadLetters has not returned, and until it "+
-					"does its message is not acknowledged, and may hold up others",
+				"oncemill: dead letter is still being published: until Config.DeadLetters returns, its message is "+
+					"not acknowledged, and may hold up others",
 				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longBurial)
 		})
 		defer late.Stop() // also of one that panics
@@ -231,8 +232,8 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	}
 	if err != nil && ctx.Err() == nil { // not in a shutdown
 		p.log.ErrorContext(ctx,
-			"oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold "+
-				"up others; does anything listen on the dead-letter topic?",
+			"oncemill: dead letter cannot be published: its message comes again, and may hold up others; see that "+
+				"a stream or topic takes it",
 			"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "error", err)
 	}
 	return err

@@ -263,7 +263,7 @@ func (p *Processor) protect(ctx context.Context, t *Ticket, do work) (o dedupsto
 		if v := recover(); v != nil {
 			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
 			o, err = dedupstore.Outcome{}, e
-			p.log.ErrorContext(ctx, "oncemill: handler panicked, of a message without an ID", "error", e, "stack",
+			p.log.ErrorContext(ctx, "oncemill: handler panicked on a message without an ID", "error", e, "stack",
 				string(e.Stack))
 		}
 	}()
@@ -314,8 +314,8 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 
 // unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
 func (p *Processor) unguardable(d *Delivery, err error) Decision {
-	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position",
-		d.Position, "error", err)
+	p.log.Error("oncemill: message cannot be guarded with this setup: it is kept, and comes again",
+		"from", d.Topic, "position", d.Position, "error", err)
 	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 

@@ -69,8 +69,8 @@ func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) So
 func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision {
 	where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
 	if v == nil {
-		p.log.ErrorContext(ctx, "oncemill: a handler has ended its goroutine (runtime.Goexit): its message comes "+
-			"again when its lease and its broker's patience are over", where...)
+		p.log.ErrorContext(ctx, "oncemill: handler ended its goroutine (runtime.Goexit): its message comes again "+
+			"after its lease and the broker's ack deadline", where...)
 		return Decision{Action: Leave, Err: errGoexit}
 	}
 	err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}

@@ -51,13 +51,12 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 	case <-nacked:
 		outputs := publication.Messages()
 		p.log.WarnContext(ctx,
-			"oncemill: outputs were not published, so their message comes again for them, without a run, and may "+
-				"hold up others; the Router's log says why: outputs that their broker refuses for good are tried for "+
-				"ever",
+			"oncemill: outputs were not published: their message comes again without a run, and may hold up "+
+				"others; the Router's log says why",
 			"uuid", d.UUID, "topic", d.Topic, "to", outputs[0].Topic, "outputs", len(outputs))
 	case <-p.closed:
 	case <-limit.C:
-		p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery",
+		p.log.ErrorContext(ctx, "oncemill: message was neither acked nor nacked: a redelivery publishes its outputs",
 			"uuid", d.UUID, "after", longestPublish)
 	}
 	publication.Abandon()

@@ -90,7 +90,8 @@ func (e *UndecidedError) Unwrap() error { return e.Err }
 type ConflictError struct{ Err error }
 
 func (e *ConflictError) Error() string {
-	return "dedupstore: the transaction was refused again and again because of others: " + e.Err.Error()
+	return "dedupstore: the database refused the transaction again and again because of concurrent ones: " +
+		e.Err.Error()
 }
 
 // Unwrap returns what the database said last.

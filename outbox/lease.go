@@ -44,7 +44,7 @@ func (r *Relay) giveBack(ctx context.Context, token string) {
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveBackTimeout, r.cfg.storeTimeout()))
 	defer cancel()
 	if err := r.store.Settle(detached, token, nil); err != nil {
-		r.log.DebugContext(ctx, "outbox: giving back failed", "error", err)
+		r.log.DebugContext(ctx, "outbox: leased rows could not be given back", "error", err)
 	}
 }
 

@@ -29,7 +29,7 @@ func (s *Store) check(ctx context.Context) error {
 		return err
 	}
 	for _, w := range report.Warnings {
-		s.config.Logger.WarnContext(ctx, "redisstore: "+w)
+		s.config.Logger.WarnContext(ctx, "redisstore: the setup can lose or refuse claims", "warning", w)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ var (
 )
 
 var (
-	errLocked = errors.New("the database's write lock was not to be had for as long as the lease")
+	errLocked = errors.New("the database's write lock was held by others for longer than the lease")
 	errGone   = errors.New("the record is gone")
 
 	// errOver keeps the outcome from being committed by itself.

@@ -3,6 +3,7 @@
 //   - Each package stands on a floor and imports only lower ones, and of other modules what its row of the table
 //     allows (table_test.go).
 //   - Every package has a package doc, every exported name a comment.
+//   - docs/messages.md explains every log line, docs/errors.txt lists the texts of errors.
 //   - Snippets in README.md and docs compile; links of all pages, and tests that they name, are there.
 //   - No test of the protocol sleeps, no struct of production code holds a context, no file names somebody's machine.
 //

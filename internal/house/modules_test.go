@@ -139,7 +139,7 @@ func moduleDirs(t *testing.T) (dirs []string) {
 	return dirs
 }
 
-var update = flag.Bool("update", false, "write the picture of the house into docs/protocol.md")
+var update = flag.Bool("update", false, "write the picture of docs/protocol.md, and docs/errors.txt")
 
 const (
 	pictureBegins = "<!-- The picture is made by: go test ./internal/house -run Picture -update -->\n"

@@ -13,12 +13,14 @@ import (
 var (
 	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading  = regexp.MustCompile(`(?m)^#+ +(.+)$`)
-	testName = regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
+	testName = regexp.MustCompile(`(-run )?\b((?:Test|Fuzz)[A-Z]\w*)`)
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	caseList = regexp.MustCompile("storetest ((?:`[^`]+`(?:, )?)+)") // cases of the stores' suite, in a page
+	caseName = regexp.MustCompile(`(?m)^\t*name: +"(\w+/[\w-]+)"`)
 	unsaid   = regexp.MustCompile(`[^\p{L}\p{N} _-]`) // what an anchor leaves out of its heading
 )
 
-// Links between files of the repository lead somewhere, and the tests that a page names are there.
+// Links between files of the repository lead somewhere. The tests that a page names exist, cases of storetest included.
 func TestDocs_LinksAndNamesOfTestsLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	tests := map[string]bool{}
@@ -27,6 +29,10 @@ func TestDocs_LinksAndNamesOfTestsLeadSomewhere(t *testing.T) {
 		switch {
 		case strings.HasSuffix(path, "_test.go"):
 			for _, m := range testFunc.FindAllStringSubmatch(text, -1) {
+				tests[m[1]] = true
+			}
+		case strings.HasPrefix(path, "dedupstore/storetest/"):
+			for _, m := range caseName.FindAllStringSubmatch(text, -1) {
 				tests[m[1]] = true
 			}
 		case filepath.Ext(path) == ".md":
@@ -90,11 +96,28 @@ func astray(page string, pages map[string]string, exists func(path string) bool,
 		}
 	}
 	for _, m := range testName.FindAllStringSubmatch(pages[page], -1) {
-		if !tests[m[1]] {
-			problems = append(problems, "there is no "+m[1])
+		if begins := m[1] != ""; !tests[m[2]] && !(begins && anyBegins(tests, m[2])) {
+			problems = append(problems, "there is no "+m[2])
+		}
+	}
+	for _, list := range caseList.FindAllStringSubmatch(pages[page], -1) {
+		for name := range strings.SplitSeq(strings.TrimRight(list[1], ", "), ", ") {
+			name = strings.Trim(name, "`")
+			if group, all := strings.CutSuffix(name, "…"); !tests[name] && !(all && anyBegins(tests, group)) {
+				problems = append(problems, "storetest has no "+name)
+			}
 		}
 	}
 	return problems
+}
+
+func anyBegins(tests map[string]bool, prefix string) bool {
+	for name := range tests {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // headings counts the headings of a page that have an anchor.
@@ -112,47 +135,25 @@ func TestAstray_FindsWhatLeadsNowhere(t *testing.T) {
 	const other = "# Other\n## Tier 2: inbox\n## Twice\n## Twice\n"
 	exists := func(path string) bool { return path == "page.md" || path == filepath.Join("docs", "other.md") }
 	for text, want := range map[string]string{
-		"[a](docs/gone.md)":                    "there is no docs/gone.md",
-		"[a](docs/other.md#gone)":              "docs/other.md#gone leads to 0 headings",
-		"[a](docs/other.md#twice)":             "leads to 2 headings",
-		"# Here\n[a](#there)":                  "#there leads to 0 headings",
-		"`TestX_IsGone`":                       "there is no TestX_IsGone",
-		"[a](docs/other.md), `TestX_Holds`":    "",
-		"[a](docs/other.md#tier-2-inbox)":      "",
-		"# Here\n[a](#here), [b](https://x#y)": "",
+		"[a](docs/gone.md)":                          "there is no docs/gone.md",
+		"[a](docs/other.md#gone)":                    "docs/other.md#gone leads to 0 headings",
+		"[a](docs/other.md#twice)":                   "leads to 2 headings",
+		"# Here\n[a](#there)":                        "#there leads to 0 headings",
+		"`TestX_IsGone`":                             "there is no TestX_IsGone",
+		"TestX_IsGone, without quotes":               "there is no TestX_IsGone",
+		"`go test -run TestY .`":                     "there is no TestY",
+		"storetest `a/one`, `a/two`; `b/x`":          "storetest has no a/two",
+		"storetest `b/…`":                            "storetest has no b/…",
+		"[a](docs/other.md), `TestX_Holds`":          "",
+		"`go test -run TestX .`, `TestX_Holds/case`": "",
+		"storetest `a/one`, `a/…`; `TestX_Holds`":    "",
+		"[a](docs/other.md#tier-2-inbox)":            "",
+		"# Here\n[a](#here), [b](https://x#y)":       "",
 	} {
 		pages := map[string]string{"page.md": text, filepath.Join("docs", "other.md"): other}
-		found := strings.Join(astray("page.md", pages, exists, map[string]bool{"TestX_Holds": true}), "; ")
+		found := strings.Join(astray("page.md", pages, exists, map[string]bool{"TestX_Holds": true, "a/one": true}), "; ")
 		if (want == "") != (found == "") || !strings.Contains(found, want) {
 			t.Errorf("%s: found %q, want %q", text, found, want)
-		}
-	}
-}
-
-// The lines of the log that docs/operations.md explains are written by the library.
-func TestDocs_LinesOfTheLogAreThere(t *testing.T) {
-	t.Parallel()
-	code, lines := "", []string(nil)
-	walk(t, func(path, text string) {
-		switch {
-		case path == "docs/operations.md":
-			_, text, _ = strings.Cut(text, "\n## Lines in the log\n")
-			text, _, _ = strings.Cut(text, "\n## ")
-			for _, row := range regexp.MustCompile(`(?m)^\| (`+"`"+`.+?) \|`).FindAllStringSubmatch(text, -1) {
-				for _, m := range regexp.MustCompile("`(.+?)`").FindAllStringSubmatch(row[1], -1) {
-					lines = append(lines, m[1])
-				}
-			}
-		case filepath.Ext(path) == ".go" && !strings.HasSuffix(path, "_test.go"):
-			code += text
-		}
-	})
-	if len(lines) < 15 {
-		t.Fatalf("found %d lines: %q", len(lines), lines)
-	}
-	for _, line := range lines {
-		if !strings.Contains(code, `"`+line) {
-			t.Errorf("docs/operations.md explains %q, which nobody logs", line)
 		}
 	}
 }

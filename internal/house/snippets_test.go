@@ -57,17 +57,18 @@ var given = map[string]map[int]string{
 		2: `var charge func(context.Context, jetstream.Msg) error`,
 		3: `var charge func(context.Context, *kgo.Record) error`,
 	},
-	"docs/adopting.md": {0: `
-		var (
-			w       *franz.Worker
-			brokers []string
-			store   dedupstore.Store
-		)`},
+	"docs/adopting.md": {0: `var store dedupstore.Store`},
 	"docs/brokers.md": {0: `
 		var (
-			pub    message.Publisher
-			once   *consumer.Processor
-			router *message.Router
+			ctx       context.Context
+			js        jetstream.JetStream
+			cons      jetstream.Consumer
+			charge    func(context.Context, jetstream.Msg) error
+			insertAll func(context.Context, []*kgo.Record) []error
+			source    consumer.Source
+			pub       message.Publisher
+			once      *consumer.Processor
+			router    *message.Router
 		)`},
 	"docs/http.md": {0: `
 		var (

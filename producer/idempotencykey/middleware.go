@@ -94,8 +94,8 @@ func (x *exchange) prepare() *Problem {
 	}
 	// Of a form that was read before, the handler would find the values, and the fingerprint nothing.
 	if len(x.body) == 0 && !made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
-		x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: "+
-			"let nothing do so that stands around the middleware, nor Config.Required")
+		x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before the middleware "+
+			"got it: let neither an outer middleware nor Config.Required read it")
 		return newProblem(CodeInternal, "")
 	}
 	r.Body = x.reader()

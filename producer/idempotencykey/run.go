@@ -227,7 +227,7 @@ func (x *exchange) problemOf(err error) *Problem {
 func (x *exchange) drop(why any, p *Problem) {
 	if x.rec != nil {
 		x.m.log.WarnContext(x.r.Context(),
-			"idempotencykey: the response of a run does not count, and is not sent",
+			"idempotencykey: a response is not sent, because its run does not count",
 			"key", x.call.Key.String(), "status", x.rec.status, "error", why)
 	}
 	x.m.refuse(x.w, x.r, p)

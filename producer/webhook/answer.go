@@ -16,13 +16,13 @@ import (
 // useless answers a request that is not proven, or of no use. Nothing was claimed.
 func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slog.Logger, err error) {
 	if refused, ok := errors.AsType[*SignatureError](err); ok { // anybody can cause it, as often as they like
-		log.DebugContext(ctx, "webhook: request is not proven", "error", err)
+		log.DebugContext(ctx, "webhook: request has no valid signature", "error", err)
 		w.Header().Set("WWW-Authenticate", "Signature") // RFC 9110, section 15.5.2, asks for one
 		refuse(w, http.StatusUnauthorized, refused.Problem)
 		return
 	}
 	if refused, ok := errors.AsType[*eventError](err); ok {
-		log.WarnContext(ctx, "webhook: proven request is of no use", "error", err)
+		log.WarnContext(ctx, "webhook: signed request holds no usable event", "error", err)
 		refuse(w, http.StatusBadRequest, refused.problem)
 		return
 	}
@@ -68,7 +68,7 @@ func (rc *Receiver) answer(
 			notNow(ctx, w, log, 0, err)
 			return
 		}
-		log.ErrorContext(ctx, "webhook: event is not enqueued, and will not be by itself", "error", err)
+		log.ErrorContext(ctx, "webhook: event is not enqueued, and a retry does not help", "error", err)
 		refuse(w, http.StatusInternalServerError, "the event could not be enqueued")
 	default:
 		notNow(ctx, w, log, 0, err)
@@ -87,7 +87,7 @@ func otherContent(err error) bool {
 
 // notNow asks the sender to come again after an outage: in 5 s if nothing says when.
 func notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
-	log.WarnContext(ctx, "webhook: event is not enqueued; the sender has to come again", "error", err)
+	log.WarnContext(ctx, "webhook: event is not enqueued; the sender must send it again", "error", err)
 	later(w, cmp.Or(after, 5*time.Second), "the event could not be enqueued now")
 }
 

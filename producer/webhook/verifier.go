@@ -47,7 +47,7 @@ type SignatureError struct{ Problem string }
 
 func (e *SignatureError) Error() string { return "webhook: " + e.Problem }
 
-var errMismatch = &SignatureError{"no signature is that of a known key over this request"}
+var errMismatch = &SignatureError{"no signature matches a known key"}
 
 // eventError says why a proven request is of no use. The sender gets the text, with status 400.
 type eventError struct{ problem string }

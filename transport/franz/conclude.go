@@ -30,7 +30,7 @@ func (r *record) conclude(ctx context.Context, decision consumer.Decision) (sett
 	delay = delayOf(decision, r.policy, r.offers)
 	switch {
 	case decision.Action == consumer.Reject:
-		log.ErrorContext(located, "franz: record rejected: it is passed over, and nobody has it as a dead letter",
+		log.ErrorContext(located, "franz: record rejected: it is passed over, and there is no dead letter of it",
 			"error", decision.Err)
 		return true, 0
 	case decision.Action == consumer.Leave:

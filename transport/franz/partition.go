@@ -47,8 +47,8 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 		}
 	}
 	if start := fetched.LogStartOffset; 0 < p.expected && p.expected < min(start, first) {
-		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this group "+
-			"was there: what records it had are not handled", "partition", p.name(), "group", p.s.group,
+		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this "+
+			"group read it: those records are not handled", "partition", p.name(), "group", p.s.group,
 			"from_offset", p.expected, "to_offset", start)
 	}
 	p.expected = last + 1

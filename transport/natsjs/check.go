@@ -81,9 +81,9 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
 	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
-		l.log.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so "+
-			"long, and what was acknowledged with it: made again, it has old messages again, whose outcomes may be "+
-			"forgotten, or leaves some out; make it Durable, without an InactiveThreshold", "inactiveThreshold", idle)
+		l.log.WarnContext(ctx, "natsjs: the server deletes the consumer, and forgets what was acknowledged, when "+
+			"nobody asks for messages for so long: make it Durable, without an InactiveThreshold",
+			"inactiveThreshold", idle)
 	}
 	if info.Paused {
 		l.log.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or "+
@@ -206,8 +206,8 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	case len(consumer.PriorityGroups) > 0:
 		return "PriorityGroups", fmt.Sprintf("is %q: leave it out, groups are not asked for", consumer.PriorityGroups)
 	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
-		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back "+
-			"until nobody waits for them", consumer.ReplayPolicy)
+		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds "+
+			"messages back for longer than the worker waits", consumer.ReplayPolicy)
 	case ackWait < minAckWait:
 		field := "AckWait"
 		if len(consumer.BackOff) > 0 {

@@ -63,8 +63,8 @@ func (l limits) deletesDeadLetters(config jetstream.ConsumerConfig) error {
 	if !covered {
 		return nil
 	}
-	return l.misset(field, fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes "+
-		"what it has had: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
+	return l.misset(field, fmt.Sprintf("delivers its own dead letters (%q) to it, and the work-queue stream deletes "+
+		"them then: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.

@@ -40,7 +40,8 @@ type inFlight struct {
 func (f *inFlight) receive(ctx context.Context, msg *nats.Msg, now time.Time) {
 	meta, err := msg.Metadata()
 	if err != nil {
-		f.log.ErrorContext(ctx, "natsjs: message that is not from JetStream", "subject", msg.Subject, "error", err)
+		f.log.ErrorContext(ctx, "natsjs: message is not from JetStream, and is ignored",
+			"subject", msg.Subject, "error", err)
 		f.went()
 		return
 	}

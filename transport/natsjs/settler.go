@@ -28,7 +28,7 @@ func (s *settler) settle(ctx context.Context, m *message, d consumer.Decision) (
 		return s.retry(ctx, m, d)
 	case consumer.Reject:
 		s.about(m).ErrorContext(located(ctx, m),
-			"natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
+			"natsjs: message rejected: the server does not deliver it again, and there is no dead letter of it",
 			"id", d.ID, "error", d.Err)
 		s.send(ctx, m, sayTerm(reason(d.Err)))
 	default:
@@ -75,7 +75,7 @@ func (s *settler) send(ctx context.Context, m *message, what []byte) {
 // retry deals with a message that is to come again. It reports whether that is here, and now.
 func (s *settler) retry(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	delay := delayOf(m, d)
-	s.log.DebugContext(ctx, "natsjs: message is to come again", "sequence", m.sequence, "delay", delay, "error", d.Err)
+	s.log.DebugContext(ctx, "natsjs: message will come again", "sequence", m.sequence, "delay", delay, "error", d.Err)
 	due := time.Now().Add(delay)
 	if s.keep(m, d, delay) {
 		if s.await(ctx, m, delay) {

@@ -80,9 +80,9 @@ func (w *watcher) watch(ctx context.Context) {
 			blind = 0
 		}
 		if blind == blindLooks {
-			w.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so that nobody sees when it is changed "+
-				"or made again; if the server answers otherwise, it has refused the client's subscription to "+
-				"answers: connect anew, or start the process again",
+			w.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so changes of it go unseen; if other "+
+				"calls are answered, the server has refused the client's subscription to answers: connect anew, or "+
+				"restart the process",
 				"error", withRefusal(err, w.nc))
 		}
 		if missing(err) {

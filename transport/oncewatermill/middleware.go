@@ -62,9 +62,9 @@ func newGuard(once *consumer.Processor, poisoned bool) *guard {
 func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	if dead, _ := g.once.DeadLetters(); dead == nil && !g.policy.Shadow && !g.poisoned {
 		g.begun.Do(func() {
-			g.policy.Logger.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other " +
-				"content under a known ID is rejected, and nobody has it; unless a poison queue outside of the " +
-				"middleware does, workers and sources end it, and only this log has it")
+			g.policy.Logger.Warn("oncemill: no Config.DeadLetters: messages that fail for good, have no usable ID " +
+				"or other content under a known ID are rejected; unless a poison queue outside of the middleware " +
+				"keeps them, only this log has them")
 		})
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {

@@ -249,9 +249,9 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		decision.Action == consumer.Leave) {
 		s.warned.Do(func() {
 			s.log.ErrorContext(ctx,
-				"oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages "+
-					"come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and see "+
-					"oncewatermill.Chain",
+				"oncemill: a middleware outside of the guard turns the guard's errors into successes; such "+
+					"messages come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and "+
+					"see oncewatermill.Chain",
 				"id", decision.ID, "topic", d.Topic, "error", decision.Err)
 		})
 		return *decision
