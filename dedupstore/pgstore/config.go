@@ -16,8 +16,8 @@ type Config struct {
 	// with a digit; upper and lower case differ. Empty: where the search path of the connections leads.
 	Schema string
 
-	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of
-	// the tables beside it, Table_beats, Table_duplicates and Table_settings. As Schema. Empty: "oncemill_dedup".
+	// Table is the name of the table of records, and the start of the names of its indexes and functions. Beside it are
+	// Table_beats, Table_duplicates and Table_settings. It has the same form as Schema. Empty: "oncemill_dedup".
 	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 

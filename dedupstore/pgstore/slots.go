@@ -12,12 +12,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need
-// connections beside them, or every lease would end while its holder waits for one.
+// slots bound how many transactions of a pool's inboxes are open at once. Claims, heartbeats and settlements need
+// connections too, or every lease would end while its holder waits for one.
 type slots chan struct{}
 
-// pools has the shares of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a
-// pool, as one for each schema, and each knows of its own runs only.
+// pools has the slots of each pool, by weak.Pointer[pgxpool.Pool]. Several stores may share a pool, such as one for
+// each schema, and each knows only its own runs.
 var pools sync.Map
 
 // A share is what the stores of a pool have in common.
@@ -86,7 +86,7 @@ type owners struct {
 	until map[string]time.Time
 }
 
-// mostOwners bounds what is remembered of claims that nobody settles.
+// mostOwners bounds how many claims are remembered that nobody settles.
 const mostOwners = 1 << 14
 
 func (o *owners) add(owner string, until time.Time) {

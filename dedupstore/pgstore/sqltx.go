@@ -16,8 +16,8 @@ import (
 )
 
 // SQLTx returns the transaction that the inbox began before it called the handler. The inbox commits it or rolls it
-// back when the handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls
-// Rollback and returns an error.
+// back when the handler has returned. A handler that ends it gets ErrTxEnded for its run, unless it calls Rollback and
+// returns an error.
 //
 // It panics outside a run of [Store.InboxSQL].
 func SQLTx(ctx context.Context) *sql.Tx {
