@@ -14,7 +14,7 @@ type Inspector interface {
 	Look(ctx context.Context, keys []Key) ([]Record, error)
 
 	// NoteDuplicates counts duplicates beside the records of their keys. It is best effort: a lost reply or a crash may
-	// leave some out or count them twice, and of a key without a record nothing need be kept.
+	// leave some out or count them twice. For a key without a record a store may keep nothing.
 	NoteDuplicates(ctx context.Context, duplicates []Duplicates) error
 }
 
@@ -42,8 +42,8 @@ type Record struct {
 	// History has the attempts before the last one, oldest first, at most MaxHistory.
 	History []Attempt
 
-	// Outcome is what the processing ended in. Of a Retryable record it has the Reason of the release only. What is
-	// still to be published has no headers and payloads here.
+	// Outcome is the result of the processing. A Retryable record has only the Reason of its release here. Messages
+	// that are still to be published come without headers and payloads.
 	Outcome Outcome
 
 	Duplicates    int       // how many came for the outcome, as far as they were noted

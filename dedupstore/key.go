@@ -68,9 +68,9 @@ func printable(s string) bool {
 	return true
 }
 
-// String encodes the key as tenant:group:handler:ID. The encoding is injective: bytes other than ASCII letters, digits
-// and "-._~@+=,/" are written as %XX, so that neither a colon in an ID nor the braces of a Redis hash tag can make two
-// keys equal. It is the name under which stores keep the record.
+// String encodes the key as tenant:group:handler:ID. Stores keep the record under this name. Bytes other than ASCII
+// letters, digits and "-._~@+=,/" are written as %XX. So two different keys never have the same name, whatever colons
+// or braces are in an ID.
 func (k Key) String() string {
 	return string(k.Append(make([]byte, 0, len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID)+3)))
 }

@@ -68,8 +68,8 @@ func (s *Store) ClaimWait() time.Duration {
 	return s.barrier.timeout
 }
 
-// giveBack gives back runs that too few replicas have. Their owners have settled then, and are never granted the key
-// again: a late copy of the release must not meet a run of theirs. What cannot be given back ends with its lease, and
+// giveBack gives back runs that too few replicas have. Their owners have settled then, and never get the key again: a
+// late copy of the release must not meet a run of theirs. A claim that cannot be given back ends with its lease and
 // counts as an attempt.
 func (s *Store) giveBack(ctx context.Context, ops []*operation) {
 	if len(ops) == 0 {

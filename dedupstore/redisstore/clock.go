@@ -82,8 +82,8 @@ func (c *clock) bounds(now time.Time) (least, most uint64) {
 	return least, most
 }
 
-// stamp returns a fence that is not later than the server's time, and above all that this clock gave before, unless the
-// server's went back, and a time that is not sooner than the server's.
+// stamp returns a fence and a time. The fence is not later than the server's time, and above all fences that this clock
+// gave, unless the server's clock went back. The time is not sooner than the server's.
 func (c *clock) stamp(now time.Time) (fence, most uint64) {
 	least, most := c.bounds(now)
 	for {

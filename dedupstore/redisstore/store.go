@@ -60,11 +60,16 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 // operation. It closes nothing: a client that is closed before ends what waits.
 func (s *Store) Close() { s.background.Wait() }
 
-// Claim implements [dedupstore.Store]: in pipelines of at most 256 claims, and further ones for those of keys that are
-// known and not done. Before the first claim it calls Check, unless the config says otherwise: while the server is
-// unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few replicas know is not
-// granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the replicas have answered,
-// at most half a second longer than they have and the context lasts: it may have to be given back.
+// Claim implements [dedupstore.Store]. It sends pipelines of at most 256 claims, and further ones for keys that are
+// known and not done. Before the first claim it calls Check, unless the config says otherwise. While the server is
+// unfit or down, claims fail, and the next one looks again.
+//
+// With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim then waits
+// for the replicas even if the context ends, for at most half a second longer than they have, because it may have to
+// give the claim back.
+//
+// A first claim may travel for a while before it is written. Its record may then be forgotten sooner, by a tenth of
+// that time.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	made, ops := make([]operation, len(requests)), make([]*operation, 0, len(requests))
