@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one,
-// has written it. Column and parameter are put into the text as they are, so they must not come from outside. A column
-// that is NULL was not written by any.
+// FenceWhere returns the condition under which a row may be written: neither this run nor a newer one has written it. A
+// NULL column was written by none. Column and parameter go into the text as they are, so they must not come from
+// outside.
 //
-// A fence keeps stale writers out of a database that the handler writes by hand, one that is not the inbox's. Each row
-// gets a column, a signed 64 bit integer, that holds the fence of the run which wrote it last:
+// A fence keeps stale writers out of a database other than the inbox's. Give each row a signed 64 bit column that holds
+// the fence of the run that wrote it last:
 //
 //	run := oncemill.FromContext(ctx)
 //	res, err := db.ExecContext(ctx,
@@ -21,19 +21,19 @@ import (
 //	…
 //	err = run.FenceApplied(rows)
 //
-// So an UPDATE is applied at most once by each run, and never after one of a newer run. The limits:
+// Each run then applies the UPDATE at most once, and never after a newer run's. The limits:
 //
 //   - It does not keep a second effect out. The next run of the message, after a crash or an error, has a newer fence
-//     and applies its UPDATE again: harmless if it sets a value, not if it adds to one.
-//   - It is for rows that one key alone writes. Fences of different keys say nothing of each other: in a row that
-//     several messages write, such as a balance, a run would be refused because another message was claimed later.
+//     and applies its UPDATE again. That is harmless if it sets a value, and wrong if it adds to one.
+//   - It is for rows that one key alone writes. In a row that several messages write, such as a balance, a run would be
+//     refused because another message was claimed later.
 //
-// What must happen once is an INSERT with a unique key that all runs share:
+// If something must happen once, use an INSERT with a unique key that all runs share:
 //
 //	INSERT INTO payments (id, …) VALUES ($1, …) ON CONFLICT (id) DO NOTHING   -- $1 is run.ID("charge")
 //
-// where no affected row means that this run, or an earlier one, has done it: that is a success. An UPDATE that adds
-// goes into one transaction with such an INSERT, and is made only if that affected a row.
+// No affected row then means that this run, or an earlier one, has done it: that is a success. Put an UPDATE that adds
+// into one transaction with such an INSERT, and make it only if the INSERT affected a row.
 func (r Run) FenceWhere(column, parameter string) string {
 	return "(" + column + " IS NULL OR " + column + " < " + parameter + ")"
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A lease is a claim together with the time until which it certainly holds: the local deadline. It is measured by this
-// process's monotonic clock from before the operation was first sent that granted or renewed the lease, so it never
-// ends later than the lease does at the store.
+// A lease is a claim with its local deadline, until which it certainly holds. The deadline counts on this process's
+// monotonic clock, from before the operation that granted or renewed the lease was first sent. So it never ends later
+// than the lease does at the store.
 type lease struct {
 	claim *dedupstore.Claim
 	part  *part
@@ -90,8 +90,8 @@ func (l *lease) quiet() {
 	}
 }
 
-// due reports whether the lease is to be renewed now, and whether its work is to be cancelled because it cannot be
-// proven to hold for much longer.
+// due reports whether to renew the lease now, and whether to cancel its work because the lease cannot be proven to hold
+// for much longer.
 func (l *lease) due(now time.Time) (renew, cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -135,10 +135,10 @@ type Publication struct {
 // Messages returns what has to be published, with these IDs and bytes.
 func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 
-// Done says that every message was acknowledged by the broker, and records it. The message that caused the run may be
-// acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded
-// that the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes,
-// or for which the store has no room.
+// Done says that the broker has acknowledged every message, and records it. You may acknowledge the message that caused
+// the run before or after. The error is an *UnrecordedError or *ClaimLostError: the end of the run could not be
+// recorded, and a redelivery runs it again. That happens only with outputs over Policy.MaxProducedBytes, or for which
+// the store has no room.
 func (p *Publication) Done() (err error) {
 	p.once.Do(func() { err = p.done() })
 	return err

@@ -13,16 +13,16 @@ type Run struct {
 	Key dedupstore.Key
 
 	// Fence grows with every new owner of the key. A database that refuses a smaller fence than the last it saw keeps
-	// stale writers out; it does not by itself keep a second effect out. Zero: the run is not guarded (the store was
-	// bypassed, or shadow mode).
+	// stale writers out, but it does not keep a second effect out. Zero: the run is not guarded, because the store was
+	// bypassed or it is shadow mode.
 	Fence uint64
 
 	// Attempt counts the runs of the key, from 1. Zero: the run is not guarded.
 	Attempt int
 }
 
-// ID returns an ID that is the same in every run of this key and differs between names: for messages that the handler
-// produces, and as the idempotency key of calls to others. It is a UUIDv8 of SHA-256 over key and name.
+// ID returns an ID that is the same in every run of this key and differs between names. Use it for messages that the
+// handler produces, and as the idempotency key of calls to others. It is a UUIDv8 of SHA-256 over key and name.
 func (r Run) ID(name string) string {
 	return ids.Derive("oncemill/run", r.Key.Tenant, r.Key.Group, r.Key.Handler, r.Key.ID, name)
 }

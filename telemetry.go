@@ -25,7 +25,7 @@ type Telemetry struct {
 	MeterProvider metric.MeterProvider
 
 	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is
-	// kept in records, too: think of that before baggage is part of it. Outboxes keep no baggage. Nil: the global one,
+	// kept in records too, so think twice before it writes baggage. Outboxes keep no baggage. Nil: the global one,
 	// which carries nothing unless the program has set another (otel.SetTextMapPropagator).
 	Propagator propagation.TextMapPropagator
 }

@@ -30,11 +30,11 @@ func (t *Ticket) Joins() bool {
 // not to be attempted beside others: it would spend their attempts.
 func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
 
-// AttemptTogether attempts tickets that join, each with the context of its delivery, in one call of fn, whose context
-// is made of ctx and ends when one of theirs does. It returns
-// those that have to be attempted by themselves, with Ticket.Attempt, because the batch failed as a whole, which has
-// cost no attempt; under a policy that parks there are none, since the effects of the batch may have happened. Done is
-// told how each of the others ended, as by Ticket.Attempt.
+// AttemptTogether attempts tickets that join in one call of fn, each with the context of its delivery. The context of
+// fn is made of ctx and ends when one of theirs does. Done is told how each ticket ended, as by Ticket.Attempt.
+//
+// If the batch failed as a whole, which costs no attempt, AttemptTogether returns the tickets to attempt one by one,
+// with Ticket.Attempt. Under a policy that parks it returns none, because the effects of the batch may have happened.
 func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts []context.Context, fn BatchFunc,
 	done func(i int, res Result, err error)) (alone []int) {
 	began := time.Now()

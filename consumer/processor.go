@@ -57,8 +57,8 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	}, nil
 }
 
-// Check asks the store to look at its server, see oncemill.Guard.Check, and then Config.DeadLetters at DeadLetterTopic,
-// if it has a method Check(ctx, topic) error, as a publisher may. Call it at start-up to fail early.
+// Check asks the store to look at its server: see oncemill.Guard.Check. If Config.DeadLetters has a method Check(ctx,
+// topic) error, as a publisher may, Check calls it with DeadLetterTopic. Call it at start-up to fail early.
 func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := p.guard.Check(ctx)
 	if err != nil {
@@ -280,7 +280,7 @@ func shadowed(res oncemill.Result, err error) Decision {
 	return Decision{Action: Ack, Result: res}
 }
 
-// mismatched is decide's word for a delivery that is to be dead-lettered as it is.
+// mismatched is decide's result for a delivery that must be dead-lettered as it is.
 const mismatched Action = "mismatch"
 
 // decide turns how a guarded run ended into what to do with the delivery. Only an outcome is acknowledged. It looks at

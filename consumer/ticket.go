@@ -25,10 +25,10 @@ type Ticket struct {
 	over      bool                  // its span has ended
 }
 
-// Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
-// calls ready when there is an answer, with the delivery's span in the context: in a goroutine that asks for further
-// ones afterwards, so that ready must not wait for anything. The ticket is to be processed at once, in this context or
-// one made of it: a crash uses up an attempt of what was claimed.
+// Claim reads a delivery and asks for its key, together with others that are asked for at this time. It calls ready
+// when there is an answer, with the delivery's span in the context. Ready runs in a goroutine that makes further
+// claims, so it must not wait for anything. Process the ticket at once, in this context or one made of it: a crash uses
+// up an attempt of what was claimed.
 func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(context.Context, *Ticket)) {
 	t, ctx := p.ticket(ctx, d)
 	if t.guarded == nil {
@@ -38,8 +38,8 @@ func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(context.Co
 	t.guarded.Claim(ctx, func() { ready(ctx, t) })
 }
 
-// Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
-// its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
+// Start is Process, but it does not wait. The delivery is claimed together with others, its handler runs in a goroutine
+// of its own, and its outcome is stored together with others. Start tells done what to do with the delivery, once, in a
 // goroutine in which done must not wait for anything.
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
 	p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
@@ -81,10 +81,9 @@ func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision
 
 var errGoexit = errors.New("consumer: the handler ended its goroutine")
 
-// Process is Processor.Process for the ticket. It tells done what to do with the
-// delivery, once. A success is handed over, to be stored with those of others, and Process returns true: then done is
-// called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
-// been called.
+// Process is Processor.Process for the ticket. It tells done what to do with the delivery, once. If it returns false,
+// done has been called. If it returns true, a success is being stored together with others. Then done is called when it
+// is stored or lost, in another goroutine, and must not wait for anything.
 func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
 	return t.start(ctx, handle, done)
 }
@@ -219,7 +218,8 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	return decision
 }
 
-// said says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
+// said logs at level debug what becomes of a delivery. For an attempt that fails and is tried again it is the only
+// line.
 func (t *Ticket) said(ctx context.Context, d Decision) Decision {
 	if d.Action != Ack {
 		t.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),

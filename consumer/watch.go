@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// errClosed refuses to publish outputs whose publication nobody would record.
+// errClosed refuses to publish outputs after Close, when nobody would record the publication.
 var errClosed = errors.New("consumer: Processor is closed")
 
 // longestPublish bounds how long outputs may take to be published before they are given up to a redelivery. It is met
