@@ -9,7 +9,7 @@ import (
 // BySubject is the Config.Order that makes each subject an order key.
 func BySubject(msg jetstream.Msg) string { return msg.Subject() }
 
-// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject an order key, counted
+// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject an order key. It counts
 // from 0: with 1, "orders.c7.created" has the order key "c7". Messages with fewer tokens have no order. It panics if n
 // is negative.
 func BySubjectToken(n int) func(jetstream.Msg) string {

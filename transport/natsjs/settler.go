@@ -21,7 +21,7 @@ type settler struct {
 	delayed int // naks whose delay is not over: their messages are still pending
 }
 
-// settle carries a decision out. It reports whether the message is to be tried again now.
+// settle carries a decision out. It reports whether to try the message again now.
 func (s *settler) settle(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	switch d.Action {
 	case consumer.RetryLater:
