@@ -16,8 +16,8 @@ import (
 )
 
 // When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
-// connection fail together, so the number alone proves nothing: the failures must also span some time. Nor does a key
-// that always fails: they must be of several.
+// connection fail together, so the failures must also span some time. One key may always fail, so they must be of
+// several keys.
 const (
 	tripFailures = 3
 	tripSpan     = 100 * time.Millisecond
@@ -28,8 +28,8 @@ const (
 // down.
 const tellSpan = time.Second
 
-// How long the store is left alone while the breaker is open: doubled after each probe that failed, and shortened at
-// random by up to a half, so that processes that lost one store do not come back to it in step.
+// How long the store is left alone while the breaker is open. It doubles after each probe that failed. It is shortened
+// at random by up to a half, so that processes do not come back to the store in step.
 const (
 	minOpen = 100 * time.Millisecond
 	maxOpen = time.Second

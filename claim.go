@@ -328,7 +328,7 @@ func tookOver(a *dedupstore.Answer) bool {
 func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 	switch a.Status {
 	case dedupstore.AcquiredRun:
-		// by itself: its answer was lost
+		// by the claim itself: its answer was lost
 		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) {
 			return telemetry.Claimed
 		}

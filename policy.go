@@ -84,7 +84,7 @@ type Backoff struct {
 // ExpiredLease says what becomes of a started run whose lease expired: its holder is dead, or slow.
 type ExpiredLease string
 
-// What becomes of an expired lease.
+// The values of ExpiredLease.
 const (
 	Retake ExpiredLease = "retake" // run again: at least once
 	Park   ExpiredLease = "park"   // never again: the outcome is unknown, somebody has to look (at most once)
@@ -93,7 +93,7 @@ const (
 // StoreDown says what to do while the store does not answer.
 type StoreDown string
 
-// What to do while the store does not answer.
+// The values of StoreDown.
 const (
 	FailClosed StoreDown = "closed" // hold the message; the handler does not run
 	FailOpen   StoreDown = "open"   // run the handler unguarded; duplicates run too, each is counted as bypassed
@@ -102,7 +102,7 @@ const (
 // Mismatch says what to do with a known ID that comes with other content.
 type Mismatch string
 
-// What to do with other content.
+// The values of Mismatch.
 const (
 	MismatchReject Mismatch = "reject" // refuse it; a consumer dead-letters it
 	MismatchIgnore Mismatch = "ignore" // do not compare contents
@@ -111,7 +111,7 @@ const (
 // MissingID says what a consumer does with a message that has no ID.
 type MissingID string
 
-// What to do without an ID.
+// The values of MissingID.
 const (
 	// MissingIDReject refuses it; a consumer dead-letters it.
 	MissingIDReject MissingID = "reject"

@@ -25,8 +25,9 @@ const (
 	outcomeRejected = "rejected" // no usable ID
 )
 
-// headerGaveUp names who gave a message up, and the dead letters that it was before: a token for each, joined by
-// commas. HeaderHandler is for people: it holds the last one alone, and names with slashes are ambiguous in it.
+// headerGaveUp names the handlers that gave a message up, also those of the dead letters that it was before: a token
+// for each, joined by commas. HeaderHandler is for people. It holds only the last one, and names with slashes are
+// ambiguous in it.
 const headerGaveUp = "oncemill-gave-up"
 
 func (p *Processor) token(handler string) string {

@@ -59,7 +59,7 @@ type Handler func(ctx context.Context) error
 // Action is what to do with a delivery.
 type Action string
 
-// What to do with a delivery.
+// The values of Action.
 const (
 	// Ack: there is an outcome, and everything it produced is published.
 	Ack Action = "ack"

@@ -63,8 +63,8 @@ const (
 	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
 )
 
-// What nearly every message needs is done by statements that are no functions, which costs half as much. Before them
-// come the settings that functions make by themselves, for the same reasons: see claim.sql and settle.sql.
+// Nearly every message needs these statements. They are no functions, which costs half as much. Before them come the
+// settings that functions make inside, for the same reasons: see claim.sql and settle.sql.
 const (
 	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
 	callInsist = `SELECT set_config('enable_seqscan', 'off', true),

@@ -340,7 +340,7 @@ func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.State
 	return call(g, func() (*pgconn.StatementDescription, error) { return g.Tx.Prepare(ctx, name, query) })
 }
 
-// What is lent to a handler is the connection, until it has read or closed what a call returned.
+// The handler has the connection until it has read or closed what a call returned.
 type (
 	lentRows struct {
 		pgx.Rows

@@ -30,7 +30,7 @@ func endedError(err error) error {
 var ErrNested = errors.New("sqlitestore: the context is that of a run in an inbox of this database: the store would " +
 	"wait for the write lock that the run's transaction has")
 
-// What Join cannot do.
+// Errors of Join.
 var (
 	// ErrNoRun says that the context is not that of a handler's run.
 	ErrNoRun = errors.New("sqlitestore: Join outside a run: pass the context that the handler got")

@@ -61,7 +61,7 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 		_, err := tx.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
 		return errors.Join(errOver, err)
 	}
-	// The write lock comes before the look at the record, so that nobody takes the claim over in between.
+	// Take the write lock before looking at the record, so that nobody takes the claim over in between.
 	if _, err := tx.StmtContext(ctx, s.statements.touch).ExecContext(ctx); err != nil {
 		return err
 	}

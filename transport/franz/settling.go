@@ -61,8 +61,8 @@ func (c *settling) commit(ctx context.Context) error {
 	return c.commitLocked(ctx, c.s.fetching.all)
 }
 
-// goneFor is for how long the last commit is tried if nothing but topics that are gone is wrong: a new topic is unknown
-// to the broker, too, for a moment.
+// goneFor is for how long the last commit is tried if the only trouble is that topics are gone. A new topic is unknown
+// to the broker for a moment too.
 const goneFor = 5 * time.Second
 
 // finally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.

@@ -253,7 +253,7 @@ func (s *shareSession) waits(more int) { s.count(0, more) }
 
 func (s *shareSession) giveBack(ctx context.Context, r *record) { s.release(ctx, r.Record) }
 
-// release has a record delivered again, to whoever comes first.
+// release has a record delivered again, to any member.
 func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 	if int(rec.DeliveryCount()) >= s.rules.limit {
 		s.log.ErrorContext(ctx,
@@ -264,15 +264,15 @@ func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 	s.acknowledge(rec, kgo.AckRelease)
 }
 
-// errNoBrokerZero ends a run that kgo (1.22.2) would leave without a partition, without a word: a broker that refuses
-// an acknowledgement names no leader beside that, which it writes as broker 0, and kgo looks for the partition there.
-// Broker 0 knows who leads it. Try without when kgo is raised.
+// errNoBrokerZero ends a run that kgo (1.22.2) would leave without a partition, without a log line. A broker that
+// refuses an acknowledgement names no leader, which it writes as broker 0, and kgo looks for the partition there.
+// Broker 0, if there is one, knows the leader. Try without this when kgo is raised.
 var errNoBrokerZero = errors.New("franz: a lock was lost, and no broker has the number 0, where the client looks for " +
 	"the partition now: start the process again")
 
-// watchTopics ends the run for what kgo (1.22.2) tells nobody, until ctx ends: see errNoBrokerZero; a topic that may
-// not be read any more; and one that was deleted and made again, as Kafka 4.3 answers a fetch that names the old one
-// with an error of the whole, so that nothing comes of other topics either.
+// watchTopics ends the run, until ctx ends, for what kgo (1.22.2) tells nobody: the case of errNoBrokerZero, a topic
+// that may not be read any more, and one that was deleted and made again. Kafka 4.3 answers a fetch that names the old
+// topic with an error of the whole, so other topics bring nothing either.
 func (s *shareSession) watchTopics(ctx context.Context) {
 	consumed := map[string]kadm.TopicID{}
 	tick := time.NewTicker(s.rules.renewal)

@@ -23,8 +23,8 @@ type SourceConfig struct {
 
 // A Source is a consumer.Source for Kafka. Each Run has a client of its own. It is safe for concurrent use.
 //
-// The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain
-// or a revocation waits for deliveries that the guard holds too.
+// The source cannot see when a handler in a Router starts. A delivery counts as running once it is handed over, so a
+// drain or a revocation also waits for deliveries that the guard holds.
 type Source struct {
 	once     *consumer.Processor
 	config   SourceConfig

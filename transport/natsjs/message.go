@@ -98,7 +98,7 @@ func (s *session) orderKey(ctx context.Context, m *message) (key string) {
 	return s.config.Order(m)
 }
 
-// What the server is told of a message (ADR-15 of NATS).
+// The answers to a delivery (ADR-15 of NATS).
 var (
 	sayAck      = []byte("+ACK")
 	sayNak      = []byte("-NAK")

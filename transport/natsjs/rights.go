@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// What is sent to find out whether it may be: it changes nothing.
+// Probes of the right to publish: they change nothing.
 const (
 	probeInfo = ""
 	probeNext = "{" // not a request: the server answers that it is a bad one
