@@ -105,8 +105,8 @@ type Call struct {
 	WaitLimit *WaitLimit
 
 	// DeadLetter makes the messages that a failed or unknown outcome produces. Another caller may have to make them
-	// again for the same failure, with the same IDs: derive the IDs from the key and the fence under which the outcome
-	// was decided. Nil: failures produce nothing.
+	// again for the same failure, with the same IDs. So derive the IDs from the key and the fence under which the
+	// outcome was decided. Nil: failures produce nothing.
 	DeadLetter func(outcome dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced
 
 	// Publish publishes what the outcome produced, and returns nil only when all of it is acknowledged. Nil: the

@@ -18,8 +18,8 @@ type Policy struct {
 	Window time.Duration
 
 	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. If it is longer than
-	// Window, one case is remembered for Window only: a process dies just as it begins to publish the dead letter, and
-	// no other delivery comes within Window.
+	// Window, one case is remembered for Window only: a process dies as it begins to publish the dead letter, and no
+	// delivery comes within Window.
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
@@ -127,13 +127,13 @@ func LowValue() Policy { return Policy{Window: 24 * time.Hour} }
 // HighValue is for effects that cost money: 7 days, and failures for as long.
 func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 
-// Irreversible is for effects that must rather not happen than happen twice. It remembers outcomes for 30 days, and
-// runs a key at most once while the store keeps its records and within the window; docs/guarantees.md says what it does
-// not cover.
+// Irreversible is for effects that must rather not happen than happen twice. It remembers outcomes for 30 days. Within
+// that window it runs a key at most once, while the store keeps its records. docs/guarantees.md says what it does not
+// cover.
 //
-// A run that crashed, was cut off (also by a shutdown) or failed without proof (NoEffect) is parked as unknown,
-// whatever else its error says, and somebody has to look. The next call for its key, such as a redelivery, parks a run
-// that crashed. If nobody repeats a Do, nobody learns of its crash.
+// A run that crashed, was cut off (also by a shutdown) or failed without NoEffect is parked as unknown, whatever else
+// its error says. Somebody has to look. The next call for its key, such as a redelivery, parks a run that crashed. If
+// nobody repeats a Do, nobody learns of its crash.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
 func (p Policy) withDefaults() Policy {

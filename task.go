@@ -5,9 +5,9 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// Partial is a result of Do for work of several parts that may end with only some of them done: a refund to two cards,
-// and one is refused for now. It is stored as a success, so no part is done again, and every caller learns what
-// remains. To do the rest, call Do again with the call that Rest returns, for those parts only:
+// Partial is a result of Do for work of several parts that may end with some of them undone, such as a refund to two
+// cards. It is stored as a success, so no part is done again, and every caller learns what remains. To do the rest,
+// call Do again with the call that Rest returns, for those parts only:
 //
 //	for todo := parts; ; {
 //		p, err := oncemill.Do(ctx, guard, call,

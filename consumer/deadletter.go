@@ -48,7 +48,7 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 const mostReturns = 10
 
 // ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic,
-// somebody has sent it as it is, and may not have it any more: it goes back there before it is acknowledged. Without
+// somebody has sent it as it is and may not have it any more. So it goes back there before it is acknowledged. Without
 // DeadLetters it cannot go back. This Processor did not make it then, and another handler of dead letters with the same
 // names keeps it.
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) Decision {

@@ -29,7 +29,7 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 //
 // An output's ID follows from the consumed message's key, the topic, and the output's name (header oncemill-name) or
 // else its place among the outputs. An ID that the handler set is kept, unless it is the consumed message's or another
-// output's: a header that was copied along must not make two messages one.
+// output's. Otherwise a copied header would make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
 	t, ctx := p.ticket(ctx, d)
 	return t.run(ctx, handle)

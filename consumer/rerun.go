@@ -25,9 +25,8 @@ import (
 //
 // An unknown outcome ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then happen
 // TWICE, because nobody knows whether it has happened. Find that out first, for each one. Do not call Rerun for
-// everything in the topic. Outside of an inbox the same holds for failures: a run may have made its effect before it
-// erred or died, also an earlier run than the one that failed for good. docs/operations.md, "Running a dead letter
-// again", says how, and what to do if it has happened.
+// everything in the topic. Outside of an inbox the same holds for failures. The last run, or an earlier one, may have
+// made its effect before it erred or died. See "Running a dead letter again" in docs/operations.md.
 //
 // Header oncemill-reruns counts the reruns of a message, and its dead letters carry it. Rerun refuses after ten, so
 // that a program that sends every dead letter back comes to an end. To go on, delete that header from the dead letter.

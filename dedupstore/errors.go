@@ -47,9 +47,9 @@ func (e *RecordError) Error() string {
 	return fmt.Sprintf("dedupstore: record %q: %s", e.Key, e.Problem)
 }
 
-// SetupError says why a server, table, stream or topic cannot serve as it is: it is missing, too old, has a setting
-// that does not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is
-// useless until somebody acts as it says.
+// SetupError says why a server, table, stream or topic cannot serve. It is missing, too old, has a setting that does
+// not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is useless until
+// somebody acts as it says.
 type SetupError struct {
 	Package string // whose requirement it is, such as "pgstore"
 	Subject string // such as `table "oncemill_dedup"`

@@ -19,9 +19,9 @@ import (
 // Every operation is idempotent per owner token. If the reply was lost, repeating it changes nothing more and gives the
 // first answer. So a caller may repeat any operation that ended in an error.
 //
-// An error is [*InvalidError] for bad arguments, before anything is sent, [*RecordError] for a record that the store
-// cannot read, the context's error, or an error of the technology below. After any error the operation may or may not
-// have happened. When the context ends, all results that are still unknown have its error.
+// An error is [*InvalidError] for bad arguments, before anything is sent, or [*RecordError] for a record that the store
+// cannot read. Otherwise it is the context's error, or one of the technology below. After any error the operation may
+// or may not have happened. When the context ends, all results that are still unknown have its error.
 type Store interface {
 	// Claim asks for the exclusive right to process keys. It checks and claims in one step. For each request it looks,
 	// in this order,
@@ -33,10 +33,9 @@ type Store interface {
 	//   5. whether a lease is live, or a retry is not due (Busy);
 	//   6. what an expired lease left behind.
 	//
-	// That may be a publish step (AcquiredPublish) or a run (AcquiredRun). It may also be a started run that must not
-	// be retaken (Request.ParkExpired), whose outcome becomes Unknown, or a run whose attempts are spent, whose outcome
-	// becomes Failed and exhausted. Such a record is in PUBLISHING and the claimer owns it (AcquiredPublish), so that
-	// one claimer publishes the dead letter.
+	// That may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run that must not be retaken
+	// (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and exhausted. Both are then
+	// in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes the dead letter.
 	Claim(ctx context.Context, requests []Request) []ClaimResult
 
 	// Extend renews leases. Each then ends the given duration from now, by the store's clock, even if that is sooner
@@ -109,8 +108,8 @@ type Report struct {
 type Request struct {
 	Key Key
 
-	// Owner is a random token. Make a new one for each attempt to get the key, not for each message or process, and
-	// never send it along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
+	// Owner is a random token. Make a new one for each attempt to get the key, not for each message or process. Never
+	// send it along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
 	Owner string
 
 	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count. It may

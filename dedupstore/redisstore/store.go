@@ -64,9 +64,9 @@ func (s *Store) Close() { s.background.Wait() }
 // known and not done. Before the first claim it calls Check, unless the config says otherwise. While the server is
 // unfit or down, claims fail, and the next one looks again.
 //
-// With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim then waits
-// for the replicas even if the context ends, for at most half a second longer than they have, because it may have to
-// give the claim back.
+// With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim waits for the
+// replicas even if the context ends, for at most half a second longer than they have. It may have to give the claim
+// back.
 //
 // A first claim may travel for a while before it is written. Its record may then be forgotten sooner, by a tenth of
 // that time.

@@ -50,10 +50,10 @@ type running struct {
 // Tx returns the transaction of a run in an inbox. It panics outside such a run. Write through it only: a write past it
 // waits for the handler's own transaction until SQLite gives up or the context ends.
 //
-// Neither commit it nor roll it back, and return the errors of its statements: SQLite ends a transaction after a full
-// disk or an interrupted statement, and later writes are outside of any. The store notices ([dedupstore.ErrEnded]) and
-// parks the run as unknown, but what was committed stays. Writes to an attached database are not part of the
-// transaction: under WAL each file commits by itself, the outcome's file first.
+// Do not commit it or roll it back. Return the errors of its statements: SQLite ends a transaction on a full disk or an
+// interrupted statement, and later writes are outside of it. The store notices ([dedupstore.ErrEnded]) and parks the
+// run as unknown, but what was committed stays. Writes to an attached database are not part of the transaction: under
+// WAL each file commits by itself, the outcome's file first.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {

@@ -39,10 +39,9 @@ type Config struct {
 	Order Order
 
 	// MaxInFlight is how many records are handled at once, over all partitions. Under PerKey it also bounds the records
-	// of a partition that are handled, or wait for their time or for others of their key; the partition then takes no
-	// more. It does not bound how far a partition gets ahead of a record that waits: see PerKey in docs/brokers.md.
-	// About as many more of each partition are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if
-	// that is more. Zero: 256.
+	// of a partition that are handled, or wait for their time or for others of their key. It does not bound how far a
+	// partition gets ahead of a record that waits: see PerKey in docs/brokers.md. About as many more of each partition
+	// are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
 	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
@@ -75,12 +74,12 @@ type Config struct {
 // dead letter comes after Policy.MaxAttempts. The headers oncemill-topic and oncemill-position name the source.
 // oncemill-not-before says when the copy is due, in Unix milliseconds, by the clock of its writer.
 //
-// A record waits in its place if its copy cannot be published, if it waits for something other than its own next
-// attempt (a busy key, a store that is down), or if it is a dead letter, whose copy would not name its source.
+// A record waits in its place if its copy cannot be published, or if it waits for something other than its own next
+// attempt (a busy key, a store that is down). A dead letter does too, because its copy would not name its source.
 type RetryTopic struct {
 	// Topic is its name. Required. It must not be compacted, and must keep records for longer than they wait
-	// (retention.ms): for the longest of Delay, the policy's backoff and what oncemill.RetryAfter asks for, plus the
-	// time that the group may be away. It should take what the source topics take, and some hundred bytes more
+	// (retention.ms). That is the longest of Delay, the policy's backoff and the delays of oncemill.RetryAfter, plus
+	// the time that the group may be away. It should take what the source topics take, and some hundred bytes more
 	// (max.message.bytes).
 	Topic string
 

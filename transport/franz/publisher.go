@@ -46,7 +46,7 @@ func (c PublisherConfig) validate() error {
 // PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS. All replicas in sync
 // acknowledge, and the producer is idempotent (kgo's defaults). A record that could not be sent for 30 s is given up,
 // if no broker may have it. If a topic takes less than 1 MB (max.message.bytes), add kgo.ProducerBatchMaxBytes with its
-// limit: messages of a batch that is too large are sent again in smaller ones.
+// limit, or batches that are too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -77,9 +77,9 @@ type Publisher struct {
 // NewPublisher returns a Publisher on a client. One a client is enough. The client may consume too, unless the brokers
 // have a producer_byte_rate quota for it: kgo then holds back everything else, a group's heartbeats too.
 //
-// It returns a *dedupstore.SetupError if the client's options weaken what Publish promises. They do with
-// acknowledgements of fewer than all replicas in sync, without idempotence, with cancellation of records in flight,
-// with transactions, with manual flushing, or with one topic for everything.
+// It returns a *dedupstore.SetupError if the client's options weaken what Publish promises. Those are: acknowledgements
+// of fewer than all replicas in sync, no idempotence, cancellation of records in flight, transactions, manual flushing,
+// and one topic for everything.
 func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -125,8 +125,8 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // oncemill-key is. A nil Payload is a tombstone, an empty one is not.
 //
 // The error is nil or a *producer.PublishError. A failure is definite if the message itself was refused, here or by the
-// broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
-// keys). The broker must have refused it alone when it was sent again. Others are held up for that, for a tenth of
+// broker. It is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
+// keys). A broker must also have refused it when it was sent again alone. Others are held up for that, for a tenth of
 // AckTimeout at most.
 //
 // Everything else is unknown, because it can be mended and an outbox must not give rows up for it. That includes a
@@ -137,7 +137,7 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // A message that is unknown because ctx or its timeout ended may still be sent until the client's
 // kgo.RecordDeliveryTimeout ends. If a broker may have had it, or one before it in its partition, it may be sent until
 // the partition answers, however late. When such messages take a tenth of the client's buffer (kgo.MaxBufferedRecords,
-// 50,000), their topics get no more until some are answered: messages to them are unknown at once.
+// 50,000), further messages to their topics are unknown at once, until some are answered.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	all := make([]*produced, len(messages))
 	for i, m := range messages {

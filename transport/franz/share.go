@@ -19,9 +19,9 @@ type ShareConfig struct {
 	// Handler names the handler within the group: see Config.Handler. Required.
 	Handler string
 
-	// RetryTopic is where a record goes, as a copy with the same ID, when its handler failed, or when it has had more
-	// than half of the deliveries that the broker allows (share.delivery.count.limit), after which the broker drops it.
-	// Required.
+	// RetryTopic is where a record goes, as a copy with the same ID, when its handler failed. It also goes there when
+	// it has had more than half of share.delivery.count.limit, because the broker drops a record after that many
+	// deliveries. Required.
 	//
 	// The worker's client must consume the topic, and be allowed to write to it. The topic must not be compacted, and
 	// must keep records for longer than they wait (retention.ms). All its records should belong to one group: another
@@ -77,7 +77,7 @@ func (c ShareConfig) validate() error {
 //     however long it takes, and takes no room in ShareConfig.MaxInFlight.
 //   - Only shutdowns, crashes, lost connections, moves of a partition's leader and brokers that cannot write the
 //     group's state use up deliveries. The broker drops a record after share.delivery.count.limit of them. So a record
-//     that has had more than half is not run: it goes on as a copy with the same ID, and nothing else is begun until
+//     that has had more than half is not run. It goes on as a copy with the same ID, and nothing else is begun until
 //     that is confirmed. If the topic refuses it as too large, it is run where it is.
 //   - A lost lock brings the record again, here or elsewhere. The guard keeps the copies apart, and a record with an
 //     outcome does not run again. If the process stood still and no broker has the number 0, Run ends with an error,
@@ -88,14 +88,14 @@ func (c ShareConfig) validate() error {
 // It does not guarantee
 //
 //   - order;
-//   - that others always pass a record that waits or runs. The broker delivers no more of a partition, to any member,
-//     when share.partition.max.record.locks (2000) offsets have come after its first record that is not settled, even
-//     if those are settled. A member gets nothing when ten times MaxInFlight records wait;
+//   - that others always pass a record that waits or runs. The broker stops a partition, for all members, when
+//     share.partition.max.record.locks (2000) offsets have come after its first record that is not settled. A member
+//     gets nothing when ten times MaxInFlight records wait;
 //   - that a record survives if process or connection die in each delivery that is left when it should be copied: half
 //     of the limit, rounded up;
 //   - that partitions which a dead member had alone go on before share.session.timeout.ms is over;
-//   - a log line for records that the broker deletes before they were handled, or does not deliver because its log lost
-//     its end and their offsets were used before;
+//   - a log line for records that the broker deletes too early, or does not deliver because its log lost its end and
+//     their offsets were used before;
 //   - anything beside members of the group that are no ShareWorkers: they can release records and so use up deliveries;
 //   - that a dead letter stays one. Its copy in the retry topic does not name its source, and consumer.Rerun refuses
 //     it. Let a Worker run dead letters again.
@@ -167,9 +167,9 @@ var (
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: a *dedupstore.SetupError, one that
 // says that the process must be started again, or kgo.ErrClientClosed.
 //
-// The client stays yours. Close it soon after Run returns, also if Check refuses it. It is a member of its group from
-// the moment that it is made: partitions that it has alone rest until it leaves, and what it fetched last may be
-// locked. A client and a worker are for one Run.
+// The client stays yours. Close it soon after Run returns, also if Check refuses it. It is a member of its group as
+// soon as it is made. Partitions that it has alone rest until it leaves, and what it fetched last may be locked. A
+// client and a worker are for one Run.
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	rules, err := w.check(ctx, cl)
 	if err != nil {

@@ -106,12 +106,12 @@ var _ kgo.HookNewClient = birth{}
 // and not answered, kgo 1.22.2 may hold that up for almost a minute more.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, or a
-// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it
-// is consumed is noticed only when the broker says so, at the latest when it is made again. Stop workers before you
-// delete one.
+// *dedupstore.SetupError if a right, a topic or its place in the group is gone. A topic that is deleted while it is
+// consumed is noticed only when the broker says so, at the latest when it is made again. Stop workers before you delete
+// one.
 //
-// Nobody else may poll the client or commit with it, not even after Run: to kgo.Client.CommitUncommittedOffsets
-// everything fetched is done, and records that were not handled would be passed over.
+// Nobody else may poll the client or commit with it, not even after Run. kgo.Client.CommitUncommittedOffsets takes
+// everything fetched for done, and would pass over records that were not handled.
 //
 // The client stays yours. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also if Check refuses
 // it. It is a member of its group from the moment that it is made, and its partitions rest until it leaves. A client

@@ -19,12 +19,12 @@ type Config struct {
 	Handler string
 
 	// MaxInFlight is how many messages are in flight at most. They run, wait for others of their order key or for a
-	// retry, or are asked for, and all are in memory. 1 is the strict order of the whole consumer. It must not be more
+	// retry, or are asked for. All are in memory. With 1 the whole consumer has a strict order. It must not be more
 	// than the consumer's MaxAckPending. Zero: 256, or the consumer's MaxAckPending if that is less.
 	//
-	// A retry waits here if its message has an order key, if delayed naks take up half of MaxAckPending, or if the
-	// consumer has a MaxDeliver and only its last Policy.MaxAttempts deliveries are left. When as many messages as
-	// MaxInFlight wait here, the worker stops until the first is due.
+	// A retry waits here if its message has an order key, or if delayed naks take up half of MaxAckPending. It also
+	// waits here for the last Policy.MaxAttempts deliveries of a MaxDeliver. When as many messages as MaxInFlight wait
+	// here, the worker stops until the first is due.
 	//
 	// At most 4 MiB, or one message, are on the way at a time. If messages are suddenly much larger, MaxInFlight of
 	// them may be.

@@ -21,9 +21,9 @@ const (
 	smallFetches = 2 * time.Millisecond
 
 	// bytesOnTheWay is how many bytes may be on the way to us. The server cuts a connection for which it holds more
-	// than its max_pending, 64 MB, and would do so again and again. Its own limit of a request, max_bytes, does not
-	// help: a message over it goes behind those that come again, or is never sent, where a consumer has the last of
-	// each subject.
+	// than its max_pending, 64 MB, and would do so again and again. The server's limit of a request, max_bytes, does
+	// not help. A message over it goes behind those that come again. A consumer of the last of each subject never gets
+	// it.
 	bytesOnTheWay = 4 << 20
 )
 

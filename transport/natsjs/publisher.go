@@ -82,9 +82,8 @@ func (c PublisherConfig) validate() error {
 //   - one copy in the stream: a repeat after the duplicate window (two minutes by default) is stored again, with the
 //     same oncemill-id;
 //   - that a stream keeps what it acknowledges. A stream with retention interest deletes at once what no consumer
-//     wants. nats-server syncs its files every two minutes, unless sync_interval says otherwise (always), and loses the
-//     rest with the machine's power. A stream with persist_mode async acknowledges before it writes. An outbox can
-//     replay;
+//     wants. Without sync_interval: always, nats-server syncs its files every two minutes, and a machine that loses
+//     power loses the rest. A stream with persist_mode async acknowledges before it writes. An outbox can replay;
 //   - another connection: see NewPublisher.
 type Publisher struct {
 	conn       *nats.Conn

@@ -89,15 +89,15 @@ func newWorker(
 // Check looks at the consumer, its stream and where dead letters go. It returns a *dedupstore.SetupError that says what
 // to set if the worker's guarantees cannot be kept, and logs a warning for what is unwise. It changes nothing.
 //
-// It refuses to run on its own dead letters in a work-queue stream, which would delete them, and a dead-letter topic of
-// a Publisher of this package on which no stream listens. It logs which messages are gone at the beginning of the
-// stream, where it can be sure that they were this consumer's.
+// It refuses a work-queue stream in which the consumer gets its own dead letters, because the stream would delete them.
+// It refuses a dead-letter topic of a Publisher of this package on which no stream listens. It logs which messages are
+// gone at the beginning of the stream, where it can be sure that they were this consumer's.
 //
-// The connection must be allowed to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of
-// the stream and consumer, and to subscribe to its inboxes. With the server's feature flag js_ack_fc_v2 (2.14 and
-// later, off by default) acks go to $JS.ACK.*.*, with domain and account before the stream. An account that imports the
-// JetStream of another one must import $JS.ACK.> beside its API. TermWithReason needs nats-server 2.10.4. These rights
-// are optional:
+// The connection needs the right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of
+// the stream and consumer. It also needs the right to subscribe to its inboxes. With the server's feature flag
+// js_ack_fc_v2 (2.14 and later, off by default) acks go to $JS.ACK.*.*, with domain and account before the stream. An
+// account that imports the JetStream of another one must import $JS.ACK.> beside its API. TermWithReason needs
+// nats-server 2.10.4. These rights are optional:
 //
 //   - $JS.API.STREAM.INFO: without it there is a warning;
 //   - $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, to subscribe: without it MaxDeliveries stays zero;
@@ -113,7 +113,7 @@ func (w *Worker) Check(ctx context.Context) error {
 // second at most. A message on its last delivery is run instead of given back.
 //
 // Run returns nil after a clean drain, or if ctx was cancelled during Check. It returns ErrCutShort if handlers took
-// longer than Config.Grace. Otherwise it drains too and returns an error that says why it cannot go on: the consumer is
+// longer than Config.Grace. Otherwise it drains too and returns an error that says why it cannot go on. The consumer is
 // deleted or changed, the connection is closed, a right is missing, or acks reach nobody. You may call it again when it
 // has returned.
 //

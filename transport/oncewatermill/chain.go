@@ -52,9 +52,9 @@ func Guarded(once *consumer.Processor) Step {
 //
 // consumer.Config.DeadLetters is the stronger way, and Chain refuses both together. A PoisonQueue may publish several
 // copies, and consumer.Rerun cannot use them. If poison is sent back as it is, as by Watermill's Requeuer, it is a
-// duplicate of the stored failure and becomes poison again at once, until Policy.FailureWindow is over.
+// duplicate of the stored failure. It becomes poison again at once, until Policy.FailureWindow is over.
 //
-// Do not guard a Requeuer or another handler of poison: when a message comes to it a second time, or from two handlers,
+// Do not guard a Requeuer or another handler of poison. When a message comes to it a second time, or from two handlers,
 // it is a duplicate, and lost. If other groups get the messages that are sent back, they must find IDs in the same
 // places. A group that knew the message by another ID takes it for a new one.
 //
@@ -64,8 +64,8 @@ func Guarded(once *consumer.Processor) Step {
 // has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher tells
 // it from other copies.
 //
-// A publisher of watermill-nats must not have TrackMsgID or TrackMessageID. Where a publisher of this module refuses
-// the message for its headers or its ID, those headers are escaped as in a dead letter, and an unusable ID is replaced.
+// A publisher of watermill-nats must not have TrackMsgID or TrackMessageID. Headers that a publisher of this module may
+// have refused are escaped as in a dead letter, and an unusable ID is replaced.
 func PoisonQueue(pub message.Publisher, topic string) Step {
 	if isnil.Nil(pub) {
 		return Step{err: orderError("PoisonQueue needs a publisher")}
@@ -170,7 +170,7 @@ func final(err error) bool {
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard. Each try begins
 // with the message's context, as with ResetContextOnRetry, so a Timeout inside ends only one try.
 //
-// Over an inbox Chain refuses Retry, and you must not use it without a chain either: what a try wrote before it failed
+// Over an inbox Chain refuses Retry, and you must not use it without a chain either. What a try wrote before it failed
 // is in the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
 // oncemill.Permanent or oncemill.RetryAfter are not repeated. A handler that has nacked its message is never repeated,
 // because nobody could tell whether the next try nacked too.

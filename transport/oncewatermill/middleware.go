@@ -32,12 +32,12 @@ import (
 // A handler that nacks its message has failed, also if it returns nil. Inside this middleware Watermill's own Retry
 // sometimes makes a success of a handler that nacks and returns an error. The guard does not believe it, and the effect
 // is made again: nack or return an error, or use Retry of this package. A message that has been nacked before is not
-// handled. A message is not handled either when it is given to the middleware again after an answer other than an ack,
-// as by a Retry outside: the guard has decided that it comes again, and when.
+// handled. Nor is one that comes to the middleware again after any answer but an ack, as by a Retry outside: the guard
+// has decided when it comes again.
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
-// Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError and the others that oncemill.Guard.Run lists,
-// and *oncemill.FailedError when there is no consumer.Config.DeadLetters.
+// Router answers with a nack. It is one of those that oncemill.Guard.Run lists, or *oncemill.FailedError when there is
+// no consumer.Config.DeadLetters.
 func Middleware(once *consumer.Processor) message.HandlerMiddleware {
 	if isnil.Nil(once) {
 		panic("oncewatermill: Middleware needs a Processor")
@@ -220,9 +220,9 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 		return decision.Err
 	}
 	msg.SetContext(context.WithValue(ctx, answeredKey{}, msg))
-	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait,
-	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here. Poison
-	// is acknowledged.
+	// A Router can only nack, and most adapters deliver again at once. A lease, or a retry that is not due, makes the
+	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here. Poison is
+	// acknowledged.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
 	if !poison && (g.once.MaxWait() == 0 || !retry && !busy) {
 		pause(ctx, g.beforeNack(decision))

@@ -134,7 +134,7 @@ func (publisher) Close() error { return nil }
 
 // FromPublisher returns a Watermill publisher as a producer.Publisher. The Watermill publisher must be synchronous: if
 // it returns before the broker has a message, that message counts as published. One of watermill-nats must not have
-// TrackMsgID or TrackMessageID: a stream would drop messages with the same ID, for other topics or as replays, and they
+// TrackMsgID or TrackMessageID. A stream would drop messages with the same ID, for other topics or as replays, and they
 // would count as published. Close it yourself. It panics without a publisher.
 //
 // Messages of a call are published by topic, in their order, each with the context of the call. An error of Watermill
