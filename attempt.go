@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns as Guard.Run does,
-// when the outcome is stored.
+// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns when the outcome is
+// stored, with the results of Guard.Run.
 func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)

@@ -34,8 +34,8 @@ type Ticket struct {
 	ending  ending
 }
 
-// Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
-// that of its attempt.
+// Ticket makes a ticket for a call, which must not be changed afterwards. It sends nothing. If the call is wrong, the
+// attempt returns the error.
 func (g *Guard) Ticket(call *Call) *Ticket {
 	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered, first: g.first.may(call)}
 	if !g.policy.Shadow {
@@ -90,7 +90,7 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 	t.guard.keeper.hold(&t.lease)
 }
 
-// GiveBack gives back what was granted to a ticket that will not be attempted.
+// GiveBack gives the claim of a ticket back that will not be attempted.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	t.guard.keeper.let(&t.lease)
 	if t.granted && t.last.Answer.Status == dedupstore.AcquiredRun {
@@ -250,8 +250,8 @@ func holder(host string, _ error) string {
 
 func newOwner() string { return ids.Token() }
 
-// storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
-// wait for the next.
+// storeError makes the error of a claim that failed, or was not sent because the store is down. It sets how long to
+// wait for the next claim.
 func (g *Guard) storeError(
 	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
 ) (time.Duration, error) {
@@ -262,7 +262,7 @@ func (g *Guard) storeError(
 	return poll, &StoreError{Op: "claim", Key: key, Err: err}
 }
 
-// tellEvery is how often somebody is told of messages that wait although the store answers.
+// tellEvery is how often the log says that messages wait although the store answers.
 const tellEvery = time.Minute
 
 // tellOf logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store

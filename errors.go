@@ -9,7 +9,7 @@ import (
 )
 
 // ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
-// cause of the handler's cancelled context, and what a *ClaimLostError is.
+// cause of the handler's cancelled context, and every *ClaimLostError is one.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
 // ClaimLostError says that another owner took the key over, so this run's outcome was refused. Neither acknowledge the
@@ -107,7 +107,7 @@ func (e *StoreError) Error() string {
 // Unwrap returns the store's error.
 func (e *StoreError) Unwrap() error { return e.Err }
 
-// UnrecordedError says that the handler ran, but that its outcome could not be stored until the lease ended. Do not
+// UnrecordedError says that the handler ran, but its outcome could not be stored until the lease ended. Do not
 // acknowledge the message. When it is delivered again the handler may run again.
 type UnrecordedError struct {
 	Key     dedupstore.Key
@@ -132,9 +132,9 @@ func (e *UnrecordedError) Unwrap() []error {
 	return []error{e.Handler, e.Err}
 }
 
-// UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
-// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has
-// no room, are stored nowhere: then the handler runs again.
+// UnpublishedError says that the messages of the run could not be published. Deliver the message again after Delay:
+// they will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store
+// has no room, are stored nowhere: then the handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error

@@ -38,11 +38,11 @@ func (r Run) FenceWhere(column, parameter string) string {
 	return "(" + column + " IS NULL OR " + column + " < " + parameter + ")"
 }
 
-// FenceArg returns the fence as SQL drivers take it. In a run that is not guarded it is zero, under which nothing can
-// be written but a row that no run has written yet.
+// FenceArg returns the fence as SQL drivers take it. In an unguarded run it is zero, which can write only a row that no
+// run has written yet.
 func (r Run) FenceArg() int64 { return int64(r.Fence) } //nolint:gosec // microseconds: 63 bits last for 290,000 years
 
-// FenceApplied turns how many rows a fenced statement has affected into an error: ErrFenced if there was none.
+// FenceApplied takes the number of rows that a fenced statement affected, and returns ErrFenced if there was none.
 func (r Run) FenceApplied(rows int64) error {
 	switch {
 	case rows > 0:
@@ -53,8 +53,10 @@ func (r Run) FenceApplied(rows int64) error {
 	return fmt.Errorf("%w %d: this run or a newer one has written it, or it does not exist", ErrFenced, r.Fence)
 }
 
-// ErrFenced says that a fenced statement affected no row. Either this run has applied it already, as when it was sent
-// again because the reply was lost: then the column holds FenceArg, and all is well. Or a newer run has written the
-// row, so that this one is a zombie, whose outcome will be refused: stop. Or there is no such row. Read the column to
-// know which; a handler that returns this error runs again with a newer fence, and applies the statement again.
+// ErrFenced says that a fenced statement affected no row. There are three reasons. This run has applied it already, as
+// when it was sent again because the reply was lost: then the column holds FenceArg, and all is well. A newer run has
+// written the row: then this one is a zombie, and its outcome will be refused, so stop. Or there is no such row.
+//
+// Read the column to know which. A handler that returns this error runs again with a newer fence, and applies the
+// statement again.
 var ErrFenced = errors.New("oncemill: no row was written under the fence")

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A Guard is the implementation of the protocol: claim, attempt, settle, in the files of these names. Everything that
-// makes handlers safe is a thin layer on it. It is safe for concurrent use.
+// A Guard is the implementation of the protocol: claim, attempt, settle. The files claim.go, attempt.go and settle.go
+// have these steps. Everything else that makes handlers safe is a thin layer on it. It is safe for concurrent use.
 type Guard struct {
 	store  dedupstore.Store
 	inbox  dedupstore.Transactor // the store, if it is one
@@ -86,12 +86,13 @@ type Call struct {
 	// Fingerprint identifies the content. Zero: contents are not compared.
 	Fingerprint dedupstore.Fingerprint
 
-	// Rerun asks for a stored failure to run again: the fence under which it was decided (FailedError.Fence). A
-	// success, or a failure decided under another fence, is answered as to any duplicate. Zero: no rerun.
+	// Rerun asks for a stored failure to run again. It is the fence under which the failure was decided
+	// (FailedError.Fence). A success, or a failure decided under another fence, is answered as to any duplicate. Zero:
+	// no rerun.
 	Rerun uint64
 
-	// First says that somebody else counts how often the call is made, such as a broker, and that this is the first
-	// time. Over an inbox it then needs no claim before its transaction. A first run that ends its process counts as no
+	// First says that this is the first time that the call is made, as counted by somebody else, such as a broker. Over
+	// an inbox it then needs no claim before its transaction. If that first run ends its process, it counts as no
 	// attempt.
 	First bool
 
@@ -178,8 +179,8 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 	return g.Ticket(&call).Run(ctx, fn)
 }
 
-// Close waits until nothing that the guard has begun is under way any more, and notes the duplicates that it has
-// counted. Call it after the last call.
+// Close waits until nothing that the guard has begun is under way, and notes the duplicates that it has counted. Call
+// it after the last call.
 func (g *Guard) Close() {
 	g.background.Wait()
 	g.parts.wait()

@@ -123,8 +123,8 @@ func (g *Guard) postpone(ctx context.Context, l *lease) time.Duration {
 	return delay
 }
 
-// A Publication is the publish step of an outcome that is left to the caller. Its lease is extended until Done or
-// Abandon is called, exactly one of which must be.
+// A Publication is the publish step of an outcome, left to the caller. Its lease is extended until you call Done or
+// Abandon. Call exactly one of them.
 type Publication struct {
 	produced []dedupstore.Produced
 	once     sync.Once
@@ -145,7 +145,7 @@ func (p *Publication) Done() (err error) {
 }
 
 // Abandon says that the messages were not published, or not all. It returns after which time a redelivery can publish
-// them; zero if the publication has ended before.
+// them, or zero if the publication has ended before.
 func (p *Publication) Abandon() (delay time.Duration) {
 	p.once.Do(func() { delay = p.abandon() })
 	return delay

@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Run is what a handler may know about the run it is in.
+// Run tells a handler about the run it is in.
 type Run struct {
 	Key dedupstore.Key
 
@@ -27,8 +27,9 @@ func (r Run) ID(name string) string {
 	return ids.Derive("oncemill/run", r.Key.Tenant, r.Key.Group, r.Key.Handler, r.Key.ID, name)
 }
 
-// FromContext returns the run that the handler is in. It panics outside a run, since an ID made from nothing would be
-// the same for every message. So it does for a message without an ID that a policy lets run: MissingIDBypass, Shadow.
+// FromContext returns the run that the handler is in. It panics outside a run, because an ID made from nothing would be
+// the same for every message. For the same reason it panics for a message without an ID that a policy lets run
+// (MissingIDBypass, Shadow).
 func FromContext(ctx context.Context) Run {
 	claim, ok := txctx.From[*dedupstore.Claim](ctx)
 	if !ok {

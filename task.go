@@ -41,9 +41,9 @@ type Partial[T, P any] struct {
 // Complete reports whether nothing remains.
 func (p Partial[T, P]) Complete() bool { return len(p.Remains) == 0 }
 
-// Rest returns the call for what remains of the given one, which ended in p: in its scope, under an ID that is derived
-// from its key. A stored outcome never changes, so all who continue it mean the same parts, and one of them runs.
-// Fingerprint and Rerun are of the old content and not taken along.
+// Rest returns the call for the parts that remain of the given one, which ended in p. It has the same scope and an ID
+// that is derived from the call's key. A stored outcome never changes, so all that continue it mean the same parts, and
+// one of them runs. Fingerprint and Rerun belong to the old content and are left out.
 func (p Partial[T, P]) Rest(call Call) Call {
 	k := call.Key
 	call.Key.ID = ids.Derive("oncemill/rest", k.Tenant, k.Group, k.Handler, k.ID)

@@ -15,8 +15,7 @@ import (
 )
 
 // Telemetry says where traces and metrics go. The zero value is ready to use. Only the API of OpenTelemetry is used:
-// without an SDK nothing is recorded, and it costs next to nothing. A program that sets global providers does so before
-// the first message.
+// without an SDK nothing is recorded, and it costs next to nothing. Set global providers before the first message.
 type Telemetry struct {
 	// TracerProvider makes tracers. Nil: the global one.
 	TracerProvider trace.TracerProvider

@@ -11,9 +11,9 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A BatchHandler does the work for several deliveries at once, which are named by their places in what
-// Processor.ProcessTogether got. It returns an error for each, in that order, which steers as that of a Handler does;
-// nil: all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
+// A BatchHandler does the work for several deliveries at once. Which are their places in the slice that
+// Processor.ProcessTogether got. It returns an error for each, in that order, which has the effect of a Handler's
+// error. Nil: all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
 // oncemill.RunsFromContext returns the runs.
 type BatchHandler func(ctx context.Context, which []int) []error
 

@@ -32,12 +32,12 @@ type Config struct {
 	MaxWait time.Duration
 
 	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then
-	// are they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is
-	// behind them, and the log says so.
+	// are they acknowledged. It must be synchronous. While it cannot publish, they come again and may hold up other
+	// messages, and the log says so.
 	//
-	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until
-	// somebody acts, and in a worker or over a Source: ended. Kafka passes over them; JetStream terminates them, and a
-	// work-queue stream deletes them with that. Only the log has them then, without their payload; records keep none
+	// Nil: messages get lost. They are rejected. Under Watermill's own adapters they are then delivered again until
+	// somebody acts. A worker or a Source ends them: Kafka passes over them; JetStream terminates them, and a
+	// work-queue stream also deletes them. Only the log has them then, without their payload, and records keep none
 	// either. Workers and the middleware warn of that when they start.
 	DeadLetters producer.Publisher
 
@@ -54,17 +54,16 @@ type Config struct {
 	// they are not handled and come again.
 	DeadLetterTopic string
 
-	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again:
-	// it is a mistake of the program's. Nil: producer.DefaultExtractors().
+	// Extractors find the message ID, in this order. If one panics for a message, or Fingerprint does, the message
+	// comes again: the program has a mistake. Nil: producer.DefaultExtractors().
 	Extractors []producer.Extractor
 
-	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do
-	// not say it themselves (Delivery.System): those of Watermill's own adapters. Empty: "unknown".
+	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does. It is for deliveries
+	// that do not name it (Delivery.System), such as those of Watermill's own adapters. Empty: "unknown".
 	System string
 
 	// Trace says how the span of a delivery belongs to the trace of its message. Zero: TraceParent, which shows a
-	// message as one trace; TraceLink suits those who read long streams or batches. Where traces go is in
-	// Policy.Telemetry.
+	// message as one trace. TraceLink suits long streams and batches. Policy.Telemetry says where traces go.
 	Trace TraceMode
 
 	// Fingerprint identifies the content, so that a reused ID is noticed. Nil: the SHA-256 of the payload.
@@ -134,8 +133,8 @@ func (c Config) validate() error {
 	return nil
 }
 
-// HandlerProblem returns what is wrong with a name for a handler, see Delivery.Handler, or "": for workers, which look
-// at theirs when they are made.
+// HandlerProblem returns what is wrong with a name for a handler (Delivery.Handler), or "". Workers check theirs with
+// it when they are made.
 func HandlerProblem(name string) string {
 	switch {
 	case name == "":

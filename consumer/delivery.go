@@ -18,15 +18,15 @@ type Delivery struct {
 	// Topic is where it came from. It stands in dead letters and errors.
 	Topic string
 
-	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty:
-	// Topic.
+	// Origin is the namespace, such as a stream, within which Position is unique, and so is an ID without a namespace
+	// of its own. Empty: Topic.
 	Origin string
 
 	// System names the messaging system in telemetry, such as "nats" or "kafka" (OpenTelemetry's messaging.system).
 	// Empty: what Config.System says.
 	System string
 
-	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
+	// Header travels beside the payload. Process does not change it, and you must not while Process runs.
 	Header producer.Header
 
 	// UUID is a Watermill message's UUID; empty elsewhere.
@@ -52,8 +52,8 @@ type Delivery struct {
 	Payload []byte
 }
 
-// A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. It publishes
-// nothing by returning; messages that it publishes itself take their IDs from oncemill.FromContext(ctx).ID.
+// A Handler does the work for one message. Its error decides what happens next: see oncemill.RunFunc. It has no
+// outputs; if it publishes messages itself, give them IDs by oncemill.FromContext(ctx).ID.
 type Handler func(ctx context.Context) error
 
 // Action is what to do with a delivery.

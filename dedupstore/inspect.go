@@ -9,8 +9,8 @@ import (
 type Inspector interface {
 	Store
 
-	// Look returns the records of keys, in their order. A key without a record has one whose State is Absent. It
-	// changes nothing, and may be a little behind: what it says decides nothing.
+	// Look returns the records of keys, in their order. For a key without a record the State is Absent. It changes
+	// nothing and may be a little behind, so decide nothing by it.
 	Look(ctx context.Context, keys []Key) ([]Record, error)
 
 	// NoteDuplicates counts duplicates beside the records of their keys. It is best effort: a lost reply or a crash may
@@ -21,7 +21,7 @@ type Inspector interface {
 // MaxHistory is how many attempts before the last one a record keeps.
 const MaxHistory = 4
 
-// A Record is what a store knows of a key. Times are by the store's clock, as far as it is known; zero: not known.
+// A Record is a store's knowledge of a key. Times are by the store's clock, as far as it is known; zero: not known.
 type Record struct {
 	Key      Key
 	State    State

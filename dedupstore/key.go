@@ -13,7 +13,7 @@ const (
 	MaxID        = 512 // message ID
 )
 
-// Key says who deduplicates what: the scope (tenant, group and handler, all three, always) and the message ID. Two
+// Key says who deduplicates (the scope: tenant, group and handler, always all three) and what (the message ID). Two
 // different keys never share a record. The names are data: a renamed group or handler knows nothing of what it did
 // under the old name, and runs again.
 type Key struct {
@@ -86,7 +86,7 @@ func (k Key) Append(b []byte) []byte {
 	return b
 }
 
-// ParseKey reads what [Key.String] wrote. It accepts that one spelling only.
+// ParseKey reads the text that [Key.String] wrote. It accepts that one spelling only.
 func ParseKey(s string) (Key, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != 4 {

@@ -91,12 +91,12 @@ type Waiter interface {
 
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
-	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what
-	// an operator should know.
+	// Check returns an error that says what to change if the server can drop claims by its settings. It reports what an
+	// operator should know.
 	Check(ctx context.Context) (Report, error)
 }
 
-// A Report says what a store found out about its server.
+// A Report is what a store found out about its server.
 type Report struct {
 	Store      string   // the technology, such as "redis"
 	Version    string   // of the server
@@ -112,8 +112,8 @@ type Request struct {
 	// send it along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
 	Owner string
 
-	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count. It may
-	// live longer by what a store does not know of its server's time, some milliseconds, but never shorter.
+	// Lease is how long the claim lives without being extended; at least a millisecond, the unit of stores. It may live
+	// some milliseconds longer, because a store knows its server's time only so well, but never shorter.
 	Lease time.Duration
 
 	// Retention is how long the record is kept beyond the end of the lease: the dedup window. At least a millisecond.

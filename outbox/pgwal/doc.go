@@ -9,13 +9,13 @@
 //
 //   - At least once: a row whose transaction committed is published until the publisher acknowledges it, or refuses it
 //     [Config.MaxAttempts] times. Then it is dead, with the reason.
-//   - The server keeps the log until all of it is acknowledged and recorded, or dead. An idle outbox retains none.
-//   - Order: messages of one key go out in the order of their commits. A refused message holds up its own key only. See
+//   - The server keeps the log until all of it is acknowledged and recorded, or dead. An idle outbox keeps none.
+//   - Order: messages of one key go out in the order of their commits. A refused one holds up its key only. See
 //     [Config.MaxInFlight].
 //   - No copy without a cause: a relay died, an acknowledgement or its record was lost, or the server showed a row more
 //     than a second after its commit.
-//   - Any number of relays may share a slot. One works. When its connection ends, another takes over within about a
-//     second. The server ends a relay that hangs after wal_sender_timeout (60 s).
+//   - Any number of relays may share a slot. One works; another takes over within about a second of its end. The server
+//     ends a relay that hangs after wal_sender_timeout (60 s).
 //   - Memory is bounded: reading stops at 10,000 messages or 64 MiB of payloads. Up to 2,000 more are under way.
 //   - A clean stop leaves no row that is published again. Relays do not keep a server from stopping.
 //

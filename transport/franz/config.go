@@ -44,9 +44,9 @@ type Config struct {
 	// are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
 	MaxInFlight int
 
-	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
-	// At most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer
-	// than the longest handler, above all under a policy that parks: a run that is cut off ends as unknown there. At
+	// Grace is how long running handlers may go on when Run's context has ended. Then their contexts are cancelled. It
+	// is at most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer
+	// than the longest handler, above all under a policy that parks, where a run that is cut off ends as unknown. At
 	// most twelve days. Zero: 30 s.
 	Grace time.Duration
 
@@ -84,7 +84,7 @@ type RetryTopic struct {
 	Topic string
 
 	// Delay is how long a record waits there at least. A policy's backoff or oncemill.RetryAfter can ask for more.
-	// Records wait behind each other, so that one with a longer delay holds up others of its partition. At least zero.
+	// Records wait behind each other, so one with a longer delay holds up others of its partition. At least zero.
 	Delay time.Duration
 }
 

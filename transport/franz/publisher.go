@@ -24,8 +24,8 @@ type PublisherConfig struct {
 	// s.
 	AckTimeout time.Duration
 
-	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
-	// outbox's relay are in the relay's.
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. The relay of
+	// an outbox has telemetry of its own for its messages.
 	Telemetry oncemill.Telemetry
 }
 

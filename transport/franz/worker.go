@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 )
 
-// A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
+// A Handler does the work for one record. Its error decides what happens next: see oncemill.RunFunc. A record that
 // comes from a retry topic has that topic, partition and offset. The record is not changed, and must not be.
 type Handler func(ctx context.Context, rec *kgo.Record) error
 

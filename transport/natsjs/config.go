@@ -77,7 +77,7 @@ func (c Config) validate() error {
 type SourceConfig struct {
 	Config
 
-	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which
-	// asks for them. It is called by each Check and Run. Required.
+	// Consumer returns the consumer of a topic. It must be one of the JetStream that NewSource got, which asks for its
+	// messages. Each Check and Run calls it. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
 }

@@ -16,8 +16,8 @@ var ErrRunning = errors.New("natsjs: Worker is running")
 // Grace longer than the longest handler.
 var ErrCutShort = errors.New("natsjs: handlers took longer than Config.Grace, and their contexts were cancelled")
 
-// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason:
-// the worker settles it, by what the handler returns.
+// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason.
+// The worker settles it, by the handler's error.
 var ErrWorkerSettles = errors.New("natsjs: the Worker settles the message: return nil, or an error")
 
 // errGrace is the cause of the contexts of handlers that took longer than the grace.

@@ -28,8 +28,8 @@ func BySubjectToken(n int) func(jetstream.Msg) string {
 	}
 }
 
-// ByHeader returns the Config.Order that makes each value of a header an order key, such as producer.HeaderKey. The
-// name is looked up in any case; of several values the first counts. Messages without it have no order.
+// ByHeader returns the Config.Order that makes each value of a header an order key, such as producer.HeaderKey. It
+// finds the name in any case, and takes the first of several values. Messages without the header have no order.
 func ByHeader(name string) func(jetstream.Msg) string {
 	return func(msg jetstream.Msg) string {
 		header := msg.Headers()

@@ -31,8 +31,8 @@ type PublisherConfig struct {
 	// also gets one for a connection that will give up reconnecting. Nil: slog.Default().
 	Logger *slog.Logger
 
-	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
-	// outbox's relay are in the relay's.
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. The relay of
+	// an outbox has telemetry of its own for its messages.
 	Telemetry oncemill.Telemetry
 }
 
@@ -130,8 +130,8 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although no relay was repeating them
-// (producer.HeaderResend). Somebody may have published them twice, as after a lost acknowledgement, for a repeated
-// request, or in another process. If not, two messages have one ID, and one of them is not in the stream.
+// (producer.HeaderResend). Perhaps somebody published them twice: after a lost acknowledgement, for a repeated request,
+// or in another process. If not, two messages have one ID, and one of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout

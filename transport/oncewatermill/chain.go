@@ -38,7 +38,7 @@ const (
 	timeoutStep = "Timeout"
 )
 
-// Guarded is the step at which a Processor guards what stands inside it.
+// Guarded is the step at which a Processor guards the steps inside it.
 func Guarded(once *consumer.Processor) Step {
 	if once == nil {
 		return Step{err: orderError("Guarded needs a Processor")}

@@ -32,8 +32,8 @@ func FromMessage(topic string, msg *message.Message) producer.Message {
 	return m
 }
 
-// ToMessage returns a producer.Message as a Watermill message with ctx as its context: the ID is its UUID and, as the
-// key, in its metadata. The header is copied, the payload is shared. Topic and NotBefore have no place in it.
+// ToMessage returns a producer.Message as a Watermill message with ctx as its context. The ID is its UUID, and is in
+// its metadata, as the key is. The header is copied, the payload is shared. Topic and NotBefore have no place in it.
 func ToMessage(ctx context.Context, m producer.Message) *message.Message {
 	msg := message.NewMessageWithContext(ctx, m.ID, m.Payload)
 	maps.Copy(msg.Metadata, m.Header)
