@@ -77,8 +77,8 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 	return value, nil
 }
 
-// marshal is json.Marshal for values whose MarshalJSON may panic: the work is done, and is not to be done again for
-// that.
+// marshal is json.Marshal for values whose MarshalJSON may panic. The work is done and must not be done again because
+// of a panic here.
 func marshal(v any) (data []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -274,7 +274,7 @@ func mark[E any](err error) (found E, ok bool) {
 	return found, false
 }
 
-// nested reports whether an error of a handler has one of a guard in it that the handler asked.
+// nested reports whether a handler's error holds an error of a guard that the handler used.
 func nested(err error) bool {
 	return is[*StoreError](err) || is[*UnrecordedError](err) || is[*RetryError](err) || is[*FailedError](err) ||
 		is[*UnpublishedError](err) || is[*ClaimLostError](err)

@@ -173,7 +173,8 @@ func (e *workError) Error() string { return e.err.Error() }
 // Unwrap shows a store the database's error in it, by which it knows that it has to repeat the transaction.
 func (e *workError) Unwrap() error { return e.err }
 
-// errNotRepeated ends a run that must not happen twice: its effects outside of the database are not rolled back.
+// errNotRepeated ends a run that must not happen twice, because its effects outside of the database are not rolled
+// back.
 var errNotRepeated = errors.New("the database refused the transaction because of others, and at most once " +
 	"the handler must not run again")
 

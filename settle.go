@@ -154,8 +154,8 @@ type crowdedError struct{ error }
 // Unwrap returns the store's error.
 func (e *crowdedError) Unwrap() error { return e.error }
 
-// lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again,
-// and counts.
+// lean takes everything optional out of a settlement that found no room: a run that is not settled is made again, and
+// counts.
 func (g *Guard) lean(
 	ctx context.Context, l *lease, s dedupstore.Settlement, err error,
 ) (dedupstore.Settlement, error) {

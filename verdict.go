@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A verdict is what becomes of a run that returned an error: it is released, or it is over, with an outcome.
+// A verdict says what becomes of a run that returned an error: it is released, or it is over, with an outcome.
 type verdict struct {
 	release *dedupstore.Release
 	outcome dedupstore.Outcome

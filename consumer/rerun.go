@@ -90,7 +90,8 @@ func rerun(dead producer.Message) (producer.Message, error) {
 	return m, nil
 }
 
-// rerunsOf returns how often the message of a dead letter has been run again, unless that is as often as it may.
+// rerunsOf returns how often the message of a dead letter has been run again. It returns an error if it may not be run
+// again.
 func rerunsOf(dead producer.Header) (int, error) {
 	text := dead.Get(producer.HeaderReruns)
 	if text == "" {

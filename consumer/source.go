@@ -2,8 +2,8 @@ package consumer
 
 import "context"
 
-// A Source is what a broker delivers, with everything that the broker can do with a delivery. Transports have them:
-// natsjs.NewSource, franz.NewSource. It names no handler: Delivery.Handler is for handle to fill in.
+// A Source hands out the deliveries of a broker, and carries out everything that the broker can do with one.
+// natsjs.NewSource and franz.NewSource make them. It names no handler: handle fills in Delivery.Handler.
 type Source interface {
 	// Processor returns what the source was made with. It must guard the source's deliveries.
 	Processor() *Processor
@@ -24,6 +24,6 @@ type Source interface {
 	Run(ctx context.Context, topic string, handle SourceHandler) error
 }
 
-// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither of them may wait: a
-// source calls the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
+// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither may wait: a source calls
+// the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
 type SourceHandler func(ctx context.Context, d Delivery, done func(Decision))

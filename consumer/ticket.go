@@ -13,8 +13,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time, and has to be processed or
-// given back.
+// A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time. Process it or give it back.
 type Ticket struct {
 	processor *Processor
 	delivery  Delivery
@@ -47,7 +46,8 @@ func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done 
 	})
 }
 
-// Blocking makes a SourceHandler of a function that returns its decision: it is called in a goroutine of its own.
+// Blocking makes a SourceHandler from a function that returns its decision. The function is called in a goroutine of
+// its own.
 func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) SourceHandler {
 	return func(ctx context.Context, d Delivery, done func(Decision)) {
 		p.running.Go(func() {
@@ -64,8 +64,8 @@ func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) So
 	}
 }
 
-// unreturned is what to do with a delivery whose processing has panicked, or else ended its goroutine. The panic is not
-// the handler's: those the guard turns into errors.
+// unreturned is the decision for a delivery whose processing has panicked or ended its goroutine. The panic is not the
+// handler's: the guard turns those into errors.
 func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision {
 	where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
 	if v == nil {
@@ -93,7 +93,7 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
-// GiveBack gives back what was claimed for a ticket that is not processed.
+// GiveBack gives the claim of a ticket back that is not processed.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	if t.guarded != nil {
 		t.guarded.GiveBack(ctx)
@@ -190,7 +190,7 @@ func (t *Ticket) known(ctx context.Context, do work) (Decision, bool) {
 	return Decision{}, false
 }
 
-// within is the context for the guard: a handler that is guarded twice is known by it.
+// within is the context for the guard. It shows when a handler is guarded twice.
 func (t *Ticket) within(ctx context.Context) context.Context {
 	if t.processor.policy.Shadow { // which guards nothing
 		return ctx

@@ -58,11 +58,11 @@ func shareOf(pool *pgxpool.Pool) *share {
 	return known.(*share)
 }
 
-// A holder is the key of a context's value, the slots that the handler of a run in progress has for runs in itself.
+// A holder is the key of a context's value: the slots that a running handler has for runs inside itself.
 type holder struct{ slots }
 
-// take returns what frees the slot. Handlers that have all of them may each wait for a run in itself: each has one for
-// those. One and no more, as a handler may begin many at once.
+// take returns a function that frees the slot. When handlers have all slots, each may wait for a run inside itself, so
+// each has one more for that. It has only one, because a handler may begin many at once.
 func (s slots) take(ctx context.Context) (free func(), err error) {
 	within, _ := ctx.Value(holder{s}).(slots) // nil outside of a handler
 	select {
@@ -80,7 +80,7 @@ func (s slots) held(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
 }
 
-// owners are tokens of claims that this program knows something of. It may forget: what it does not know is asked.
+// owners remembers the tokens of some claims. It may forget: the store asks for what it does not know.
 type owners struct {
 	mu    sync.Mutex
 	until map[string]time.Time

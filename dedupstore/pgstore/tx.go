@@ -154,8 +154,8 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 }
 
 // cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
-// panic where a pool closes it under the call. A call that does not return, as one that waits for what the handler gave
-// it to copy, is left alone after endTimeout.
+// panic if a pool closes it under the call. A call that does not return, as one that waits for data to copy from the
+// handler, is left alone after endTimeout.
 func (p *pgxSession) cut() (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
@@ -170,8 +170,8 @@ func (p *pgxSession) cut() (open bool) {
 	return conn.TxStatus() != idle
 }
 
-// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another
-// one. One in which a statement failed cannot be asked.
+// left reports whether a connection has left the transaction that the inbox began, also if it is in another one. After
+// a failed statement it cannot be asked.
 func left(conn *pgx.Conn) bool {
 	status := conn.PgConn().TxStatus() // of a connection that is lost: the last that it had
 	if status != inTx || conn.IsClosed() {

@@ -17,8 +17,8 @@ import (
 
 const noEviction = "noeviction"
 
-// check is the look before the first claim. Some clients do not heed contexts: it may go on when its caller has gone,
-// and the next caller takes another. Those that come at the same time look, too. Nobody else sees its report.
+// check is the look before the first claim. Nobody else sees its report. Some clients do not heed contexts, so it may
+// go on when its caller has gone. Another caller takes a look of its own.
 func (s *Store) check(ctx context.Context) error {
 	var report dedupstore.Report
 	var err error
@@ -248,7 +248,7 @@ func (v server) durability() string {
 	return "snapshots only: a crash loses everything since the last one"
 }
 
-// warnings are what should be changed; needed is how many replicas claims wait for.
+// warnings lists the settings to change. Needed is how many replicas claims wait for.
 func (v server) warnings(needed int) (w []string) {
 	policy, fsync, delay := v.info["maxmemory_policy"], v.config["appendfsync"], v.config["repl-diskless-sync-delay"]
 	replicas, _ := strconv.Atoi(v.info["connected_slaves"])

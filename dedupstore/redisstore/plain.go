@@ -14,8 +14,8 @@ import (
 // from bounds of the server's time; docs/adr/0012 shows why that is safe. A key that is neither new nor done is asked
 // for again, by script.
 
-// A stamp puts fence and end of lease into the record of a plain claim. It does so each time that is written: one that
-// is written again, after a failover perhaps, does not carry an old fence.
+// A stamp puts fence and end of lease into the record of a plain claim. It does so each time that the claim is written,
+// so a repetition, perhaps after a failover, does not carry an old fence.
 type stamp struct {
 	clock *clock
 	lease uint64 // µs

@@ -147,9 +147,9 @@ func (c *settling) commitLocked(ctx context.Context, partitions func() []*partit
 	return failed
 }
 
-// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made
-// again. Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and
-// brokers refuse them.
+// dropNamesakes takes topics out of a commit that were deleted and made again since they were consumed. Offsets of the
+// old topic would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers refuse the
+// old ones.
 func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
 	if c.byID {
 		return nil, nil

@@ -30,8 +30,8 @@ type ShareConfig struct {
 	// docs/operations.md says how to replace it.
 	RetryTopic string
 
-	// MaxInFlight is how many records are handled at once. Records that wait take no room in it; up to ten times as
-	// many are in the worker's hands. When so many wait, nothing more comes. Zero: 256.
+	// MaxInFlight is how many records are handled at once. Records that wait take no room in it. The worker holds up to
+	// ten times as many; when so many wait, nothing more comes. Zero: 256.
 	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.

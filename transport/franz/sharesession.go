@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// takenMost is how many times MaxInFlight a worker takes at most, with records that wait.
+// takenMost bounds the records that a worker holds, waiting ones included, in multiples of MaxInFlight.
 const takenMost = 10
 
 // A shareSession is one Run of a ShareWorker.
@@ -167,7 +167,8 @@ const knowing = "does not leave its records to this worker, and would accept the
 	"the version of franz-go that this module asks for, and no hook that replaces the contexts of records with " +
 	"others than those made of them"
 
-// prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
+// prove tells the client about records that it has handed out without knowing them. First it makes sure that the client
+// did not know them.
 func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	s.proven = s.proven || s.locks.unknown(ctx)
 	known := s.proven
@@ -203,7 +204,7 @@ func (s *shareSession) handle(ctx context.Context, records []*kgo.Record) {
 
 // carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
 // confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no
-// other try would change that, and nothing else could be begun any more.
+// other try would change that, and nothing else could begin.
 func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries",
 		rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)

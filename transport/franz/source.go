@@ -34,8 +34,8 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a source whose deliveries once guards. The error names the field of the config that is wrong, or
-// what kgo does not like about the options. It does not talk to a broker.
+// NewSource returns a source whose deliveries are guarded by once. The error names the field of the config that is
+// wrong, or what is wrong with the options for kgo. It does not talk to a broker.
 func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
 	switch {
 	case once == nil:

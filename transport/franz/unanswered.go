@@ -21,7 +21,7 @@ type unanswered struct {
 var errUnanswered = errors.New("franz: a tenth of the client's buffer (kgo.MaxBufferedRecords) is full of messages " +
 	"that got no answer, some of them to this topic, which gets no more until some are answered; " + whyUnacknowledged)
 
-// full reports whether there are so many that a topic which has some is to get no more.
+// full reports whether there are so many that a topic with some of them gets no more.
 func (u *unanswered) full(topic string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

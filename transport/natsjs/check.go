@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// limits is what a run has to know of a consumer.
+// limits are the settings of a consumer that a run needs.
 type limits struct {
 	stream, consumer string
 	log              *slog.Logger // which names them
@@ -77,7 +77,7 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 	return cons, l, err
 }
 
-// warn says what is unwise about a consumer. A stream of nil is not known.
+// warn logs what is unwise about a consumer. A nil stream is not known.
 func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
 	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
@@ -147,7 +147,7 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 	return nil, fmt.Errorf("natsjs: %s cannot be looked at: %w", l.name(), err)
 }
 
-// api is what the subjects of requests to JetStream begin with.
+// api is the beginning of the subjects of requests to JetStream.
 func api(js jetstream.JetStream) string {
 	switch o := js.Options(); {
 	case o.Domain != "":

@@ -72,7 +72,7 @@ func (s *settler) send(ctx context.Context, m *message, what []byte) {
 	}
 }
 
-// retry deals with a message that is to come again. It reports whether that is here, and now.
+// retry deals with a message that must come again. It reports whether to try it here and now.
 func (s *settler) retry(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	delay := delayOf(m, d)
 	s.log.DebugContext(ctx, "natsjs: message is to come again", "sequence", m.sequence, "delay", delay, "error", d.Err)
@@ -159,8 +159,8 @@ func (s *settler) less(count *int) {
 	*count--
 }
 
-// giveBack has the server deliver a message again at once, to somebody else: not before our own requests are over,
-// which it would answer with it.
+// giveBack has the server deliver a message again at once, to somebody else. It waits until our own requests are over,
+// which the server would answer with the message.
 func (s *settler) giveBack(ctx context.Context, m *message) {
 	<-s.pulled
 	s.send(ctx, m, sayNak)

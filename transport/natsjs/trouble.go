@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// trouble is what stands between the fetcher and the messages. It is for one goroutine.
+// trouble deals with what keeps the fetcher from its messages. It is for one goroutine.
 type trouble struct {
 	*fetcher
 	until time.Time // no request before
@@ -30,8 +30,8 @@ const (
 	sayAgain = time.Minute
 )
 
-// connection says that there is no connection, and why, where that lasts: while there is none nothing is asked for that
-// would fail. One that is closed ends the run: without room no request tells.
+// connection logs that there is no connection, and why, if that lasts. Meanwhile the fetcher asks for nothing, because
+// that would fail. A closed connection ends the run: without room no request would show it.
 func (t *trouble) connection(ctx context.Context) {
 	now := time.Now()
 	switch {

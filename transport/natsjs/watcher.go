@@ -139,8 +139,8 @@ func missing(err error) bool {
 		errors.Is(err, jetstream.ErrStreamNotFound)
 }
 
-// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
-// what it must not.
+// changed returns an error if a consumer is not what the run has seen. Other filters are fine, unless they give it what
+// it must not have.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	is, was := reflect.ValueOf(info.Config), reflect.ValueOf(l.config)
 	for _, field := range []string{

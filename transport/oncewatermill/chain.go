@@ -74,8 +74,8 @@ func PoisonQueue(pub message.Publisher, topic string) Step {
 	return Step{name: poisonStep, middleware: unlessPoisoned(mw), err: err}
 }
 
-// A poisonPublisher publishes messages as poison: without orders, and as copies on purpose, each of which is another to
-// a stream that knows messages by their IDs. Poison of another handler may be there already, or what was sent back.
+// A poisonPublisher publishes messages as poison: without orders, and as deliberate copies, which a stream that knows
+// messages by their IDs tells apart. Poison of another handler, or a message that was sent back, may be there already.
 type poisonPublisher struct{ message.Publisher }
 
 func (p poisonPublisher) Publish(topic string, messages ...*message.Message) error {
@@ -118,7 +118,7 @@ func escapeHeader(msg *message.Message) {
 	}
 }
 
-// withoutOrders returns copies of messages without what is an order to the stream that they go to.
+// withoutOrders returns copies of messages without headers that are orders to the stream that they go to.
 func withoutOrders(messages []*message.Message) []*message.Message {
 	plain := make([]*message.Message, len(messages))
 	for i, msg := range messages {

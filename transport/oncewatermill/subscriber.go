@@ -149,8 +149,8 @@ func (s *subscription) run(ctx context.Context) {
 	}
 }
 
-// deliver begins to hand a message to the Router. As soon as the middleware has told the handler's name, messages are
-// claimed before.
+// deliver begins to hand a message to the Router. Once the middleware has told the handler's name, messages are claimed
+// first.
 func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 	if name := s.handler.Load(); name != nil {
 		d.Handler = *name
@@ -223,7 +223,7 @@ func answered(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// giveBack gives back what was claimed for a message that the middleware has not had.
+// giveBack gives the claim of a message back that the middleware has not had.
 func (s *subscription) giveBack(ctx context.Context, p *passage) {
 	if t := p.ticket.Swap(nil); t != nil {
 		t.GiveBack(ctx)
