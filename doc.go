@@ -7,7 +7,9 @@
 // Most programs use package consumer and a package below transport. For jobs, requests and tool calls there is [Do]:
 //
 //	guard, err := oncemill.NewGuard(store, oncemill.HighValue())
-//	refund, err := oncemill.Do(ctx, guard, call, func(ctx context.Context) (Refund, error) { … })
+//	refund, err := oncemill.Do(ctx, guard, call, func(ctx context.Context) (Refund, error) {
+//		return bank.Refund(ctx, ticket, oncemill.FromContext(ctx).ID("refund"))
+//	})
 //
 // # Guarantees of a leased claim
 //

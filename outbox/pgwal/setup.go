@@ -19,7 +19,7 @@ import (
 // behind by a failover to a standby without it, by a restore, and by pg_upgrade before PostgreSQL 17. Run then returns
 // a *dedupstore.SetupError; the rows are still in their table.
 //
-// # Standbys
+// # What standbys need
 //
 // Since PostgreSQL 17 Setup makes a slot that standbys can copy, and relays go on with the copy after a failover. The
 // standby needs sync_replication_slots = on, hot_standby_feedback = on, primary_slot_name, and a dbname in

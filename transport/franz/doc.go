@@ -2,7 +2,7 @@
 // handler for each record. Make the client with the worker's options:
 //
 //	w, err := franz.NewWorker(once, charge, franz.Config{Handler: "charge"}) // charge is func(ctx, *kgo.Record) error
-//	cl, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(…), kgo.ConsumerGroup("billing"),
+//	cl, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(brokers...), kgo.ConsumerGroup("billing"),
 //		kgo.ConsumeTopics("orders"))...)
 //	err = w.Run(ctx, cl)
 //
