@@ -18,9 +18,9 @@ import (
 // key make no second effect.
 //
 // Take one guard for each class of action: LowValue where a repetition is a nuisance, HighValue where it costs money,
-// Irreversible where nobody could take it back. An action that may be repeated without harm needs no guard: a read, a
-// write that sets a value, a call with a key that the other side honours for long enough. A guard would only add an
-// answer that grows old, and a BusyError.
+// Irreversible where nobody could take it back. An action that may be repeated without harm needs no guard. Examples
+// are a read, a write that sets a value, and a call with a key that the other side honours for long enough. A guard
+// would only add an answer that grows old, and a BusyError.
 //
 // Results travel as JSON and outlive deployments. A member that T does not have any more is passed over without an
 // error, and a member that is missing is a zero value. So change T by adding members, and read a zero in those as "not

@@ -17,9 +17,9 @@ type Policy struct {
 	// again, so it must be longer than any broker, relay or client can retry. Zero: 24 hours.
 	Window time.Duration
 
-	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. If it is longer than
-	// Window, one case is remembered for Window only: a process dies as it begins to publish the dead letter, and no
-	// delivery comes within Window.
+	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. In one case a longer one
+	// than Window is not kept: a process dies as it begins to publish the dead letter, and no delivery comes within
+	// Window.
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a

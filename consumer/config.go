@@ -42,8 +42,8 @@ type Config struct {
 	DeadLetters producer.Publisher
 
 	// DeadLetterTopic is where dead letters go. Set it together with DeadLetters. Make the topic, or the stream that
-	// listens on it, first. This group must not consume it, nor may a group that is not meant to handle dead letters:
-	// to its handlers they are new messages, with IDs of their own.
+	// listens on it, first. This group must not consume it. Nobody else may who does not mean to handle dead letters:
+	// to other handlers they are new messages, with IDs of their own.
 	//
 	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is
 	// acknowledged, with an error in the log; a work-queue stream then deletes it. If somebody sent it to its handler

@@ -24,8 +24,8 @@
 // The exceptions, each acknowledged without an outcome:
 //
 //   - the policy lets the message bypass the guard;
-//   - no record can be kept of the message, because it has no usable ID or has other content under a known ID, and its
-//     dead letter is confirmed;
+//   - no record can be kept of the message (no usable ID, or other content under a known ID), and its dead letter is
+//     confirmed;
 //   - the message is a dead letter of this handler. If somebody sent it here from DeadLetterTopic, it goes back there
 //     first.
 //

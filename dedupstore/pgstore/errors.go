@@ -38,8 +38,8 @@ var (
 	// ErrInInbox is returned by Join within the run of an inbox, which settles in its own transaction.
 	ErrInInbox = errors.New("pgstore: Join in a run of an inbox, which settles by itself: write with Tx or SQLTx")
 
-	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler that
-	// committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
+	// ErrSettled is returned by Join if the run has been settled before, by an earlier transaction that committed or by
+	// an earlier Join in this one. The transaction has failed and can only be rolled back.
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 

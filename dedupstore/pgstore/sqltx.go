@@ -211,7 +211,7 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 }
 
 // cut ends the statement that the transaction waits for. database/sql waits for a statement of the handler's goroutine,
-// even if the transaction's context has ended. cut may come when the transaction is over.
+// even if the transaction's context has ended. A cut may come when the transaction is over.
 func (q *sqlSession) cut() {
 	q.cancel()
 	q.giving.Lock()

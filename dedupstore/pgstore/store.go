@@ -89,8 +89,8 @@ func idOf(name string) []byte {
 // happens only where the database's default isolation is not READ COMMITTED.
 const repetitions = 10
 
-// again repeats a statement that PostgreSQL refused because of others. If the server only reads, it resets the pool:
-// after a failover the name may have led to the old primary for a moment, and connections would stay there.
+// again repeats a statement that PostgreSQL refused because of others. If the server only reads, it resets the pool.
+// After a failover the name may have led to the old primary for a moment, and connections would stay there.
 func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 	for range repetitions {

@@ -12,8 +12,8 @@
 //   - The server keeps the log until all of it is acknowledged and recorded, or dead. An idle outbox keeps none.
 //   - Order: messages of one key go out in the order of their commits. A refused one holds up its key only. See
 //     [Config.MaxInFlight].
-//   - No copy without a cause: a relay died, an acknowledgement or its record was lost, or the server showed a row more
-//     than a second after its commit.
+//   - No copy without a cause: a relay died, an acknowledgement or its record was lost, or a row showed over a second
+//     after its commit.
 //   - Any number of relays may share a slot. One works; another takes over within about a second of its end. The server
 //     ends a relay that hangs after wal_sender_timeout (60 s).
 //   - Memory is bounded: reading stops at 10,000 messages or 64 MiB of payloads. Up to 2,000 more are under way.

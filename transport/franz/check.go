@@ -24,8 +24,8 @@ import (
 // *dedupstore.SetupError that says what to set if the worker cannot keep its promises with them. It changes nothing. It
 // refuses
 //
-//   - a client without the worker's options, with too short a rebalance timeout, with a start at the end of partitions
-//     or at a time, or with a context that can end;
+//   - a client without the worker's options, with too short a rebalance timeout, or with a context that can end;
+//   - a client that begins at the end of partitions or at a time;
 //   - a missing topic or right;
 //   - a retry topic that may not be written to, is compacted, or deletes records before they are due;
 //   - a client that consumes the DeadLetterTopic of its own Processor;

@@ -74,8 +74,9 @@ type Config struct {
 // dead letter comes after Policy.MaxAttempts. The headers oncemill-topic and oncemill-position name the source.
 // oncemill-not-before says when the copy is due, in Unix milliseconds, by the clock of its writer.
 //
-// A record waits in its place if its copy cannot be published, or if it waits for something other than its own next
-// attempt (a busy key, a store that is down). A dead letter does too, because its copy would not name its source.
+// A record waits in its place if its copy cannot be published. It also does if it waits for something other than its
+// own next attempt, such as a busy key or a store that is down. A dead letter does too, because its copy would not name
+// its source.
 type RetryTopic struct {
 	// Topic is its name. Required. It must not be compacted, and must keep records for longer than they wait
 	// (retention.ms). That is the longest of Delay, the policy's backoff and the delays of oncemill.RetryAfter, plus

@@ -46,7 +46,7 @@ func (c PublisherConfig) validate() error {
 // PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS. All replicas in sync
 // acknowledge, and the producer is idempotent (kgo's defaults). A record that could not be sent for 30 s is given up,
 // if no broker may have it. If a topic takes less than 1 MB (max.message.bytes), add kgo.ProducerBatchMaxBytes with its
-// limit, or batches that are too large are sent again in smaller ones.
+// limit. Otherwise batches that are too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -65,7 +65,8 @@ func PublisherOpts() []kgo.Opt {
 //     refused together with it are sent again.
 //   - Payload, key and headers arrive as they were given. A message that Kafka cannot carry is refused with an error
 //     that names the field. Publish adds this project's headers and trace context, and leaves oncemill-name out, as
-//     producer.Outgoing does. oncemill-key becomes the record's key, and is refused if it differs from Message.Key.
+//     producer.Outgoing does. The header oncemill-key becomes the record's key, and is refused if it differs from
+//     Message.Key.
 type Publisher struct {
 	cl     *kgo.Client
 	config PublisherConfig

@@ -271,9 +271,9 @@ func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 var errNoBrokerZero = errors.New("franz: a lock was lost, and no broker has the number 0, where the client looks for " +
 	"the partition now: start the process again")
 
-// watchTopics looks, until ctx ends, for trouble that kgo (1.22.2) tells nobody, and then ends the run: the case of
-// errNoBrokerZero, a topic without the right to read it, and a topic that was made again. Kafka 4.3 answers a fetch
-// that names the old topic with an error of the whole, so other topics bring nothing either.
+// watchTopics looks, until ctx ends, for trouble that kgo (1.22.2) tells nobody, and then ends the run. That is the
+// case of errNoBrokerZero, a topic without the right to read it, or a topic that was made again. Kafka 4.3 answers a
+// fetch that names the old topic with an error of the whole, so other topics bring nothing either.
 func (s *shareSession) watchTopics(ctx context.Context) {
 	consumed := map[string]kadm.TopicID{}
 	tick := time.NewTicker(s.rules.renewal)

@@ -41,7 +41,7 @@ type Config struct {
 	Order func(jetstream.Msg) string
 
 	// Grace is how long handlers may go on after the end of Run's context. Then their own contexts are cancelled. Make
-	// it longer than the longest handler, above all under a policy that parks: there a run that is cut off and does not
+	// it longer than the longest handler, above all under a policy that parks. There a run that is cut off and does not
 	// return oncemill.NoEffect ends as unknown. Zero: 30 s.
 	Grace time.Duration
 

@@ -139,9 +139,9 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 //
 // The error is nil or a *producer.PublishError. A failure is definite if the message itself was refused, here or by a
 // stream: it is too big, the stream is sealed, or takes counters only. It is unknown if no stream judged the message.
-// The reason may be ctx, a timeout, trouble or limits of the server or account, or a connection that is lost or closed,
-// which ends the call at once. Or no stream listens on the subject (jetstream.ErrNoStreamResponse, after half a second
-// of retries). A restarting JetStream answers in the same way, and an outbox must not give rows up for that.
+// The reason may be ctx, a timeout, trouble or limits of the server or account. A connection that is lost or closed
+// ends the call at once. Or no stream listens on the subject (jetstream.ErrNoStreamResponse, after half a second of
+// retries). A restarting JetStream answers in the same way, and an outbox must not give rows up for that.
 //
 // If the server stops reading, a write may outlast ctx, until the connection's write deadline (nats.FlusherTimeout, by
 // default a minute).

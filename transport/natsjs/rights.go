@@ -63,7 +63,7 @@ func withRefusal(err error, nc *nats.Conn) error {
 }
 
 // withReason adds to an error that there is no connection why the last attempt failed, such as a refused certificate or
-// credentials. nats.go tells that only the connection.
+// credentials. Only the connection knows that.
 func withReason(err error, nc *nats.Conn) error {
 	closed := errors.Is(err, nats.ErrConnectionClosed)
 	if !closed && !errors.Is(err, nats.ErrDisconnected) { // the connection's lock is held while something is written

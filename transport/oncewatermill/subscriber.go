@@ -21,9 +21,9 @@ import (
 
 // NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, the source carries out
 // everything that the middleware decides: delays, rejections, deliveries that are left alone. When an outer middleware
-// nacks, a message is delivered again after a delay that grows with its deliveries. When an outer middleware turns an
-// error of the guard into success, as Watermill's own PoisonQueue does, the message is delivered again too, with an
-// error in the log. It is not if the guard has rejected it for good.
+// nacks, a message is delivered again after a delay that grows with its deliveries. An outer middleware may turn an
+// error of the guard into success, as Watermill's own PoisonQueue does. The message is delivered again all the same,
+// with an error in the log, unless the guard has rejected it for good.
 //
 // Without Middleware in the Router, the subscription notices at the first ack and logs what to add. It records that
 // message's outcome. From then on it claims each message before it hands it to the Router, under the Router's name of
