@@ -60,7 +60,7 @@ type breaker struct {
 	began time.Time      // when it failed first
 	more  bool           // another key is among them
 	told  bool           // the log has said that claims of one key fail
-	notes []func()       // what is to be logged, when no lock is held
+	notes []func()       // lines to log when no lock is held
 	down  bool           // open, or a probe is under way
 	since time.Time      // when it opened
 	said  time.Time      // when the log had last that it is

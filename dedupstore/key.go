@@ -118,7 +118,7 @@ var plain = func() (is [256]bool) {
 func isPlain(c byte) bool { return plain[c] }
 
 func escape(b []byte, s string) []byte {
-	from := 0 // what is to be copied as it is
+	from := 0 // the beginning of what is copied as it is
 	for i := range len(s) {
 		if c := s[i]; !isPlain(c) {
 			b = append(append(b, s[from:i]...), '%', hexDigits[c>>4], hexDigits[c&15])

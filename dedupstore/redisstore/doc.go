@@ -9,8 +9,7 @@
 //   - Every operation is atomic and touches one key, so Cluster needs no hash tags.
 //   - Every operation is idempotent for its owner token. go-redis may repeat a command whose reply was lost.
 //   - The server's clock decides about leases. Where the client sets an end, it may be up to 60 ms late, never early.
-//   - Fences grow, also when a record was lost, as long as that clock does not jump back further than the record was
-//     old.
+//   - Fences grow, also after the loss of a record over 60 ms old, unless that clock jumps back by more than its age.
 //   - A batch travels in pipelines of at most 256 operations. An operation over 64 KiB travels alone.
 //   - Every key has a time to live: the lease, or the time until a retry is due, plus the retention.
 //   - A key that holds something else, or a record of a newer version, is never changed. The error is a

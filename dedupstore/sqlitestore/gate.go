@@ -6,7 +6,7 @@ import "context"
 // a crowd does not poll, and short operations do not wait for all handlers that wait.
 type gate struct {
 	line chan struct{} // the first of the long ones is in it
-	turn chan struct{} // whoever has the turn is in it
+	turn chan struct{} // the writer that has the turn is in it
 }
 
 func newGate() gate { return gate{line: make(chan struct{}, 1), turn: make(chan struct{}, 1)} }

@@ -27,9 +27,9 @@ var _ interface {
 // Give it to an outbox of the same database by InSQL of package sqliteoutbox, which does not look into the context. The
 // store writes the outcome in it and commits.
 //
-// SQLite has one writer, so one handler at a time runs in a database, whatever the number of processes. Everybody else
-// who writes waits for it, heartbeats of other claims included. Keep handlers short, and let them wait for no network.
-// A run that waits for the write lock for as long as its lease, or 5 s if that is longer, gives up with a
+// SQLite has one writer, so one handler at a time runs in a database, whatever the number of processes. All other
+// writers wait for it, heartbeats of other claims included. Keep handlers short, and let them wait for no network. A
+// run that waits for the write lock for as long as its lease, or 5 s if that is longer, gives up with a
 // [*dedupstore.ConflictError]. So make the lease longer than all handlers that may wait for each other take together.
 //
 // A program that commits row by row leaves others only the moment between two commits. Claims and heartbeats then wait

@@ -17,7 +17,7 @@ import (
 type shareRules struct {
 	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
 	limit   int           // how many deliveries it may have (share.delivery.count.limit)
-	renewal time.Duration // how often locks are to be prolonged
+	renewal time.Duration // how often to prolong locks
 }
 
 // Bounds of what a group may be set to.
