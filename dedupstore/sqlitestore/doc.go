@@ -33,8 +33,8 @@
 //   - An outcome for a handler that ends its own transaction: see [Tx].
 //   - Writes to an attached database, which commits by itself: a crash can lose them although the message counts as
 //     done.
-//   - Steady clocks. Set forward, or after a suspend, leases and windows end early, and duplicates may run again. Set
-//     back, they last longer.
+//   - Steady clocks. Set forward, leases and windows end early, and duplicates may run again. Set back, they last
+//     longer. A suspended machine ends leases.
 //   - A file on a network, replaced while in use, or opened by another SQLite library in the same process: see [New].
 //
 // # Backups
