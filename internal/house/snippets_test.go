@@ -48,14 +48,13 @@ var given = map[string]map[int]string{
 			ticket  string
 			pool    *pgxpool.Pool
 			receipt []byte
-			account func(*http.Request) (string, error)
-			mux     *http.ServeMux
-			pay     http.Handler
 		)
 		type Refund struct{}
-		var bank interface{ Refund(ctx context.Context, ticket, key string) (Refund, error) }`,
-		2: `var charge func(context.Context, jetstream.Msg) error`,
-		3: `var charge func(context.Context, *kgo.Record) error`,
+		var bank interface {
+			Charge(ctx context.Context, order []byte, key string) error
+			Refund(ctx context.Context, ticket, key string) (Refund, error)
+		}`,
+		2: `var chargeRecord func(context.Context, *kgo.Record) error`,
 	},
 	"docs/adopting.md": {0: `
 		var (
