@@ -476,8 +476,9 @@ func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
 	})
 }
 
-// A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and must
-// not let the claims after it pass an open breaker by: one failure, much later, would be the end of a pause that nobody began.
+// A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and
+// must not let later claims pass an open breaker. Otherwise one failure, much later, would end a pause that nobody
+// began.
 func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilence(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newOutage(t)

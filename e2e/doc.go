@@ -1,5 +1,5 @@
-// Package e2e tests what stands around the library: dashboards, rules and alerts against a real Prometheus, traces
-// against an OTLP receiver and, if one is named, a real Jaeger, compose.yaml, and the links of the docs.
+// Package e2e tests what stands around the library. Dashboards, rules and alerts run on a real Prometheus. Traces go to
+// an OTLP receiver and, if one is named, a real Jaeger. It also checks compose.yaml and the links of the docs.
 //
 // It is a module of its own, so that nobody who uses the library gets its dependencies.
 package e2e

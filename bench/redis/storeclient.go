@@ -32,8 +32,8 @@ type storeClient struct {
 // openFull returns the Redis store with full records.
 func openFull(addr string) (client, error) { return openStore(addr, fields{}) }
 
-// openStore returns the Redis store behind lines on which operations of many callers travel together, as a guard has
-// them, and with a connection for every goroutine if it wants them.
+// openStore returns the Redis store behind the same lines as a guard has, on which operations of many callers travel
+// together. If wanted, every goroutine gets a connection.
 func openStore(addr string, f fields) (client, error) {
 	rdb := redis.NewClient(options(addr))
 	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix, SkipCheck: true})

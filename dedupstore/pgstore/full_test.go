@@ -25,8 +25,9 @@ func noRoomFor(t testing.TB, pool *pgxpool.Pool, condition string) {
 		FOR EACH ROW WHEN (`+condition+`) EXECUTE FUNCTION no_room()`)
 }
 
-// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain: with its outcome refused for their size, each delivery would
-// run the handler once more, until the attempts are spent and a message whose effect has happened is a dead letter.
+// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain has an outcome refused for its size. Otherwise each delivery
+// would run the handler again until its attempts are spent, and a message whose effect has happened would be a dead
+// letter.
 func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -170,8 +170,8 @@ func TestInbox_AHandlerThatEndsTheTransactionIsTold(t *testing.T) {
 	}
 }
 
-// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that return an error after they ended the transaction by
-// themselves: what was committed must not be made once more, and what was rolled back is an ordinary failure.
+// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that end the transaction themselves and then return
+// an error. A commit must not be made again, and after a rollback the error is an ordinary failure.
 func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)

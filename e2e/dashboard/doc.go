@@ -4,7 +4,7 @@
 //	go -C e2e test ./dashboard -update
 //
 // writes it anew, and a test fails where the two differ. Each panel answers one question, which is its title's
-// description; what is normal and what to do when it is not stands in docs/operations.md, and the panel links there.
+// description. docs/operations.md, to which the panel links, says what is normal and what to do otherwise.
 //
 // The JSON is Grafana's classic model, which every Grafana since version 9 loads and newer ones convert.
 package dashboard

@@ -1,5 +1,5 @@
-// Package faults has no code of its own: its tests keep the promises of docs/guarantees.md while real servers are
-// killed, frozen, cut off, filled up and robbed of what they stored.
+// Package faults has no code of its own. Its tests keep the promises of docs/guarantees.md while real servers are
+// killed, frozen, cut off, filled up and robbed of their data.
 //
 // Guarantees of each test, beside its own:
 //

@@ -1,4 +1,4 @@
-// Package stock has no code of its own: its tests keep the promises that docs/brokers.md makes about Watermill's stock
-// Kafka adapter, watermill-kafka/v3, with oncewatermill.Middleware in the Router and the settings that the page
-// names, and what docs/adopting.md says of taking its group over.
+// Package stock has no code of its own. Its tests keep the promises of docs/brokers.md about Watermill's stock Kafka
+// adapter, watermill-kafka/v3, under oncewatermill.Middleware and the settings of that page. They also keep those of
+// docs/adopting.md about taking its group over.
 package stock

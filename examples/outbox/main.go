@@ -100,8 +100,8 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	defer closeNATS()
 	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour,
-		// The stream's own deduplication, by default two minutes, is shortened, so that the books show the copies that
-		// relays make: here they come in tenths of a second, after an outage in hours.
+		// The stream's own deduplication lasts two minutes by default. Here it is shorter, so that the books show the
+		// copies that relays make: here they come in tenths of a second, after an outage in hours.
 		Duplicates: 100 * time.Millisecond,
 	})
 	if err != nil {

@@ -507,8 +507,8 @@ func TestWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
 	}
 }
 
-// A member that joins waits until the others have given up what they have, and these for their handlers: up to the rebalance timeout,
-// which may be far longer than the session's.
+// A member that joins waits until the others have given up their partitions, and these wait for their handlers. That
+// can take the rebalance timeout, which may be far longer than the session's.
 func TestWorker_MemberThatWaitsForHandlersOfOthersIsNoAlarm(t *testing.T) {
 	t.Parallel()
 	const session = 5 * time.Second // the first must not be put out on a machine that is busy

@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// A broker may hear of a topic a moment after who created it, and a client that does not consume it remembers for 5 s that there was
-// none.
+// A broker may hear of a topic a moment after its creator does. A client that does not consume the topic remembers for
+// 5 s that there was none.
 func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)

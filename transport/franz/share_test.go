@@ -743,8 +743,8 @@ func TestShareWorker_RunReturnsWhenItsClientIsClosed(t *testing.T) {
 	}
 }
 
-// release has all records of the group delivered n times, to nobody who handles them. The last time, they go back when the
-// client leaves: a fetch that it has begun as a poll ended takes what it gives back before, and that is another delivery.
+// release has all records of the group delivered n times, to nobody who handles them. The last time, they go back when
+// the client leaves. A fetch that began as a poll ended takes them before, and that is another delivery.
 func (b *shareBench) release(records, n int) {
 	b.t.Helper()
 	cl := b.raw()
@@ -1055,8 +1055,8 @@ func TestShareWorker_Rights(t *testing.T) {
 	})
 }
 
-// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
-// fetches nothing any more, without a word, also when the right is back.
+// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader. If there is
+// no broker 0, kgo silently fetches nothing any more, even after the right is back.
 func rightThatIsTakenAwayEndsTheRun(t *testing.T, b *shareBench, inHand int) {
 	t.Helper()
 	proceed := make(chan struct{})

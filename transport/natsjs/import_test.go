@@ -68,8 +68,8 @@ func TestWorker_WorksInAnAccountThatImportsJetStream(t *testing.T) {
 	r.stops(stop)
 }
 
-// An account may import the API of JetStream under the name of a domain that is not the servers', and acknowledgements have
-// theirs: as a prefix of the API the name is not taken for that of the streams.
+// An account may import the API of JetStream under the name of a domain that is not the servers'. Acknowledgements have
+// the servers' domain. A client that uses the name as a prefix of the API does not take it for the streams' domain.
 func TestPublisher_DomainThatIsNotTheServersIsNamed(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "nats.conf")

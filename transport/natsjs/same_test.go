@@ -91,8 +91,8 @@ func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
 	}
 }
 
-// A stream that a cluster keeps in the memory of one node is empty when that was restarted, counts from one again, and is as
-// old as before: acks of what was in flight would be for others.
+// A cluster keeps a stream in the memory of one node. After that node restarts, the stream is empty, counts from one
+// again, and looks as old as before. Acks of messages in flight would be for others.
 func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	t.Parallel()
 	const before = 5
@@ -138,8 +138,8 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	}
 }
 
-// A consumer that is reset, or that has lost its last deliveries with a server that was killed, is not what was lost with its
-// stream, but looks like it.
+// A consumer that was reset, or that lost its last deliveries with a killed server, looks like one that was lost with
+// its stream, and is not.
 func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T) {
 	t.Parallel()
 	const n = 5

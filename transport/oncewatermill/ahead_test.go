@@ -153,8 +153,8 @@ func TestSubscriber_ClaimsTravelTogether(t *testing.T) {
 	})
 }
 
-// A handler that acknowledges its message by itself does so before its outcome is on its way: the source hears of that
-// once, and not again when the outcome is stored.
+// A handler may acknowledge its message itself, before its outcome is on its way. The source hears of that once, and
+// not again when the outcome is stored.
 func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
