@@ -91,7 +91,7 @@ func (c *storeClient) check(ctx context.Context, m message) error {
 func (c *storeClient) close() error { return c.closing() }
 
 // openNothing returns a client whose store does nothing: it grants every claim and knows every message as succeeded.
-// What it costs is the load's own.
+// Its cost is the load's own.
 func openNothing() client {
 	claim := func(_ context.Context, r dedupstore.Request) *dedupstore.ClaimResult {
 		if r.Owner == "somebody-else-asks" {

@@ -28,8 +28,8 @@
 //	docker compose up -d --wait
 //	go run ./examples/payments
 //
-// What you would write yourself stands in service.go, notify.go and database.go. Exit
-// status: 0 if the books balance, 1 if they do not or something broke, 2 for wrong flags.
+// You would write service.go, notify.go and database.go yourself. Exit status: 0 if the books balance, 1 if they do not
+// or something broke, 2 for wrong flags.
 package main
 
 import (
@@ -122,7 +122,7 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 // closeTime is how long the end may take.
 const closeTime = 30 * time.Second
 
-// conduct makes what the run stands on, and plays on it. What it says to people goes to out.
+// conduct makes what the run stands on, and plays on it. Its messages to people go to out.
 func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Books, err error) {
 	if o.Embedded {
 		shop.Say(out, "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")

@@ -167,11 +167,11 @@ func snippets(page string) (found []snippet) {
 	return found
 }
 
-// leftOut is the end of a composite literal of which a page shows the beginning only.
+// leftOut is the end of a composite literal that a page cuts off.
 var leftOut = regexp.MustCompile(`,? ?…}`)
 
-// problems type-checks the snippets of a page as its reader reads them, from top to bottom: each sees the names of those
-// before it. What is declared for the reader to use later is no problem, nor is an error that the next line overwrites.
+// problems type-checks the snippets of a page as its reader reads them, from top to bottom: each sees the names of
+// those before it. A name declared for later use is no problem, and neither is an error that the next line overwrites.
 func problems(page, text string, known map[int]string, imports types.Importer) (found []string) {
 	var body strings.Builder
 	all := snippets(text)

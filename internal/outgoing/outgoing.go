@@ -115,7 +115,7 @@ func (s *Sender) protected(
 }
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
-// fails at once would make one for each call. What comes in between is in metrics alone.
+// fails at once would make one for each call. Anything in between is in metrics alone.
 const complainEvery = time.Second
 
 // Complain says what of a call was not acknowledged, unless there was such a line just now.

@@ -11,9 +11,9 @@ const (
 	mostHung = 1000             // topics: where there are more, the broker is away as a whole
 )
 
-// Hung are topics of which a message got no answer lately. A publisher's call returns when all its messages are
-// answered or its time is over, and whatever must not overtake them waits for that. So messages to these topics should
-// go by calls of their own. The zero value is usable. It is safe for concurrent use.
+// Hung are topics whose last messages got no answer. A publisher's call returns when all its messages are answered or
+// its time is over, and whatever must not overtake them waits for that. So messages to these topics should go by calls
+// of their own. The zero value is usable. It is safe for concurrent use.
 type Hung struct {
 	mu     sync.Mutex
 	topics map[string]time.Time // of the last such message

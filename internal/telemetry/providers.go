@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Providers say where telemetry goes. What is nil is OpenTelemetry's global one.
+// Providers say where telemetry goes. A nil provider is OpenTelemetry's global one.
 type Providers struct {
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider

@@ -7,8 +7,8 @@
 //     instead, so a green run never hides one.
 //   - ONCEMILL_TEST_SERVERS=none skips every test that asks for a server, for a quick first look.
 //   - Servers that were started are stopped by process ID. On Linux they also die with the process that started them.
-//   - Which servers a run used is appended to the file that the environment variable ONCEMILL_TEST_SERVERS_FILE
-//     names, a line each, and so is what was missing.
+//   - ONCEMILL_TEST_SERVERS_FILE names a file to which a run appends a line for each server that it used, and for each
+//     that was missing.
 //
 // It is test code: programs that users run never import it.
 package testserver

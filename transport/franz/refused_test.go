@@ -48,7 +48,7 @@ func (r *road) set(closed bool) {
 }
 
 // With kgo 1.22.2 a member of the old kind gives its membership up at once if its heartbeat finds no broker. One whose
-// partitions the broker assigns keeps trying. Where this fails with a later kgo, docs/brokers.md has a row to change.
+// partitions the broker assigns keeps trying. If this fails with a later kgo, change a row of docs/brokers.md.
 func TestWorker_BrokersThatRefuseConnectionsCostThePartitions(t *testing.T) {
 	t.Parallel()
 	for name, serverSide := range map[string]bool{"member of the old kind": false, "member that the broker assigns to": true} {

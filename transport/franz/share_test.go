@@ -525,7 +525,7 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 	}
 }
 
-// Which come first cannot be told by the time on a machine that is busy: the ones that wait stay busy until the others are done.
+// On a busy machine, time cannot tell which come first: the ones that wait stay busy until the others are done.
 func TestShareWorker_RecordsThatWaitHoldUpNoOthers(t *testing.T) {
 	t.Parallel()
 	const n, waiting, window = 40, 7, 3

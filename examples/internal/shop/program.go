@@ -1,6 +1,5 @@
 // Package shop is what the examples share and your program does not need: servers inside the process, clients that lose
-// patience, a bank that loses its nerve, books that must balance. What is to be learned stands in the examples
-// themselves.
+// patience, a bank that loses its nerve, books that must balance. The lessons are in the examples themselves.
 package shop
 
 import (

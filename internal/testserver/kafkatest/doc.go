@@ -1,3 +1,3 @@
-// Package kafkatest runs Kafka brokers from their own jars, which Maven fetches once,
-// for tests. What package testserver promises holds here.
+// Package kafkatest runs Kafka brokers from their own jars, which Maven fetches once, for tests. The promises of
+// package testserver hold here.
 package kafkatest

@@ -1,3 +1,3 @@
-// Package postgrestest runs PostgreSQL servers and a PgBouncer,
-// for tests. What package testserver promises holds here.
+// Package postgrestest runs PostgreSQL servers and a PgBouncer, for tests. The promises of package testserver hold
+// here.
 package postgrestest

@@ -142,7 +142,7 @@ func clusterOK(ctx context.Context, rdb *redis.Client) error {
 	return nil
 }
 
-// Options returns new options for a client of the cluster. What is not said here is go-redis's default.
+// Options returns new options for a client of the cluster. Everything else is go-redis's default.
 func (c *Cluster) Options() *redis.ClusterOptions {
 	o := &redis.ClusterOptions{ContextTimeoutEnabled: true, DialerRetries: 1}
 	for _, n := range c.Nodes {
