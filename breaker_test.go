@@ -520,7 +520,7 @@ func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilenc
 	})
 }
 
-// What keeps messages waiting although the store answers opens no breaker, and needs somebody all the same.
+// A fault that keeps messages waiting although the store answers opens no breaker, and needs somebody all the same.
 func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for word, refusal := range map[string]error{

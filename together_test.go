@@ -99,7 +99,7 @@ type nilError struct{ text string }
 
 func (e *nilError) Error() string { return e.text }
 
-// Where started runs are parked, the effects of a batch may have happened: it is not repeated.
+// If the policy parks started runs, the effects of a batch may have happened: it is not repeated.
 func TestAttemptTogether_IrreversibleBatchesAreNotRepeated(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Irreversible())

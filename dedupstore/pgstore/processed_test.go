@@ -52,7 +52,7 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 				})
 			}
 
-			// What an old process has done, the guard runs without an effect, once, and keeps.
+			// The guard runs once, without an effect, what an old process has done, and keeps the outcome.
 			if err := old("before"); err != nil {
 				t.Fatal(err)
 			}

@@ -624,7 +624,7 @@ func fileOf(t *testing.T, db *sql.DB) (file string) {
 	return file
 }
 
-// What a handler starts in the background, or returns, has its context for longer than the run.
+// A goroutine that a handler starts, or a value that it returns, has its context for longer than the run.
 func TestInbox_ContextOfARunThatIsOverIsRefusedNothing(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)

@@ -34,8 +34,8 @@ func TestLease_TakesOverInParts(t *testing.T) {
 	}
 }
 
-// The numbers of rows say nothing about their order, and those of a lease are in that of the rows: settling compares the two
-// lists, and is cheap when they are alike.
+// The numbers of rows say nothing about their order; those of a lease follow the order of the rows. Settling compares
+// the two lists, and is cheap when they are alike.
 func TestLease_HandsOutTheLongestDueFirst(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"written_at", "date_trunc('day', written_at)"} { // due one after the other; at once

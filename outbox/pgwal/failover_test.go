@@ -82,8 +82,8 @@ func (f *failoverRig) caughtUp() {
 	})
 }
 
-// The name leads to a new primary, while the old one lives on, as in a switch-over that ends the clients' connections but no
-// walsender's: the log that the relay reads shows nothing of what is written from then on.
+// The name leads to a new primary while the old one lives on, as in a switch-over that ends the clients' connections
+// but no walsender's. The log that the relay reads shows nothing of what is written from then on.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -158,8 +158,8 @@ func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 	}
 }
 
-// A relay lives on while a standby takes over that lacks the last transactions: what is written again with the IDs that are lost, and
-// at their places in the log and in sequences, is published.
+// A relay lives on while a standby takes over that lacks the last transactions. The relay publishes what is then
+// written with the lost IDs, and at their places in the log and in sequences.
 func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -213,8 +213,8 @@ func needCopies(t *testing.T) {
 	}
 }
 
-// PostgreSQL 17 copies the slot to a standby that is set up for it: the relay lives through the failover, and what had been
-// written, and not published, goes out there.
+// PostgreSQL 17 copies the slot to a standby that is set up for it. The relay survives the failover, and publishes
+// there what was written and not published before.
 func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
 	needCopies(t)
 	primary := postgrestest.Start(t, "primary_slot_name=standby", "hot_standby_feedback=on")

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A name that leads to another server, as after a move to a new one: the pool still has connections to the old one, whose log was
-// confirmed further than the new one's goes.
+// A name leads to another server, as after a move to a new one. The pool still has connections to the old one, whose
+// log was confirmed further than the new one's goes.
 func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	t.Parallel()
 	before, after := postgrestest.Start(t), postgrestest.Start(t)
@@ -66,8 +66,8 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }
 
-// A name that led to a standby for a moment, as after a failover the old address does: connections to it work, and the pool would
-// keep them for an hour.
+// A name led to a standby for a moment, as the old address does after a failover. Connections to it work, and the pool
+// would keep them for an hour.
 func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
 	t.Parallel()
 	standby, primary := postgrestest.Start(t), postgrestest.Start(t)

@@ -429,7 +429,7 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 	}
 }
 
-// What the table cannot keep must not stop the records of all.
+// One record that the table cannot keep must not stop all others.
 func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Shared(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)

@@ -352,8 +352,8 @@ func newError(c pgwal.Config, p producer.Publisher) error {
 	return err
 }
 
-// Somebody drops the table of a relay that runs, and makes it again: the publication does not have the new one, and the log shows it
-// under another number.
+// Somebody drops the table of a relay that runs, and makes it again. The publication does not have the new one, and the
+// log shows it under another number.
 func TestRelay_SaysThatTheLogShowsNoRowsAndReadsATableThatWasMadeAnew(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) { c.PollInterval = 3 * time.Second }) // rows that the log does not show are found after 30 s

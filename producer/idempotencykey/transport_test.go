@@ -228,7 +228,7 @@ func TestTransport_HeaderThatIsNoKeyIsNotReplaced(t *testing.T) {
 	}
 }
 
-// What has no effect needs no key: a program may set the header of all its requests.
+// A request without effects needs no key: a program may set the header of all its requests.
 func TestTransport_EmptyHeaderOfAMethodWithoutEffectIsNoError(t *testing.T) {
 	t.Parallel()
 	s := &script{answers: []func() (*http.Response, error){status(200)}}

@@ -102,8 +102,8 @@ func TestSubscriber_RefusedSettlementIsNoAckToTheBroker(t *testing.T) {
 	})
 }
 
-// Who nacks outside of the guard is heeded, although the outcome is on its way: the duplicate gives the Router another
-// try at what failed outside.
+// A nack outside the guard is heeded, although the outcome is on its way: the duplicate gives the Router another try at
+// what failed outside.
 func TestSubscriber_NackOutsideOfTheGuardBringsTheMessageAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
