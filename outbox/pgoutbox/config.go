@@ -9,28 +9,27 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// Config configures an Outbox. The zero value is ready to use. All programs that share an outbox give it the same
-// Ordered: Migrate stores it, and a later difference is an error.
+// Config configures an Outbox. The zero value is ready to use. All programs that share an outbox must use the same
+// Ordered: Migrate stores it, and a different value is an error.
 type Config struct {
 	// Schema is where the tables are. At most 40 ASCII letters, digits and underscores, not beginning with a digit;
-	// upper and lower case differ. Empty: where the search path of the connections leads. All programs name it, or none
-	// does: Notify does not reach a Listen that is configured otherwise.
+	// upper and lower case differ. Empty: where the search path of the connections leads. Either all programs set it or
+	// none: Notify does not reach a Listen with another Schema.
 	Schema string
 
-	// Table is the name of the table, and the beginning of the names of its indexes, of two small tables beside it,
-	// Table_lease and Table_settings, and of the sequence Table_places of an ordered outbox. As Schema. Empty:
-	// "oncemill_outbox".
+	// Table is the name of the table. The names of its indexes begin with it, and so do Table_lease, Table_settings,
+	// and the sequence Table_places of an ordered outbox. It follows the rules of Schema. Empty: "oncemill_outbox".
 	Table string
 
-	// Ordered keeps the order of messages that have a key: for each key, the first copies are published in the order in
-	// which their transactions committed. See the package doc for what that costs.
+	// Ordered keeps the order of messages that share an order key: their first copies are published in the order of
+	// their commits. See the package doc for what that costs.
 	Ordered bool
 
-	// SkipDead lets the messages of a key go on when one of them is dead, so refused for the last time. False: they
-	// wait until somebody uses Requeue or Discard. Only for ordered outboxes.
+	// SkipDead lets the messages of an order key go on when one of them is dead. False: they wait until Requeue or
+	// Discard. Only for ordered outboxes.
 	SkipDead bool
 
-	// Logger gets what Listen has to say. Nil: slog.Default().
+	// Logger gets the errors of Listen. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
