@@ -15,7 +15,7 @@ func (r *Relay) newCleaner() *outgoing.Cleaner {
 		Rows: 2 * r.cfg.BatchSize, Timeout: r.cfg.storeTimeout(),
 		Fault: func(ctx context.Context, err error) { r.fault(ctx, "outbox: cleaning failed", err) },
 	}
-	if r.cfg.Retention != DeleteAtOnce { // else rows that were kept under another config go
+	if r.cfg.Retention != DeleteAtOnce { // else only rows that another config kept are left
 		c.Every = min(c.Every, max(c.Age, time.Second))
 	}
 	return c

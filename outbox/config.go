@@ -14,8 +14,8 @@ import (
 type Config struct {
 	// BatchSize is the most rows that are leased and published together. Memory holds up to three batches, and up to 32
 	// rows that got no answer before. A batch must be published within PublishTimeout, so set it lower for payloads of
-	// megabytes. After an error of the store a relay asks for half as many rows, and then slowly for more again: rows
-	// that take too long to read together are read in parts. Zero: 1,000.
+	// megabytes. After an error of the store a relay asks for half as many rows, and then slowly for more again. So it
+	// reads in parts what takes too long to read together. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due,

@@ -152,7 +152,7 @@ func (r *Relay) news(text string) bool {
 type batch struct{ rows, acknowledged int }
 
 // batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it
-// is published, if early is set, else at its first acknowledgement.
+// is published, if early is set, else before it is settled, if some of it was acknowledged.
 func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error) {
 	sent := func() {}
 	if !from.suspects {
@@ -191,7 +191,7 @@ func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error)
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
 	}
 	for _, result := range results {
-		if result.State == Dead { // not before that is recorded: else the row comes again
+		if result.State == Dead { // only now that it is recorded: before, the row could come again
 			i := slices.IndexFunc(l.rows, func(row Row) bool { return row.Number == result.Number })
 			r.telemetry.Died(ctx, l.rows[i].Message.Topic)
 		}

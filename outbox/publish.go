@@ -33,8 +33,8 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	return r.results(ctx, append(answers, beside...))
 }
 
-// split separates the rows whose lanes lead to topics that hang, and rows without a lane that go there. If no row has a
-// lane, none waits for another, and all stay together.
+// split puts aside rows for topics that hang, together with all rows of their lanes. If no row has a lane, none waits
+// for another, and all stay together.
 func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows

@@ -50,7 +50,7 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 }
 
 // SQL returns the statements that Migrate runs, for your own migration tool. The schema must be there. You may repeat
-// them, but unlike Migrate they do not look first: CREATE INDEX waits for open transactions that wrote to the outbox,
+// them, but unlike Migrate they do not look first. CREATE INDEX waits for open transactions that wrote to the outbox,
 // even if the index is there, and writers wait behind it. So set a lock_timeout.
 func (o *Outbox) SQL() string { return o.sql.schema }
 

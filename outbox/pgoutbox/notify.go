@@ -73,5 +73,5 @@ func (o *Outbox) listen(ctx context.Context) error {
 func closeConn(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	_ = conn.Close(ctx) // it is not needed any more
+	_ = conn.Close(ctx) // it has done its job
 }

@@ -28,8 +28,8 @@ import (
 // [*outbox.ConflictError]. Headers are not compared, because the trace context changes with each repetition. Finding
 // that out takes a second round trip.
 //
-// If that row is dead, the same transaction makes it pending again, with nothing counted and the headers of the new
-// message: a repeated action wants it published.
+// If that row is dead, the same transaction makes it pending again, because a repeated action wants it published.
+// Nothing is counted then, and the new headers replace the old ones.
 //
 // A message that cannot be written is a [*dedupstore.InvalidError], and two messages of one call that contradict each
 // other are a ConflictError. In both cases nothing of the call was written, and the transaction can go on. After any

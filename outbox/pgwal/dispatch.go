@@ -113,7 +113,7 @@ func (s *session) die(r *row, reason string) {
 const hopelessAfter = 5
 
 // hopeless reports whether a row gets no answer while the broker acknowledges others. Such a row goes to the table,
-// which gives it back when it is due, so that it does not hold up the log and other messages for ever. A row with a key
+// which gives it back when it is due. Otherwise it would hold up the log and other messages for ever. A row with a key
 // stays here: later rows of its key would overtake it.
 func (s *session) hopeless(r *row) bool {
 	before := r.acks

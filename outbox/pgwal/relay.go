@@ -92,7 +92,7 @@ func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 //
 // It waits while another relay has the slot, logs failed connections, and connects again as long as it runs. It returns
 // a *dedupstore.SetupError when trying again is useless: a slot, publication, table, right or server setting is missing
-// or wrong, or the server has thrown the slot's log away.
+// or wrong. So it does when the server has thrown the slot's log away.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")

@@ -60,7 +60,7 @@ func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 		config.RuntimeParams = map[string]string{}
 	}
 	config.RuntimeParams["replication"] = "database"
-	if f.version >= 170000 { // the server decodes a transaction in one of its own, for as long as it takes to send
+	if f.version >= 170000 { // the server sends each transaction inside a transaction, however long that takes
 		config.RuntimeParams["transaction_timeout"] = "0"
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &config.Config)
@@ -73,7 +73,7 @@ func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	_ = conn.Close(ctx) // it is not needed any more
+	_ = conn.Close(ctx) // it has done its job
 }
 
 // read hands on what the log shows, until the connection ends. Once ctx has ended it drops what is shown.

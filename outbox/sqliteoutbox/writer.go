@@ -23,8 +23,8 @@ import (
 // (For deliberate copies, purpose and generation count too.) If its key or payload differs, that is an
 // [*outbox.ConflictError]. Headers are not compared, because the trace context changes with each repetition.
 //
-// If that row is dead, the same transaction makes it pending again, with nothing counted and the headers of the new
-// message: a repeated action wants it published.
+// If that row is dead, the same transaction makes it pending again, because a repeated action wants it published.
+// Nothing is counted then, and the new headers replace the old ones.
 //
 // A message that cannot be written is a [*dedupstore.InvalidError], and then nothing of the call was written. After any
 // other error the transaction must be rolled back. One of them says that SQLite ended the transaction because of a
@@ -80,7 +80,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	return nil
 }
 
-// errOver keeps messages from being committed by themselves.
+// errOver keeps messages from being committed without the rest of their transaction.
 var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
 	"interrupted or a constraint says ROLLBACK; return the errors of its statements")
 
