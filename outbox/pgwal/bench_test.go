@@ -34,7 +34,7 @@ func (c *counter) Publish(_ context.Context, messages ...producer.Message) error
 }
 
 // BenchmarkDrain publishes a backlog of rows, each written by a transaction of its own, from the start of the relay to
-// the last acknowledgement. bench/outbox measures what JetStream adds to it.
+// the last acknowledgement. bench/outbox measures what JetStream adds.
 func BenchmarkDrain(b *testing.B) {
 	for _, mode := range []struct {
 		name      string

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A name leads to another server, as after a move to a new one. The pool still has connections to the old one, whose
-// log was confirmed further than the new one's goes.
+// The name leads to another server, as after a move. The pool still has connections to the old one, whose log was
+// confirmed beyond the end of the new one's.
 func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	t.Parallel()
 	before, after := postgrestest.Start(t), postgrestest.Start(t)
@@ -66,7 +66,7 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }
 
-// A name led to a standby for a moment, as the old address does after a failover. Connections to it work, and the pool
+// The name led to a standby for a moment, as an old address does after a failover. Connections to it work, and the pool
 // would keep them for an hour.
 func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
 	t.Parallel()

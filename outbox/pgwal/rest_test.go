@@ -125,8 +125,8 @@ func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
 }
 
-// What 1,000 rows need together may be more than the server's temp_file_limit, or StoreTimeout: that would be so for ever.
-// PostgreSQL has one code for that limit and for that of slots.
+// 1,000 rows together may need more than the server's temp_file_limit or the store's timeout, and would for ever.
+// PostgreSQL has one code for that limit and for the slot limit.
 func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 	t.Parallel()
 	server := postgrestest.Start(t, "max_replication_slots=1")

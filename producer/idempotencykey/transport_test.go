@@ -192,8 +192,7 @@ func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
 	}
 }
 
-// A client that is sent from its payment to a page about it must not be told there that something was wrong with the
-// payment.
+// A redirect from a payment to a page about it must not fail there because of the payment's key.
 func TestTransport_KeyOfAContextIsNotForWhereItIsRedirectedTo(t *testing.T) {
 	t.Parallel()
 	rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {

@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
-// fuzzed checks a verifier against proof, which is written independently of it. The verifier accepts nothing that proof
-// does not find in the header, and it answers with an event or one of its two errors.
+// fuzzed checks a verifier. It must accept only what proof, which is written independently, finds in the header. It
+// must return an event or one of its two errors.
 func fuzzed(t *testing.T, s scheme, h http.Header, body []byte, proof func(mac func(parts ...string) []byte) bool) {
 	t.Helper()
 	v := must(s.verifier(s.secret))
