@@ -19,8 +19,8 @@ import (
 // Config configures a Relay. Only Pool is required. Contradictions are errors of New that name the field.
 type Config struct {
 	// Pool leads to the database. It belongs to the caller, and must reach the primary itself, not through a pooler.
-	// The connection that reads the log uses the pool's settings but is not one of the pool's. Its user needs the
-	// attribute REPLICATION. Required.
+	// The connection that reads the log is made as the pool makes its connections, but does not count as one of them:
+	// its user needs the attribute REPLICATION. Required.
 	Pool *pgxpool.Pool
 
 	// Schema is where pgoutbox's tables are. Empty: where the search path of the connections leads.
@@ -29,24 +29,29 @@ type Config struct {
 	// Table is the name of pgoutbox's table. Empty: "oncemill_outbox".
 	Table string
 
-	// Slot is the name of the replication slot and of the publication. It must be unique among all databases of the
-	// server. Only relays of one outbox may share it, because a relay also confirms messages that it does not publish.
-	// Up to 63 lower case letters, digits and underscores. Empty: made of Schema and Table. Tables that only the search
-	// path tells apart get the same name: Setup and Run refuse the second one.
+	// Slot is the name of the replication slot, and of the publication. A server has one slot of a name for all of its
+	// databases. All relays that take over from each other name the same one, and no others: a relay confirms what it
+	// does not publish, too. Up to 63 lower case letters, digits and underscores. Empty: made of Schema and Table.
+	// Tables that only the search path tells apart get the same name: Setup and Run refuse the second one.
 	Slot string
 
 	// BatchSize is the most messages that are published together. Zero: 500.
 	BatchSize int
 
 	// MaxInFlight is how many calls of the publisher run at once. Calls for messages that got no answer before come on
-	// top, and as many for topics with such a message. One keeps the order of commits among all messages that are not
-	// retried. But then, while a topic hangs and gets more messages, each other key sends one message in each
-	// PublishTimeout. Zero: 4.
+	// top, and as many again for topics of which a message got none.
+	//
+	// One keeps the order of commits among all messages that are not retried. Then a topic that hangs and goes on
+	// getting messages slows all keys down: each gets one message out in a PublishTimeout. Zero: 4.
 	MaxInFlight int
 
-	// PublishTimeout is how long one call of the publisher may take. A message that is not acknowledged by then is
-	// unknown. A statement may take as long, but at most 10 s. The same limit holds for publishing after the context of
-	// Run has ended. Zero: 30 s.
+	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown, and
+	// each of those messages then gets a call of its own, ever more slowly, up to 32 at once. Messages to a topic that
+	// gave no answer in the last ten minutes, or two if it answers again, get calls of their own too, unless
+	// MaxInFlight is 1.
+	//
+	// A statement may take as long, but at most 10 s. So may what is being published when the context of Run ends.
+	// Zero: 30 s.
 	PublishTimeout time.Duration
 
 	// MaxAttempts is how often a message may be refused before it is dead. Attempts without an answer do not count.
@@ -60,8 +65,8 @@ type Config struct {
 	// Retention is how long published rows are kept in the table. Zero: 24 h. outbox.DeleteAtOnce: not at all.
 	Retention time.Duration
 
-	// Telemetry says where traces and metrics go. The outbox is named Table there, or Schema and Table. Zero:
-	// OpenTelemetry's global providers and propagator.
+	// Telemetry says where traces and metrics go. The outbox has the name of Table there, behind Schema if that is set.
+	// Zero: OpenTelemetry's global providers and propagator.
 	Telemetry oncemill.Telemetry
 
 	// Logger gets what operators must know: IDs, topics and errors, never keys, headers or payloads. Nil:
@@ -127,7 +132,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// limits are those that no config sets. Tests use others.
+// limits are what a relay keeps to and no config says. Tests have others.
 type limits struct {
 	maxPending      int           // messages in memory: reading stops while there are as many
 	maxPendingBytes int           // of their payloads, likewise

@@ -20,8 +20,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Relay publishes what is committed, as the log shows it. It is safe for concurrent use. If several relays share a
-// slot, one works and the others wait to take over.
+// A Relay publishes what is committed, as the log shows it. It is safe for concurrent use. Of several relays with one
+// slot one works, and the others wait to take over.
 type Relay struct {
 	cfg       Config
 	limits    limits
@@ -38,8 +38,8 @@ type Relay struct {
 }
 
 // New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The
-// publisher must be synchronous: if it does not report a message as failed, the broker has acknowledged it. The error
-// names the field of the config that is wrong.
+// publisher must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names
+// the field of the config that is wrong.
 func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if isnil.Nil(publisher) {
 		return nil, &dedupstore.InvalidError{Package: "pgwal", Field: "publisher", Problem: "is nil"}
@@ -76,7 +76,7 @@ const (
 	warnEvery     = time.Minute
 )
 
-// warn logs a lasting problem, at most once a minute.
+// warn says what lasts, at most once a minute.
 func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,13 +86,25 @@ func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 	}
 }
 
-// Run publishes until ctx ends, and then stops cleanly. It waits for what is being published, at most 10 s or a shorter
-// PublishTimeout. Then it records and confirms what was acknowledged, for at most as long, and returns nil. A publisher
-// that ignores its context makes it wait longer.
+// Run publishes until ctx ends, and then stops cleanly and returns nil. It waits for what is being published, for at
+// most 10 s or a shorter PublishTimeout. Recording what was acknowledged takes at most as long again. A publisher that
+// ignores its context makes Run wait longer.
 //
-// It waits while another relay has the slot, logs failed connections, and connects again as long as it runs. It returns
-// a *dedupstore.SetupError when trying again is useless: a slot, publication, table, right or server setting is missing
-// or wrong. So it does when the server has thrown the slot's log away.
+// Run waits while another relay has the slot. It connects again whenever its connections fail, and logs that. It
+// returns a *dedupstore.SetupError when trying again is useless: a slot, publication or table is missing or wrong, the
+// server has thrown the slot's log away, or a right or a server setting is missing.
+//
+// The relay also looks at the table every second: for rows that have become due and for rows that were requeued or
+// replayed. Every tenth look also finds rows that are older than the slot, or that a lost slot did not show. It removes
+// rows whose retention is over.
+//
+// So run no outbox.Relay on the same table: it would publish everything a second time. To change from one kind of relay
+// to the other, stop all of the first kind before; nothing is lost in between. To keep the order of keys too, call
+// Setup first, let the old relay publish what was written before that, and then switch.
+//
+// A message without an answer keeps its place in memory and in the log, and those behind it in its key do too. Without
+// a key it goes to the table after five attempts without an answer, if the broker acknowledged something else between
+// the last two.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")

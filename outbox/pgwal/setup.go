@@ -7,12 +7,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Setup makes the publication and the replication slot if they are missing. It may be repeated, and called by several
-// processes at once. pgoutbox's tables must be there. From then on the server retains log until a relay has read it, so
-// do not call it long before the first Run. It makes a lost slot again; pending rows are published all the same.
+// Setup makes the publication and the replication slot where they are missing. You may repeat it, and several processes
+// may call it at once. pgoutbox's tables must be there. From then on the server retains log until a relay has read it,
+// so do not call Setup long before the first Run. If a slot was lost, Setup makes it again, and pending rows are
+// published all the same.
 //
-// It needs the right to create publications, the ownership of the table, and REPLICATION. Making the slot waits for
-// transactions that are writing, as long as ctx allows.
+// Setup needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions
+// that are writing, as long as ctx allows. Errors: a *dedupstore.SetupError says what to do.
 //
 // A slot is lost when max_slot_wal_keep_size or idle_replication_slot_timeout (PostgreSQL 18) takes it away. It is left
 // behind by a failover to a standby without it, by a restore, and by pg_upgrade before PostgreSQL 17. Run then returns
@@ -106,8 +107,8 @@ func (r *Relay) setupSlot(ctx context.Context, c *pgx.Conn, f facts) error {
 	return nil
 }
 
-// Drop removes the slot and the publication if they are there, so that the server stops retaining log for them. Rows
-// stay in their table, for another relay. Stop the relays first: a slot in use is an error.
+// Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more.
+// Rows stay in their table, for another relay. Stop the relays before: a slot in use is an error.
 func (r *Relay) Drop(ctx context.Context) error {
 	return r.alone(ctx, func(c *pgx.Conn, f facts) error {
 		if err := r.strangers(f); err != nil {

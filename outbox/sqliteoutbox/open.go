@@ -18,9 +18,15 @@ import (
 // patience is how long connections wait for other writers.
 const patience = 10 * time.Second
 
-// Open opens the database file at path, and makes it if it is missing. It uses the settings that the package doc
-// advises: WAL, transactions that take the write lock when they begin, and 10 s of patience with other writers. The
-// caller closes it. Open refuses in-memory databases: each connection would have its own.
+// Open opens the database file at path, and makes it if it is missing. The caller closes it. It sets what avoids
+// needless "database is locked" errors (SQLITE_BUSY). If you open the database in another way, set the same:
+//
+//   - journal_mode WAL, so that readers and the writer do not block each other;
+//   - a busy_timeout, here 10 s, so that writers wait for each other;
+//   - _txlock=immediate, because a transaction that begins with a read and writes later is refused at once if somebody
+//     else wrote in between.
+//
+// In-memory databases are refused: each connection would have one of its own.
 func Open(ctx context.Context, path string) (*sql.DB, error) {
 	if path == "" || strings.HasPrefix(path, ":memory:") || strings.HasPrefix(path, "file:") {
 		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "path",
@@ -41,8 +47,8 @@ func Open(ctx context.Context, path string) (*sql.DB, error) {
 	return db, nil
 }
 
-// connect makes the first connection, which turns a new database to WAL. If others do that at the same time, SQLite
-// does not wait, whatever its busy_timeout.
+// connect makes the first connection, which turns a new database to WAL. SQLite does not wait there for others who do
+// the same at the same time, whatever its busy_timeout.
 func connect(ctx context.Context, db *sql.DB) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
