@@ -423,8 +423,8 @@ func (s *stuckStore) settleOne(ctx context.Context, c dedupstore.Claim, st dedup
 	return dedupstore.SettleOne(ctx, s.faultyStore, c, st)
 }
 
-// Why a delivery has ended is not why an operation of the store has: one that times out is tried again, even if the
-// delivery was cut off because another claim, which it runs under, was lost.
+// A delivery and an operation of the store may end for different reasons. An operation that times out is tried again,
+// even if the delivery was cut off because it runs under another claim that was lost.
 func TestGuard_TheEndOfADeliveryIsNotThatOfASettlement(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := &stuckStore{faultyStore: newStore(t)}

@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns as Guard.Run does,
-// when the outcome is stored.
+// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns when the outcome is
+// stored, with the results of Guard.Run.
 func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)
@@ -25,10 +25,10 @@ func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 	return res, err
 }
 
-// Attempt is Run without the wait for a success to be stored. It tells done how the call ended, once, in the words of
-// Guard.Run. A success without outputs is handed over, to be stored with those of others, and Attempt returns true:
-// then done is called when it is stored, or lost, in another goroutine, in which it must not wait for anything.
-// Otherwise done has been called.
+// Attempt is Run, but it does not wait for a success to be stored. It tells done how the call ended, once, with the
+// results of Guard.Run. If it returns false, done has been called. If it returns true, a success without outputs is
+// being stored together with others. Then done is called when it is stored or lost, in another goroutine, and must not
+// wait for anything.
 func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)
@@ -263,8 +263,8 @@ func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending
 	return t.endWith(ctx, res, v.outcome)
 }
 
-// endWith stores an outcome that is no success, with its dead letter. One that is too large for the record is left
-// out, and made again by whoever publishes it.
+// endWith stores an outcome that is no success, with its dead letter. A dead letter that is too large for the record is
+// left out, and whoever publishes it makes it again.
 func (t *Ticket) endWith(ctx context.Context, res Result, o dedupstore.Outcome) (*ending, Result, error) {
 	g := t.guard
 	o.Produced = g.deadLetter(ctx, t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
@@ -281,9 +281,9 @@ func (t *Ticket) endWith(ctx context.Context, res Result, o dedupstore.Outcome) 
 	return nil, res, err
 }
 
-// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a
-// method of the error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers
-// have no use for the error.
+// protect calls the handler and turns a panic into an error, so that it counts as a failed attempt. That includes a
+// panic in a method of the error that the handler returned, such as that of a nil pointer. It logs the stack, because
+// most callers have no use for the error.
 func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
 		v := recover()
@@ -302,8 +302,8 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 	return o, err
 }
 
-// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the
-// program is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done
+// needsInbox makes the error of a handler that asked for a transaction where there is none. The program is put together
+// wrongly, and no message should fail for that. The error does not vouch for NoEffect: the handler may have done
 // something before.
 func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
 	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+

@@ -16,26 +16,27 @@ import (
 )
 
 // When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
-// connection fail together, so the number alone proves nothing: the failures must also span some time. Nor does a key
-// that always fails: they must be of several.
+// connection fail together, so the failures must also span some time. One key may always fail, so they must be of
+// several keys.
 const (
 	tripFailures = 3
 	tripSpan     = 100 * time.Millisecond
 )
 
-// How long claims of one key fail, and nobody else claims, until the log says so: nothing opens for one key, and where
-// it is the only one, as the first of a partition, nothing else would be heard of a store that is down.
+// tellSpan is how long claims of one key fail, and no other key is claimed, until the log says so. One key does not
+// open the breaker. Where it is the only key, as the first of a partition, the log would not show that the store is
+// down.
 const tellSpan = time.Second
 
-// How long the store is left alone while the breaker is open: doubled after each probe that failed, and shortened at
-// random by up to a half, so that processes that lost one store do not come back to it in step.
+// How long the store is left alone while the breaker is open. It doubles after each probe that failed. It is shortened
+// at random by up to a half, so that processes do not come back to the store in step.
 const (
 	minOpen = 100 * time.Millisecond
 	maxOpen = time.Second
 )
 
-// How often the log says that the store is down while it is. The first error may be that of a connection which broke,
-// and only the later ones why there is no other, such as a certificate that has expired.
+// sayAgain is how often the log says that the store is down while it is. The first error may be that of a broken
+// connection; only later ones show why there is no new one, such as an expired certificate.
 const sayAgain = time.Minute
 
 // A breaker keeps claims from a store that is down. It opens when claims fail in a row, lets one of them through after
@@ -59,7 +60,7 @@ type breaker struct {
 	began time.Time      // when it failed first
 	more  bool           // another key is among them
 	told  bool           // the log has said that claims of one key fail
-	notes []func()       // what is to be logged, when no lock is held
+	notes []func()       // lines to log when no lock is held
 	down  bool           // open, or a probe is under way
 	since time.Time      // when it opened
 	said  time.Time      // when the log had last that it is
@@ -90,9 +91,9 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return e.cause.Error() }
 
-// claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the
-// caller: its error is taken for the store's. It is told whether it may travel together with others, and then reports by
-// itself: while failures count, each asks alone.
+// claim asks the store, or fails at once with a *refusalError while the store is down. Ask must not end with the
+// caller, because its error counts as the store's. It is told whether it may travel together with others, and then
+// makes the report. While failures count, each claim asks alone.
 func (b *breaker) claim(key *dedupstore.Key, ask func(together bool) error) error {
 	if b.healthy.Load() {
 		if err := ask(true); err != errUnasked { //nolint:errorlint // never wrapped
@@ -110,8 +111,8 @@ const mostAlone = 4
 // errUnasked is the result of claims that were to travel together when one before them had failed.
 var errUnasked = errors.New("a claim before this one has failed")
 
-// report tells the circuit of a claim that failed while everything was well. Whoever sends claims together does so, before
-// the next ones go.
+// report tells the circuit of a claim that failed while everything was well. If claims were sent together, call it
+// before the next ones are sent.
 func (b *breaker) report(key *dedupstore.Key, err error) {
 	defer b.tell()
 	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })
@@ -165,7 +166,7 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	return err
 }
 
-// tell logs what is to be told: whoever takes the lines may use the guard himself.
+// tell logs the lines that are waiting. It holds no lock, because a log handler may call this guard.
 func (b *breaker) tell() {
 	b.mu.Lock()
 	notes := b.notes
@@ -190,8 +191,8 @@ func (b *breaker) refused() error {
 	return nil
 }
 
-// probing returns the refusal of a claim that found a probe under way. Those who wait look again after another pause:
-// the probe may hang, or its caller may give up.
+// probing returns the refusal of a claim that found a probe under way. Waiting calls look again after another pause,
+// because the probe may hang, or its caller may give up.
 func (b *breaker) probing() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

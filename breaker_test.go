@@ -476,8 +476,9 @@ func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
 	})
 }
 
-// A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and must
-// not let the claims after it pass an open breaker by: one failure, much later, would be the end of a pause that nobody began.
+// A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and
+// must not let the claims after it pass an open breaker. Otherwise one failure, much later, would end a pause that
+// nobody began.
 func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilence(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newOutage(t)
@@ -519,7 +520,7 @@ func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilenc
 	})
 }
 
-// What keeps messages waiting although the store answers opens no breaker, and needs somebody all the same.
+// A fault that keeps messages waiting although the store answers opens no breaker, and needs somebody all the same.
 func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for word, refusal := range map[string]error{

@@ -34,8 +34,8 @@ type Ticket struct {
 	ending  ending
 }
 
-// Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
-// that of its attempt.
+// Ticket makes a ticket for a call, which must not be changed afterwards. It sends nothing. If the call is wrong, the
+// attempt returns the error.
 func (g *Guard) Ticket(call *Call) *Ticket {
 	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered, first: g.first.may(call)}
 	if !g.policy.Shadow {
@@ -48,10 +48,12 @@ func (g *Guard) Ticket(call *Call) *Ticket {
 var unanswered dedupstore.ClaimResult
 
 // Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
-// answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
-// granted is extended from then on, until the ticket is attempted or given back. Claim only what can start now: a crash
-// uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says. A
-// first call over an inbox asks for nothing either: its attempt begins with a transaction.
+// answer. Ready runs in a goroutine that makes further claims, so it must not wait for anything. A granted claim is
+// extended until the ticket is attempted or given back. Claim only what can start now: a crash uses up an attempt of
+// it.
+//
+// Claim asks nothing where the store is down: the attempt asks, and waits as its call says. It also asks nothing for a
+// first call over an inbox, whose attempt begins with a transaction.
 func (t *Ticket) Claim(ctx context.Context, ready func()) {
 	g := t.guard
 	if g.policy.Shadow || t.err != nil || ctx.Err() != nil || t.first {
@@ -88,7 +90,7 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 	t.guard.keeper.hold(&t.lease)
 }
 
-// GiveBack gives back what was granted to a ticket that will not be attempted.
+// GiveBack gives the claim of a ticket back that will not be attempted.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	t.guard.keeper.let(&t.lease)
 	if t.granted && t.last.Answer.Status == dedupstore.AcquiredRun {
@@ -174,9 +176,8 @@ func (t *Ticket) acquire(ctx context.Context) error {
 	}
 }
 
-// ask asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile: the
-// store may grant the claim all the same, and nobody would give it back, so that the message had to wait for the end of
-// its lease.
+// ask asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile.
+// Otherwise the store might grant a claim that nobody gives back, and the message would wait for the end of its lease.
 func (t *Ticket) ask(ctx context.Context) error {
 	if t.unread {
 		t.unread = false
@@ -249,8 +250,8 @@ func holder(host string, _ error) string {
 
 func newOwner() string { return ids.Token() }
 
-// storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
-// wait for the next.
+// storeError makes the error of a claim that failed, or was not sent because the store is down. It sets how long to
+// wait for the next claim.
 func (g *Guard) storeError(
 	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
 ) (time.Duration, error) {
@@ -261,11 +262,11 @@ func (g *Guard) storeError(
 	return poll, &StoreError{Op: "claim", Key: key, Err: err}
 }
 
-// tellEvery is how often somebody is told of messages that wait although the store answers.
+// tellEvery is how often the log says that messages wait although the store answers.
 const tellEvery = time.Minute
 
-// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker
-// tells.
+// tellOf logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store
+// is down.
 func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) {
 		return
@@ -278,7 +279,7 @@ func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 		"id", key.ID, "key", key.String(), "error", err)
 }
 
-// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a
+// refuses reports whether an error is the answer of a store that works: a record that cannot be read, no room, or a
 // claim that is not durable.
 func refuses(err error) bool {
 	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) ||
@@ -288,9 +289,8 @@ func refuses(err error) bool {
 // bypassError is a store error at which the policy lets the handler run unguarded.
 type bypassError struct{ error }
 
-// mayBypass reports whether the policy lets the handler run unguarded after this error. A record that cannot be read is
-// an answer, a full store must not be made to forget, and a claim that is not durable must not be run on: none of them
-// opens the guard.
+// mayBypass reports whether the policy lets the handler run unguarded after this error. It does not for a record that
+// cannot be read, a full store, or a claim that is not durable: those are answers.
 func (g *Guard) mayBypass(err error) bool {
 	return g.policy.StoreDown == FailOpen && is[*StoreError](err) && !refuses(err)
 }
@@ -328,7 +328,7 @@ func tookOver(a *dedupstore.Answer) bool {
 func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 	switch a.Status {
 	case dedupstore.AcquiredRun:
-		// by itself: its answer was lost
+		// by the claim itself: its answer was lost
 		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) {
 			return telemetry.Claimed
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// What becomes of a run that returned an error: each row of the table in verdict.go.
+// The fate of a run that returned an error: each row of the table in verdict.go.
 func TestDecide_FollowsItsTable(t *testing.T) {
 	t.Parallel()
 	const minute, hour = time.Minute, time.Hour

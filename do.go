@@ -9,26 +9,26 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Do runs fn once for a key and gives its result to every later call within the dedup window: for jobs, requests and
-// tool calls that have no message broker. The result travels as JSON; Partial is one for work that may end half done.
-// Results outlive deployments: as encoding/json reads them, a member that T has no more, or under another name, is
-// passed over without an error, and a later caller gets a zero value for it. So change T by adding members, and take a
-// zero in those for "not known".
+// Do runs fn once for a key and gives its result to every later call within the dedup window. Use it for jobs, requests
+// and tool calls that have no message broker.
 //
-// The key's ID names the action, not the attempt: producer.DeriveID for one that has an identity of its own,
-// producer.CallID for a tool call of a model. In fn, FromContext(ctx).ID(name) is the idempotency key for calls to
-// others: the same in each run of the key, so that a run that died after its effect is no second effect for those who
-// honour it.
+// The key's ID names the action, not the attempt. Make it by producer.DeriveID if the action has an identity of its
+// own, or by producer.CallID for a tool call of a model. In fn, use FromContext(ctx).ID(name) as the idempotency key of
+// calls to others. It is the same in each run of the key. So if a run dies after its effect, services that honour the
+// key make no second effect.
 //
-// The guard's policy is the class of the action, so there is one guard for each: LowValue where a repetition is a
-// nuisance, HighValue where it costs money, Irreversible where nobody could take it back. What has the same effect
-// however often it is done needs none of this: reads, writes that set a value, calls that carry a key which the other
-// side honours for as long as anybody may repeat them. A guard would only add an answer that grows old, and a
-// BusyError.
+// Take one guard for each class of action: LowValue where a repetition is a nuisance, HighValue where it costs money,
+// Irreversible where nobody could take it back. An action that may be repeated without harm needs no guard. Examples
+// are a read, a write that sets a value, and a call with a key that the other side honours for long enough. A guard
+// would only add an answer that grows old, and a BusyError.
 //
-// A failure that is stored is a *FailedError for the first caller and every later one. A key that has another owner is
-// a *BusyError with the time that remains, after Call.MaxWait. A success whose result cannot be given to a later caller
-// is ErrNoResult: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
+// Results travel as JSON and outlive deployments. A member that T does not have any more is passed over without an
+// error, and a member that is missing is a zero value. So change T by adding members, and read a zero in those as "not
+// known". For work that may end half done return a Partial.
+//
+// A stored failure is a *FailedError for the first caller and every later one. A key that has another owner is a
+// *BusyError with the time that remains, after Call.MaxWait. A success whose result cannot be given to a later caller
+// is ErrNoResult: the work is done. All other errors are those of Guard.Run; fn may run again after any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T
 	switch {
@@ -77,8 +77,8 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 	return value, nil
 }
 
-// marshal is json.Marshal for values whose MarshalJSON may panic: the work is done, and is not to be done again for
-// that.
+// marshal is json.Marshal for values whose MarshalJSON may panic. The work is done and must not be done again because
+// of a panic here.
 func marshal(v any) (data []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {

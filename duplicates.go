@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// duplicates counts those that were answered with an outcome, and tells the store of them now and then. It delays
-// nothing and is best effort: what a process has counted since goes with it.
+// duplicates counts duplicates that were answered with an outcome, and tells the store now and then. It delays nothing
+// and is best effort: counts since then end with the process.
 type duplicates struct {
 	store  dedupstore.Inspector // nil: it does not count them
 	window time.Duration

@@ -9,11 +9,11 @@ import (
 )
 
 // ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
-// cause of the handler's cancelled context, and what a *ClaimLostError is.
+// cause of the handler's cancelled context, and every *ClaimLostError is one.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
-// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it
-// must neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+// ClaimLostError says that another owner took the key over, so this run's outcome was refused. Neither acknowledge the
+// message nor ask for its redelivery: the other owner does.
 type ClaimLostError struct {
 	Handler error // what the handler returned; nil: it succeeded, or did not start
 }
@@ -107,7 +107,7 @@ func (e *StoreError) Error() string {
 // Unwrap returns the store's error.
 func (e *StoreError) Unwrap() error { return e.Err }
 
-// UnrecordedError says that the handler ran, but that its outcome could not be stored until the lease ended. Do not
+// UnrecordedError says that the handler ran, but its outcome could not be stored until the lease ended. Do not
 // acknowledge the message. When it is delivered again the handler may run again.
 type UnrecordedError struct {
 	Key     dedupstore.Key
@@ -132,9 +132,9 @@ func (e *UnrecordedError) Unwrap() []error {
 	return []error{e.Handler, e.Err}
 }
 
-// UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
-// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has
-// no room, are stored nowhere: then the handler runs again.
+// UnpublishedError says that the messages of the run could not be published. Deliver the message again after Delay:
+// they will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store
+// has no room, are stored nowhere: then the handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error
@@ -147,7 +147,7 @@ func (e *UnpublishedError) Error() string {
 // Unwrap returns the publisher's error.
 func (e *UnpublishedError) Unwrap() error { return e.Err }
 
-// ErrNoResult says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
+// ErrNoResult says that the outcome is a success whose result cannot be given to this duplicate. It was larger than
 // Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
 var ErrNoResult = errors.New("oncemill: the work is done, but its result cannot be given")
 
@@ -194,7 +194,7 @@ type RetryAfterError struct {
 
 func (e *RetryAfterError) Error() string { return e.Err.Error() }
 
-// Unwrap returns the error that is to be retried.
+// Unwrap returns the error to retry.
 func (e *RetryAfterError) Unwrap() error { return e.Err }
 
 // NoEffect vouches that the run failed before it had any effect. Under a policy that parks (Irreversible), only such
@@ -216,10 +216,9 @@ func (e *noEffectError) Unwrap() error { return e.err }
 // NoEffect lets telemetry tell it from other errors.
 func (e *noEffectError) NoEffect() bool { return true }
 
-// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of
-// the message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or
-// after RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs
-// NoEffect as well. It returns nil for nil.
+// Uncounted asks that the run be tried again without counting the attempt. Use it for outages of others, which may last
+// longer than Policy.MaxAttempts takes. The run is tried again after the policy's backoff, or after RetryAfter's delay,
+// without a limit. Under a policy that parks it needs NoEffect as well. It returns nil for nil.
 func Uncounted(err error) error {
 	if err == nil {
 		return nil
@@ -231,7 +230,7 @@ type uncountedError struct{ err error }
 
 func (e *uncountedError) Error() string { return e.err.Error() }
 
-// Unwrap returns the error that is to be retried.
+// Unwrap returns the error to retry.
 func (e *uncountedError) Unwrap() error { return e.err }
 
 // Uncounted says that the attempt does not count.
@@ -249,7 +248,7 @@ func uncounted(err error) bool {
 }
 
 // mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not
-// into errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
+// into errors of a guard: those speak of another run, which the handler made (a nested Do).
 func mark[E any](err error) (found E, ok bool) {
 	for err != nil {
 		if e, is := err.(E); is {
@@ -275,7 +274,7 @@ func mark[E any](err error) (found E, ok bool) {
 	return found, false
 }
 
-// nested reports whether an error of a handler has one of a guard in it that the handler asked.
+// nested reports whether a handler's error holds an error of a guard that the handler used.
 func nested(err error) bool {
 	return is[*StoreError](err) || is[*UnrecordedError](err) || is[*RetryError](err) || is[*FailedError](err) ||
 		is[*UnpublishedError](err) || is[*ClaimLostError](err)

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A Guard is the implementation of the protocol: claim, attempt, settle, in the files of these names. Everything that
-// makes handlers safe is a thin layer on it. It is safe for concurrent use.
+// A Guard is the implementation of the protocol: claim, attempt, settle. The files claim.go, attempt.go and settle.go
+// have these steps. Everything else that makes handlers safe is a thin layer on it. It is safe for concurrent use.
 type Guard struct {
 	store  dedupstore.Store
 	inbox  dedupstore.Transactor // the store, if it is one
@@ -70,8 +70,8 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 // Policy returns the guard's policy with its defaults filled in.
 func (g *Guard) Policy() Policy { return g.policy }
 
-// Check asks the store to look at its server, if it can. Call it at start-up to fail early; a store that must not be
-// used without a check makes it by itself.
+// Check asks the store to look at its server, if it can. Call it at start-up to fail early. A store that must not be
+// used without a check makes one before its first claim.
 func (g *Guard) Check(ctx context.Context) (dedupstore.Report, error) {
 	if c, ok := g.store.(dedupstore.Checker); ok {
 		return c.Check(ctx)
@@ -79,34 +79,35 @@ func (g *Guard) Check(ctx context.Context) (dedupstore.Report, error) {
 	return dedupstore.Report{}, nil
 }
 
-// A Call names what is to be done once.
+// A Call says what to do once, and how.
 type Call struct {
 	Key dedupstore.Key
 
 	// Fingerprint identifies the content. Zero: contents are not compared.
 	Fingerprint dedupstore.Fingerprint
 
-	// Rerun asks for a stored failure to run again: the fence under which it was decided (FailedError.Fence). A
-	// success, or a failure decided under another fence, is answered as to any duplicate. Zero: no rerun.
+	// Rerun asks for a stored failure to run again. It is the fence under which the failure was decided
+	// (FailedError.Fence). A success, or a failure decided under another fence, is answered as to any duplicate. Zero:
+	// no rerun.
 	Rerun uint64
 
-	// First says that somebody else counts how often the call is made, such as a broker, and that this is the first
-	// time. Over an inbox it then needs no claim before its transaction. A first run that ends its process counts as no
+	// First says that this is the first time that the call is made, as counted by somebody else, such as a broker. Over
+	// an inbox it then needs no claim before its transaction. If that first run ends its process, it counts as no
 	// attempt.
 	First bool
 
-	// MaxWait is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
-	// returns BusyError or StoreError. Zero: not at all. A store that is down is not asked once a call, and all calls
-	// that it held go on when it answers again. A policy that fails open does not wait for the store.
+	// MaxWait is how long Run waits for a key that is busy or not due, and for a store that does not answer. Then it
+	// returns BusyError or StoreError. Zero: not at all. Waiting calls do not each ask a store that is down, and all go
+	// on when it answers again. A policy that fails open does not wait for the store.
 	MaxWait time.Duration
 
 	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have
 	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
-	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
-	// failure, and must make the same IDs then: derive them from the key and the fence under which the outcome was
-	// decided. Nil: failures produce nothing.
+	// DeadLetter makes the messages that a failed or unknown outcome produces. Another caller may have to make them
+	// again for the same failure, with the same IDs. So derive the IDs from the key and the fence under which the
+	// outcome was decided. Nil: failures produce nothing.
 	DeadLetter func(outcome dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced
 
 	// Publish publishes what the outcome produced, and returns nil only when all of it is acknowledged. Nil: the
@@ -140,43 +141,46 @@ func (r Result) Failure() error {
 }
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
-// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in
-// a new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a
-// nil error, Produced; what Kind it is follows from the error:
+// claim is lost. Over an inbox (dedupstore.Transactor) the context also carries the transaction. When the database
+// refuses it because of others, the work is done again in a new one.
+//
+// Of the returned outcome the guard uses Result and, with a nil error, Produced. The error decides its Kind:
 //
 //   - nil: succeeded.
 //   - Permanent: failed; all duplicates get it.
 //   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
 //     that parks, only NoEffect is released, and all others leave the outcome unknown.
-//   - Uncounted, another error with a method Uncounted() bool that returns true, or an error after the caller's context
-//     was cancelled: as above, but the attempt does not count; cancellations for as many times as the policy has
-//     attempts. The next one is at once, after Uncounted with the policy's backoff, and with RetryAfter when that says.
+//   - Uncounted, or another error with a method Uncounted() bool that returns true: as above, but the attempt does not
+//     count. The next one comes after the policy's backoff, or when RetryAfter says.
+//   - an error after the caller's context was cancelled: as above, for as many times as the policy has attempts. The
+//     next one comes at once.
 //
-// What a nested guard's error wraps says nothing about this run: a handler decides by wrapping it.
+// An error of a nested guard says nothing about this run: wrap it to decide.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 
-// Run runs fn unless the key has an outcome or another owner. A nil error means that there is an outcome, failures
-// included, and that the message may be acknowledged once Result.Publication, if any, is done. Any other error means
-// that it must not be:
+// Run runs fn unless the key has an outcome or another owner. A nil error means that there is an outcome, which may be
+// a failure. The message may be acknowledged once Result.Publication, if any, is done. After any other error it must
+// not be:
 //
 //   - *BusyError: another owner is at it, or the retry is not due.
 //   - *RetryError: this run failed and may be tried again.
 //   - *ClaimLostError: another owner took over during the run.
 //   - *MismatchError: the ID is known with other content.
-//   - *UnpublishedError: the outcome is stored, what it produced is not published.
+//   - *UnpublishedError: the outcome is stored, but its messages are not published.
 //   - *UnrecordedError: the handler ran, but the store could not be told.
 //   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
-//   - the cause of ctx: it ended before the handler ran. A claim that is on its way then is waited for, so that it can
-//     be given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts.
-//     A claim that was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that
-//     parks until its lease ends.
+//   - the cause of ctx: it ended before the handler ran.
+//
+// When ctx ends while a claim is on its way, Run waits for the answer so that it can give the claim back. If the store
+// hangs, that takes a sixth of the lease, at most some 5 s, as long as the store heeds contexts. Run tries for some 5 s
+// to give a granted claim back, also before a *StoreError, and under a policy that parks until the lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	return g.Ticket(&call).Run(ctx, fn)
 }
 
-// Close waits until nothing that the guard has begun is under way any more, and notes the duplicates that it has
-// counted. Call it after the last call.
+// Close waits until nothing that the guard has begun is under way, and notes the duplicates that it has counted. Call
+// it after the last call.
 func (g *Guard) Close() {
 	g.background.Wait()
 	g.parts.wait()

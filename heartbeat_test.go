@@ -84,7 +84,7 @@ func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) 
 	})
 }
 
-// Pauses between attempts grow up to half a second, of which the last would end after the lease.
+// Pauses between attempts grow up to half a second. The last one would end after the lease.
 func TestGuard_OutcomeIsStoredThoughTheStoreIsAwayUntilShortlyBeforeTheLeaseEnds(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		const lease = time.Second

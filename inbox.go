@@ -64,8 +64,8 @@ func (f *first) was(duplicate bool) {
 }
 
 // runFirst makes the first run of a key without a claim before it, if it may. It returns nil if the handler was not
-// called, or has to be called again: then the ticket asks for a claim, unless it has been answered already. A run that
-// has failed is settled under such a claim.
+// called or has to be called again. Then the ticket asks for a claim, unless it has an answer already. A failed run is
+// settled under such a claim.
 func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result, error) {
 	g, l := t.guard, &t.lease
 	if !t.first || ctx.Err() != nil {
@@ -146,8 +146,8 @@ func (t *Ticket) uncommitted(ctx context.Context, w *transacted, err error) (*en
 	return nil, Result{}, &StoreError{Op: "begin", Key: l.claim.Key, Err: err}
 }
 
-// claimLost tells an answer of the store from the end of a context that has ended because another claim is lost, in
-// whose handler this is: some stores return its cause.
+// claimLost reports whether the store has answered that the claim is lost. Some stores return the cause of a context
+// instead, and that may be another claim's loss, if this call is in its handler.
 func claimLost(ctx context.Context, err error) bool {
 	return errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(context.Cause(ctx), dedupstore.ErrClaimLost)
 }
@@ -170,10 +170,11 @@ type workError struct{ err error }
 
 func (e *workError) Error() string { return e.err.Error() }
 
-// Unwrap lets a store see by the database's error in it that the transaction is to be repeated.
+// Unwrap shows a store the database's error in it, by which it knows that it has to repeat the transaction.
 func (e *workError) Unwrap() error { return e.err }
 
-// errNotRepeated ends a run that must not happen twice: its effects outside of the database are not rolled back.
+// errNotRepeated ends a run that must not happen twice, because its effects outside of the database are not rolled
+// back.
 var errNotRepeated = errors.New("the database refused the transaction because of concurrent ones, and under " +
 	"at most once the handler must not run again")
 

@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A lease is a claim together with the time until which it certainly holds: the local deadline. It is measured by this
-// process's monotonic clock from before the operation was first sent that granted or renewed the lease, so it never
-// ends later than the lease does at the store.
+// A lease is a claim with its local deadline, until which it certainly holds. The deadline counts on this process's
+// monotonic clock, from before the operation that granted or renewed the lease was first sent. So it never ends later
+// than the lease does at the store.
 type lease struct {
 	claim *dedupstore.Claim
 	part  *part
@@ -28,7 +28,7 @@ type lease struct {
 	err       error                   // of the last renewal
 }
 
-// granted sets the lease to what a claim has granted that was first sent at a time.
+// granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
 func (l *lease) granted(c *dedupstore.Claim, p *part, sent time.Time) {
 	l.claim, l.part = c, p
 	l.until(sent, c.Lease)
@@ -80,7 +80,7 @@ func (l *lease) wasCut() bool {
 	return l.cut
 }
 
-// quiet returns when no renewal is under way: a late one would undo what shortens the lease.
+// quiet returns when no renewal is under way. A late renewal would undo a shortening of the lease.
 func (l *lease) quiet() {
 	l.mu.Lock()
 	extending := l.extending
@@ -90,8 +90,8 @@ func (l *lease) quiet() {
 	}
 }
 
-// due reports whether the lease is to be renewed now, and whether its work is to be cancelled because it cannot be
-// proven to hold for much longer.
+// due reports whether to renew the lease now, and whether to cancel its work because the lease cannot be proven to hold
+// for much longer.
 func (l *lease) due(now time.Time) (renew, cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +193,7 @@ func (g *Guard) cut(l *lease) {
 	}
 }
 
-// extended notes how a renewal has ended that was sent at a time.
+// extended notes the result of a renewal that was sent at a time.
 func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	l.mu.Lock()
 	close(l.extending)
@@ -242,8 +242,8 @@ func (g *Guard) extend(ctx context.Context, l *lease, d time.Duration) error {
 	return err
 }
 
-// renew renews a lease of which long waits or lost replies may have used up more than a third, and tries until it ends.
-// With marked it does so in any case, so that the store knows whether the handler has started.
+// renew renews a lease if long waits or lost replies may have used up more than a third of it, and tries until it ends.
+// With marked it always renews, so that the store knows whether the handler has started.
 func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 	if !marked && time.Until(l.ends()) > l.claim.Lease-l.claim.Lease/3 {
 		return nil

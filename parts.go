@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/internal/batch"
 )
 
-// A part is one part of the store that fails by itself (dedupstore.Sharded): the breaker that keeps claims from it
-// while it is down, and the lines on which operations of many calls go to it together. Extensions and settlements hold
-// what matters, and are always tried.
+// A part is one part of the store that can fail alone (dedupstore.Sharded). It has the breaker that keeps claims from
+// it while it is down, and the lines on which operations of many calls go to it together. Extensions and settlements
+// hold what matters, and are always tried.
 type part struct {
 	breaker *breaker
 	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]

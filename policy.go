@@ -17,9 +17,9 @@ type Policy struct {
 	// again, so it must be longer than any broker, relay or client can retry. Zero: 24 hours.
 	Window time.Duration
 
-	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. Where it is longer than
-	// Window, one whose dead letter is still to be published is remembered for Window only, if a process dies just as
-	// it begins to publish that, and no other delivery comes within Window.
+	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. In one case a longer one
+	// than Window is not kept: a process dies as it begins to publish the dead letter, and no delivery comes within
+	// Window.
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
@@ -27,11 +27,12 @@ type Policy struct {
 	// than six times what replicas have to answer. Zero: 30 s.
 	Lease time.Duration
 
-	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
-	// interrupted, as by shutdown, do not, for as many times: adapters cancel a delivery that takes too long for them
-	// like one at shutdown. With the default backoff ten attempts take about 8 minutes: a longer outage of what the
-	// handler calls fails every message, unless MaxAttempts is larger or the handler returns Uncounted errors. Zero:
-	// 10.
+	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Interrupted
+	// runs, as by a shutdown, do not, for as many times: adapters cancel a delivery that takes too long just as they do
+	// at a shutdown.
+	//
+	// With the default backoff ten attempts take about 8 minutes. A longer outage of a service that the handler calls
+	// fails every message, unless MaxAttempts is larger or the handler returns Uncounted errors. Zero: 10.
 	MaxAttempts int
 
 	// Backoff says how long a failed run waits for its next attempt.
@@ -40,9 +41,9 @@ type Policy struct {
 	// ExpiredLease says what becomes of a run whose lease expired. Zero: Retake.
 	ExpiredLease ExpiredLease
 
-	// StoreDown says what to do while the store does not answer. Either way, after claims have failed for a tenth of a
-	// second, one claim at a time asks for all, at pauses of up to a second, and under FailOpen the others do not wait.
-	// Zero: FailClosed.
+	// StoreDown says what to do while the store does not answer. After claims have failed for a tenth of a second, one
+	// claim at a time asks for all, at pauses of up to a second. Under FailOpen the others do not wait. Zero:
+	// FailClosed.
 	StoreDown StoreDown
 
 	// Mismatch says what to do with a known ID that comes with other content. Zero: MismatchReject.
@@ -65,16 +66,16 @@ type Policy struct {
 	// nothing is suppressed, derived, delayed, cancelled or dead-lettered.
 	Shadow bool
 
-	// Logger gets what operators must know: one line for each event that somebody must act on, with the message's ID,
-	// and with the trace of the context as trace_id and span_id; never payloads. Nil: slog.Default().
+	// Logger gets what operators must know. Each event that somebody must act on is one line, with the message's ID and
+	// the context's trace_id and span_id, and never with payloads. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
 	Telemetry Telemetry
 }
 
-// Backoff is an exponential delay with jitter: Min after the first attempt, doubled after each further one up to Max,
-// then shortened at random by up to a fifth.
+// Backoff is an exponential delay with jitter. It is Min after the first attempt and doubles with each further one up
+// to Max. Then it is shortened at random by up to a fifth.
 type Backoff struct {
 	Min time.Duration // zero: 1 s
 	Max time.Duration // zero: 5 min; of a relay 1 min
@@ -83,7 +84,7 @@ type Backoff struct {
 // ExpiredLease says what becomes of a started run whose lease expired: its holder is dead, or slow.
 type ExpiredLease string
 
-// What becomes of an expired lease.
+// The values of ExpiredLease.
 const (
 	Retake ExpiredLease = "retake" // run again: at least once
 	Park   ExpiredLease = "park"   // never again: the outcome is unknown, somebody has to look (at most once)
@@ -92,7 +93,7 @@ const (
 // StoreDown says what to do while the store does not answer.
 type StoreDown string
 
-// What to do while the store does not answer.
+// The values of StoreDown.
 const (
 	FailClosed StoreDown = "closed" // hold the message; the handler does not run
 	FailOpen   StoreDown = "open"   // run the handler unguarded; duplicates run too, each is counted as bypassed
@@ -101,7 +102,7 @@ const (
 // Mismatch says what to do with a known ID that comes with other content.
 type Mismatch string
 
-// What to do with other content.
+// The values of Mismatch.
 const (
 	MismatchReject Mismatch = "reject" // refuse it; a consumer dead-letters it
 	MismatchIgnore Mismatch = "ignore" // do not compare contents
@@ -110,7 +111,7 @@ const (
 // MissingID says what a consumer does with a message that has no ID.
 type MissingID string
 
-// What to do without an ID.
+// The values of MissingID.
 const (
 	// MissingIDReject refuses it; a consumer dead-letters it.
 	MissingIDReject MissingID = "reject"
@@ -126,11 +127,13 @@ func LowValue() Policy { return Policy{Window: 24 * time.Hour} }
 // HighValue is for effects that cost money: 7 days, and failures for as long.
 func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 
-// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once while the store
-// keeps its records and within the window, see docs/guarantees.md for what it does not cover. A run that crashed, was
-// cut off (by shutdown, too) or failed without proof (NoEffect), whatever else its error says, is parked as unknown for
-// somebody to look at. One that crashed is parked by the next call for its key, such as a redelivery: of a Do that
-// nobody repeats, nobody hears.
+// Irreversible is for effects that must rather not happen than happen twice. It remembers outcomes for 30 days. Within
+// that window it runs a key at most once, while the store keeps its records. docs/guarantees.md says what it does not
+// cover.
+//
+// A run that crashed, was cut off (also by a shutdown) or failed without NoEffect is parked as unknown, whatever else
+// its error says. Somebody has to look. The next call for its key, such as a redelivery, parks a run that crashed. If
+// nobody repeats a Do, nobody learns of its crash.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
 func (p Policy) withDefaults() Policy {
@@ -225,8 +228,8 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 	return nil
 }
 
-// waits checks that a claim is not given up while the store still waits for others: it would be granted all the same,
-// count as an attempt when its lease ends, and with enough of them the message ends as exhausted without a run.
+// waits checks that the guard does not give up a claim while the store still waits for others. Such a claim would be
+// granted all the same and count as an attempt when its lease ends. Enough of them exhaust a message without a run.
 func (p Policy) waits(store dedupstore.Store) error {
 	waiter, ok := store.(dedupstore.Waiter)
 	if !ok || p.Shadow {

@@ -123,8 +123,8 @@ func (g *Guard) postpone(ctx context.Context, l *lease) time.Duration {
 	return delay
 }
 
-// A Publication is the publish step of an outcome that is left to the caller. Its lease is extended until Done or
-// Abandon is called, exactly one of which must be.
+// A Publication is the publish step of an outcome, left to the caller. Its lease is extended until you call Done or
+// Abandon. Call exactly one of them.
 type Publication struct {
 	produced []dedupstore.Produced
 	once     sync.Once
@@ -135,17 +135,17 @@ type Publication struct {
 // Messages returns what has to be published, with these IDs and bytes.
 func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 
-// Done says that every message was acknowledged by the broker, and records it. The message that caused the run may be
-// acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded
-// that the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes,
-// or for which the store has no room.
+// Done says that the broker has acknowledged every message, and records it. You may acknowledge the message that caused
+// the run before or after. The error is an *UnrecordedError or *ClaimLostError: the end of the run could not be
+// recorded, and a redelivery runs it again. That happens only with outputs over Policy.MaxProducedBytes, or for which
+// the store has no room.
 func (p *Publication) Done() (err error) {
 	p.once.Do(func() { err = p.done() })
 	return err
 }
 
 // Abandon says that the messages were not published, or not all. It returns after which time a redelivery can publish
-// them; zero if the publication has ended before.
+// them, or zero if the publication has ended before.
 func (p *Publication) Abandon() (delay time.Duration) {
 	p.once.Do(func() { delay = p.abandon() })
 	return delay

@@ -339,7 +339,7 @@ func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnErr
 	})
 }
 
-// A dead letter that cannot be published for long, as while its broker is away, is of a failure that is to be remembered.
+// The broker may be away for long, so that a dead letter cannot be published. Its failure must be remembered.
 func TestGuard_AFailureWhoseDeadLetterWaitsIsRememberedForItsOwnWindow(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{Window: time.Hour, FailureWindow: 24 * time.Hour})

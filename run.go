@@ -8,27 +8,28 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Run is what a handler may know about the run it is in.
+// Run tells a handler about the run it is in.
 type Run struct {
 	Key dedupstore.Key
 
 	// Fence grows with every new owner of the key. A database that refuses a smaller fence than the last it saw keeps
-	// stale writers out; it does not by itself keep a second effect out. Zero: the run is not guarded (the store was
-	// bypassed, or shadow mode).
+	// stale writers out, but it does not keep a second effect out. Zero: the run is not guarded, because the store was
+	// bypassed or it is shadow mode.
 	Fence uint64
 
 	// Attempt counts the runs of the key, from 1. Zero: the run is not guarded.
 	Attempt int
 }
 
-// ID returns an ID that is the same in every run of this key and differs between names: for messages that the handler
-// produces, and as the idempotency key of calls to others. It is a UUIDv8 of SHA-256 over key and name.
+// ID returns an ID that is the same in every run of this key and differs between names. Use it for messages that the
+// handler produces, and as the idempotency key of calls to others. It is a UUIDv8 of SHA-256 over key and name.
 func (r Run) ID(name string) string {
 	return ids.Derive("oncemill/run", r.Key.Tenant, r.Key.Group, r.Key.Handler, r.Key.ID, name)
 }
 
-// FromContext returns the run that the handler is in. It panics outside a run, since an ID made from nothing would be
-// the same for every message. So it does for a message without an ID that a policy lets run: MissingIDBypass, Shadow.
+// FromContext returns the run that the handler is in. It panics outside a run, because an ID made from nothing would be
+// the same for every message. For the same reason it panics for a message without an ID that a policy lets run
+// (MissingIDBypass, Shadow).
 func FromContext(ctx context.Context) Run {
 	claim, ok := txctx.From[*dedupstore.Claim](ctx)
 	if !ok {

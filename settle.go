@@ -88,9 +88,9 @@ func (g *Guard) unfinished(ctx context.Context, l *lease, handler, err error) er
 	return &UnrecordedError{Key: l.claim.Key, Handler: handler, Err: err}
 }
 
-// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by
-// itself, which counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as
-// started.
+// giveBack releases a claim whose handler did not start. A store that restarts is back soon. Otherwise the lease ends,
+// which counts an attempt. Under a policy that parks it would also make the outcome unknown, because the run may be
+// marked as started.
 func (g *Guard) giveBack(ctx context.Context, l *lease) {
 	back := dedupstore.Release{Uncounted: true, Reason: "not started"}
 	begun := time.Now()
@@ -151,11 +151,11 @@ func (g *Guard) settleAgain(ctx context.Context, l *lease, s dedupstore.Settleme
 // first.
 type crowdedError struct{ error }
 
-// Unwrap returns what the store said.
+// Unwrap returns the store's error.
 func (e *crowdedError) Unwrap() error { return e.error }
 
-// lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again,
-// and counts.
+// lean takes everything optional out of a settlement that found no room: a run that is not settled is made again, and
+// counts.
 func (g *Guard) lean(
 	ctx context.Context, l *lease, s dedupstore.Settlement, err error,
 ) (dedupstore.Settlement, error) {

@@ -5,9 +5,9 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// Partial is a result of Do for work of several parts, which may end with some of them done: a refund to two cards, of
-// which one is refused for now. It is stored as a success, so that no part is done again, and says to every caller what
-// remains. Whoever wants the rest calls Do again with the call that Rest returns, for those parts only:
+// Partial is a result of Do for work of several parts that may end with some of them undone, such as a refund to two
+// cards. It is stored as a success, so no part is done again, and every caller learns what remains. To do the rest,
+// call Do again with the call that Rest returns, for those parts only:
 //
 //	for todo := parts; ; {
 //		p, err := oncemill.Do(ctx, guard, call,
@@ -21,17 +21,17 @@ import (
 // It says what the run knew when it returned, and no more:
 //
 //   - A part remains if it certainly did not happen. If nobody can tell, return an error instead: the same key runs
-//     again, with the same Run.ID for each part. In the rest Run.ID is another one; Run{Key: call.Key}.ID(part) with
+//     again, with the same Run.ID for each part. In the rest Run.ID is another one. Run{Key: call.Key}.ID(part) with
 //     the first call's key is the same all along.
-//   - A run that did nothing returns an error too, or the rest of the rest never ends: one with a method Uncounted()
-//     bool, in RetryAfter, if it may take more than Policy.MaxAttempts runs until something can be done.
+//   - A run that did nothing returns an error too, or the rest of the rest never ends. If it may take more than
+//     Policy.MaxAttempts runs until something can be done, return an Uncounted error, in RetryAfter.
 //   - A run that dies recorded nothing. The next one starts with all parts of its key, or is parked, as the policy
 //     says.
-//   - Each call is remembered for Policy.Window from the end of its own run, the first one no longer because of the
-//     others. Whoever begins with the first call after that does all parts again. If the rest may take so long, keep
-//     the call that Rest returned, with its parts, and go on with that one.
-//   - All of it counts against Policy.MaxResultBytes. What is longer is ErrNoResult for later callers, who then do not
-//     get to know what remains.
+//   - Each call is remembered for Policy.Window from the end of its own run. The others do not prolong the first one,
+//     and a caller that begins with it after that does all parts again. If the rest may take so long, keep the call
+//     that Rest returned, with its parts, and go on with that one.
+//   - All of it counts against Policy.MaxResultBytes. A longer result is ErrNoResult for later callers, who then do not
+//     learn what remains.
 type Partial[T, P any] struct {
 	Done    T      `json:"done"`              // what the parts that were done ended in
 	Remains []P    `json:"remains,omitempty"` // the parts that were not done; empty: all were
@@ -41,9 +41,9 @@ type Partial[T, P any] struct {
 // Complete reports whether nothing remains.
 func (p Partial[T, P]) Complete() bool { return len(p.Remains) == 0 }
 
-// Rest returns the call for what remains of the given one, which ended in p: in its scope, under an ID that is derived
-// from its key. A stored outcome never changes, so all who continue it mean the same parts, and one of them runs.
-// Fingerprint and Rerun are of the old content and not taken along.
+// Rest returns the call for the parts that remain of the given one, which ended in p. It has the same scope and an ID
+// that is derived from the call's key. A stored outcome never changes, so all that continue it mean the same parts, and
+// one of them runs. Fingerprint and Rerun belong to the old content and are left out.
 func (p Partial[T, P]) Rest(call Call) Call {
 	k := call.Key
 	call.Key.ID = ids.Derive("oncemill/rest", k.Tenant, k.Group, k.Handler, k.ID)

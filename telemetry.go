@@ -15,8 +15,7 @@ import (
 )
 
 // Telemetry says where traces and metrics go. The zero value is ready to use. Only the API of OpenTelemetry is used:
-// without an SDK nothing is recorded, and it costs next to nothing. A program that sets global providers does so before
-// the first message.
+// without an SDK nothing is recorded, and it costs next to nothing. Set global providers before the first message.
 type Telemetry struct {
 	// TracerProvider makes tracers. Nil: the global one.
 	TracerProvider trace.TracerProvider
@@ -25,7 +24,7 @@ type Telemetry struct {
 	MeterProvider metric.MeterProvider
 
 	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is
-	// kept in records, too: think of that before baggage is part of it. Outboxes keep no baggage. Nil: the global one,
+	// kept in records too, so think twice before it writes baggage. Outboxes keep no baggage. Nil: the global one,
 	// which carries nothing unless the program has set another (otel.SetTextMapPropagator).
 	Propagator propagation.TextMapPropagator
 }

@@ -138,7 +138,7 @@ func TestTicket_ClaimAheadWhoseProcessDiesRunsAgain(t *testing.T) {
 	}
 }
 
-// What is not started gives its claim back, and the attempt with it.
+// A ticket that is not started gives its claim back, and the attempt with it.
 func TestTicket_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})

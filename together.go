@@ -13,28 +13,28 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// A BatchFunc does the work of several calls at once, which are named by their places in the batch. It returns an error
-// for each, in that order, which steers as that of a RunFunc does; nil: all have succeeded. Any other number of errors,
+// A BatchFunc does the work of several calls at once. Calls are their places in the batch. It returns an error for
+// each, in that order, which has the effect of a RunFunc's error. Nil: all have succeeded. Any other number of errors,
 // or a panic, says that the batch failed as a whole. RunsFromContext returns the runs. The context is cancelled with
 // cause ErrClaimLost when the claim of one of them is lost.
 type BatchFunc func(ctx context.Context, calls []int) []error
 
 // Joins reports whether the ticket, whose claim has been answered, may be attempted together with others. Over an inbox
-// none may: what is claimed there runs in a transaction of its own.
+// none may: each claimed ticket runs in a transaction of its own there.
 func (t *Ticket) Joins() bool {
 	return t.guard.inbox == nil && t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun &&
 		!t.TookOver()
 }
 
-// TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. It is
-// not to be attempted beside others: it would spend their attempts.
+// TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. Do not
+// attempt it beside others: it would spend their attempts.
 func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
 
-// AttemptTogether attempts tickets that join, each with the context of its delivery, in one call of fn, whose context
-// is made of ctx and ends when one of theirs does. It returns
-// those that have to be attempted by themselves, with Ticket.Attempt, because the batch failed as a whole, which has
-// cost no attempt; under a policy that parks there are none, since the effects of the batch may have happened. Done is
-// told how each of the others ended, as by Ticket.Attempt.
+// AttemptTogether attempts tickets that join in one call of fn, each with the context of its delivery. The context of
+// fn is made of ctx and ends when one of theirs does. Done is told how each ticket ended, as by Ticket.Attempt.
+//
+// If the batch failed as a whole, which costs no attempt, AttemptTogether returns the tickets to attempt one by one,
+// with Ticket.Attempt. Under a policy that parks it returns none, because the effects of the batch may have happened.
 func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts []context.Context, fn BatchFunc,
 	done func(i int, res Result, err error)) (alone []int) {
 	began := time.Now()
@@ -225,8 +225,7 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 	return slices.DeleteFunc(alone, func(i int) bool { return committed[i] })
 }
 
-// RunsFromContext returns the runs that a batch handler does the work of, in the order of its calls. It panics outside
-// of a run.
+// RunsFromContext returns the runs of a batch handler's calls, in their order. It panics outside of a run.
 func RunsFromContext(ctx context.Context) []Run {
 	if runs, ok := txctx.From[[]Run](ctx); ok {
 		return runs

@@ -99,7 +99,7 @@ type nilError struct{ text string }
 
 func (e *nilError) Error() string { return e.text }
 
-// Where started runs are parked, the effects of a batch may have happened: it is not repeated.
+// If the policy parks started runs, the effects of a batch may have happened: it is not repeated.
 func TestAttemptTogether_IrreversibleBatchesAreNotRepeated(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Irreversible())
@@ -171,8 +171,8 @@ func TestAttemptTogether_ANeighboursEndCostsNoAttempt(t *testing.T) {
 	})
 }
 
-// What a failure takes, such as the publishing of its dead letter, does not keep the outcomes beside it from the store:
-// the leases of the batch are not extended any more.
+// The work for a failure, such as publishing its dead letter, does not keep the outcomes beside it from the store. The
+// leases of the batch are not extended any more.
 func TestAttemptTogether_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

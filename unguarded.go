@@ -42,8 +42,8 @@ func unrecordedPublication(produced []dedupstore.Produced) *Publication {
 // works.
 const shadowPrefix = "~"
 
-// shadow runs every call and counts what a guard would have done. Whatever the store says or fails to say, the handler
-// runs once, with the caller's context, and its error is returned as it is.
+// shadow runs every call and counts what a guard would have done. Whatever happens at the store, the handler runs once,
+// with the caller's context, and its error is returned as it is.
 func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result, ran error) {
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler

@@ -8,14 +8,14 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A verdict is what becomes of a run that returned an error: it is released, or it is over, with an outcome.
+// A verdict says what becomes of a run that returned an error: it is released, or it is over, with an outcome.
 type verdict struct {
 	release *dedupstore.Release
 	outcome dedupstore.Outcome
 }
 
-// decide says what becomes of a run that returned an error, by the policy, by its claim, and by what the error says of
-// the run. Interrupted means that the run was cancelled, for a reason that is not its own.
+// decide says what becomes of a run that returned an error. It goes by the policy, the claim and the error. Interrupted
+// means that the run was cancelled for a reason outside of it.
 //
 //	the error says              | policy retakes                        | policy parks
 //	----------------------------|---------------------------------------|------------------------------
@@ -25,8 +25,8 @@ type verdict struct {
 //	NoEffect, or anything else  | released, due after the backoff       | unknown; with NoEffect, released
 //	  on the last attempt       | failed, exhausted                     | unknown; with NoEffect, failed, exhausted
 //
-// A handler that is always too slow for its broker must not run for ever: interruptions, and conflicts of an inbox, are
-// believed for as many runs as a key has attempts.
+// A handler that is always too slow for its broker must not run for ever. So interruptions, and conflicts of an inbox,
+// are believed for as many runs as a key has attempts.
 func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict {
 	_, permanent := mark[*PermanentError](err)
 	_, proof := mark[*noEffectError](err)

@@ -1,7 +1,7 @@
 package oncemill
 
-// A WaitLimit bounds how many calls wait at once, over all the calls that share it: a transport whose deliveries in
-// flight are limited keeps room for those that can run. It is safe for concurrent use. A nil *WaitLimit sets no bound.
+// A WaitLimit bounds how many calls wait at once, over all the calls that share it. With it a transport keeps room for
+// deliveries that can run. It is safe for concurrent use. A nil *WaitLimit sets no bound.
 type WaitLimit struct{ slots chan struct{} }
 
 // NewWaitLimit returns a bound of n calls. With zero or less none may wait.

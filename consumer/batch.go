@@ -11,19 +11,20 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A BatchHandler does the work for several deliveries at once, which are named by their places in what
-// Processor.ProcessTogether got. It returns an error for each, in that order, which steers as that of a Handler does;
-// nil: all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
+// A BatchHandler does the work for several deliveries at once. Which are their places in the slice that
+// Processor.ProcessTogether got. It returns an error for each, in that order, which has the effect of a Handler's
+// error. Nil: all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
 // oncemill.RunsFromContext returns the runs.
 type BatchHandler func(ctx context.Context, which []int) []error
 
-// ProcessTogether is Process for several deliveries with one call of a handler. Duplicates, and what has to wait, are
-// taken out before. All run in batches of one when the batch fails as a whole; that costs no attempt. Deliveries that
-// are not the first of their message, or whose claim finds an expired lease, are claimed and run one after the other: a
-// message that ends its process each time costs the others no attempt. ProcessTogether returns when the handler has,
-// and tells done what to do with each delivery, once, in a goroutine in which done must not wait for anything. What
-// runs alone does so in goroutines that run starts. Each delivery has a context; the handler's is made of ctx, and ends
-// when one of theirs does.
+// ProcessTogether is Process for several deliveries with one call of a handler. Each delivery has a context; the
+// handler's is made of ctx and ends when one of theirs does. ProcessTogether returns when the handler has. It tells
+// done what to do with each delivery, once, in a goroutine in which done must not wait for anything.
+//
+// Duplicates and deliveries that have to wait are taken out first. When the batch fails as a whole, all run in batches
+// of one, which costs no attempt. Deliveries that are not the first of their message, or whose claim finds an expired
+// lease, are claimed and run one after the other. So a message that ends its process each time costs the others no
+// attempt. Deliveries that run alone do so in goroutines that run starts.
 func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, of []context.Context,
 	handle BatchHandler, run func(work func()), done func(i int, d Decision)) {
 	tickets, contexts := p.claimTogether(deliveries, of)

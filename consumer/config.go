@@ -14,9 +14,10 @@ import (
 
 // Config configures a Processor. Group is required, everything else has a safe default.
 type Config struct {
-	// Group is the consumer group: all processes that share the work of one logical consumer. Required. Services that
-	// are each to handle a message need a Group each, whatever groups or durables they have at the broker: under one,
-	// with the same handler in one store, what one has handled is a duplicate to the others, and never runs there.
+	// Group is the consumer group: all processes that share the work of one logical consumer. Required. If several
+	// services must each handle a message, give each a Group of its own, whatever their groups or durables at the
+	// broker. Under one Group, with the same handler in one store, a message that one has handled is a duplicate to the
+	// others and never runs there.
 	Group string
 
 	// Tenant separates data that must not share message IDs. Empty: "default".
@@ -26,52 +27,52 @@ type Config struct {
 	Policy oncemill.Policy
 
 	// MaxWait is how long a delivery waits here for a busy key, a retry that is not due or a store that does not
-	// answer, before it goes back to the broker. It must be well below the broker's ack deadline, and it blocks what
-	// the adapter delivers one at a time. Zero: 10 s. NoWait: not at all.
+	// answer. Then it goes back to the broker. Keep it well below the broker's ack deadline. It blocks an adapter that
+	// delivers one message at a time. Zero: 10 s. NoWait: not at all.
 	MaxWait time.Duration
 
 	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then
-	// are they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is
-	// behind them, and the log says so.
+	// are they acknowledged. It must be synchronous. While it cannot publish, they come again and may hold up other
+	// messages, and the log says so.
 	//
-	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until
-	// somebody acts, and in a worker or over a Source: ended. Kafka passes over them; JetStream terminates them, and a
-	// work-queue stream deletes them with that. Only the log has them then, without their payload; records keep none
+	// Nil: messages get lost. They are rejected. Under Watermill's own adapters they are then delivered again until
+	// somebody acts. A worker or a Source ends them: Kafka passes over them; JetStream terminates them, and a
+	// work-queue stream also deletes them. Only the log has them then, without their payload, and records keep none
 	// either. Workers and the middleware warn of that when they start.
 	DeadLetters producer.Publisher
 
-	// DeadLetterTopic is where dead letters go. Set together with DeadLetters. Make the topic, or the stream that
-	// listens on it, first. It must not be among what this group consumes, nor among what any group consumes that is
-	// not meant to handle dead letters: to other handlers they are messages like any other, with IDs of their own.
+	// DeadLetterTopic is where dead letters go. Set it together with DeadLetters. Make the topic, or the stream that
+	// listens on it, first. This group must not consume it. Nobody else may who does not mean to handle dead letters:
+	// to other handlers they are new messages, with IDs of their own.
 	//
 	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is
-	// acknowledged, with an error in the log; a work-queue stream deletes it with that. One that comes from elsewhere
-	// than DeadLetterTopic, because somebody has sent it to its handler as it is, is published there again before, up
-	// to ten times. Rerun makes of a dead letter the message that its handler runs for. Who handles dead letters needs
-	// a Group or a Handler of its own: under the names of those who made them, and without DeadLetters, they are not
-	// handled, and come again.
+	// acknowledged, with an error in the log; a work-queue stream then deletes it. If somebody sent it to its handler
+	// as it is, from elsewhere than DeadLetterTopic, it is first published there again, up to ten times. Rerun turns a
+	// dead letter into a message that its handler runs for.
+	//
+	// To handle dead letters, use another Group or Handler. Under the names of their makers, and without DeadLetters,
+	// they are not handled and come again.
 	DeadLetterTopic string
 
-	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again:
-	// it is a mistake of the program's. Nil: producer.DefaultExtractors().
+	// Extractors find the message ID, in this order. If one panics for a message, or Fingerprint does, the message
+	// comes again: the program has a mistake. Nil: producer.DefaultExtractors().
 	Extractors []producer.Extractor
 
-	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do
-	// not say it themselves (Delivery.System): those of Watermill's own adapters. Empty: "unknown".
+	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does. It is for deliveries
+	// that do not name it (Delivery.System), such as those of Watermill's own adapters. Empty: "unknown".
 	System string
 
 	// Trace says how the span of a delivery belongs to the trace of its message. Zero: TraceParent, which shows a
-	// message as one trace; TraceLink suits those who read long streams or batches. Where traces go is in
-	// Policy.Telemetry.
+	// message as one trace. TraceLink suits long streams and batches. Policy.Telemetry says where traces go.
 	Trace TraceMode
 
 	// Fingerprint identifies the content, so that a reused ID is noticed. Nil: the SHA-256 of the payload.
 	Fingerprint producer.Fingerprinter
 }
 
-// NoWait is the Config.MaxWait that sends busy deliveries back to the broker at once. In a Router over an adapter to
-// which the delay cannot be told, which would deliver them again and again without a pause, it is after
-// Policy.Backoff.Min, at most, and no later than 10 s.
+// NoWait is the Config.MaxWait that sends busy deliveries back to the broker at once. Some Router adapters cannot be
+// told the delay, and would deliver them again and again without a pause. There they go back after Policy.Backoff.Min,
+// at most 10 s.
 const NoWait time.Duration = -1
 
 // usualWait is the Config.MaxWait that stands for none.
@@ -132,8 +133,8 @@ func (c Config) validate() error {
 	return nil
 }
 
-// HandlerProblem returns what is wrong with a name for a handler, see Delivery.Handler, or "": for workers, which look
-// at theirs when they are made.
+// HandlerProblem returns what is wrong with a name for a handler (Delivery.Handler), or "". Workers check theirs with
+// it when they are made.
 func HandlerProblem(name string) string {
 	switch {
 	case name == "":

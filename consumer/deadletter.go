@@ -25,8 +25,9 @@ const (
 	outcomeRejected = "rejected" // no usable ID
 )
 
-// headerGaveUp names who gave a message up, and the dead letters that it was before: a token for each, joined by
-// commas. HeaderHandler is for people: it holds the last one alone, and names with slashes are ambiguous in it.
+// headerGaveUp names the handlers that gave a message up, also those of the dead letters that it was before: a token
+// for each, joined by commas. HeaderHandler is for people. It holds only the last one, and names with slashes are
+// ambiguous in it.
 const headerGaveUp = "oncemill-gave-up"
 
 func (p *Processor) token(handler string) string {
@@ -42,14 +43,14 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 	return d.Header.Get(producer.HeaderHandler) == p.scope(d.Handler)
 }
 
-// mostReturns is how often a dead letter goes back to DeadLetterTopic: as often as an operator may try to send it to
-// its handler, and not without end, for what is delivered by a pattern comes from there, too.
+// mostReturns is how often a dead letter goes back to DeadLetterTopic. An operator may try to send it to its handler
+// that often. It needs an end, because what is delivered by a pattern may come from there too.
 const mostReturns = 10
 
 // ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic,
-// somebody has sent it as it is, and need not have it any more: it goes back there before it is acknowledged. Without
-// DeadLetters it cannot go back, and is not of this Processor's making: whoever handles dead letters under the names of
-// those who made them keeps them.
+// somebody has sent it as it is and may not have it any more. So it goes back there before it is acknowledged. Without
+// DeadLetters it cannot go back. This Processor did not make it then, and another handler of dead letters with the same
+// names keeps it.
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) Decision {
 	id, original := d.Header.Get(producer.HeaderID), d.Header.Get(producer.HeaderOriginalID)
 	if p.config.DeadLetters == nil {
@@ -104,7 +105,7 @@ func (p *Processor) scope(handler string) string {
 	return p.config.Tenant + "/" + p.config.Group + "/" + handler
 }
 
-// deadLetter makes the dead letter of a failure. Whoever makes it for the same failure makes the same ID.
+// deadLetter makes the dead letter of a failure. Every call for the same failure makes the same ID.
 func (p *Processor) deadLetter(
 	d Delivery, key dedupstore.Key, o dedupstore.Outcome, attempt int, fence uint64,
 ) dedupstore.Produced {
@@ -172,8 +173,8 @@ func copyHeader(name string) bool {
 	return headers.Order(name)
 }
 
-// buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
-// publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
+// buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged. It is the
+// publish step of the outcome, or it is missing because the failure was stored when there was no dead-letter topic yet.
 func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
 	res, failure := decision.Result, decision.Err
 	topic := p.config.DeadLetterTopic

@@ -188,7 +188,7 @@ func TestProcess_OwnDeadLetterThatTwoHandlersSendBackIsNoDuplicateToJetStream(t 
 	})
 }
 
-// Who handles dead letters as the group and handler that made them would lose them all by acknowledging.
+// A handler of dead letters under the group and handler that made them would lose them all by acknowledging.
 func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
@@ -234,7 +234,7 @@ func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T)
 	})
 }
 
-// A dead letter that is stored keeps its topic, of which the log speaks.
+// A stored dead letter keeps its topic, which the log names.
 func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		l, store := &letters{fail: errors.New("no stream listens")}, newStore(t)
@@ -403,7 +403,7 @@ func (silent) Publish(ctx context.Context, _ ...producer.Message) error {
 	return context.Cause(ctx)
 }
 
-// Whoever handles dead letters would take the second for a duplicate, as a JetStream stream would.
+// A handler of dead letters would take the second for a duplicate, as a JetStream stream would.
 func TestProcess_MessagesWithoutAnIDHaveDeadLettersOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	var l letters

@@ -18,15 +18,15 @@ type Delivery struct {
 	// Topic is where it came from. It stands in dead letters and errors.
 	Topic string
 
-	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty:
-	// Topic.
+	// Origin is the namespace, such as a stream, within which Position is unique, and so is an ID without a namespace
+	// of its own. Empty: Topic.
 	Origin string
 
 	// System names the messaging system in telemetry, such as "nats" or "kafka" (OpenTelemetry's messaging.system).
 	// Empty: what Config.System says.
 	System string
 
-	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
+	// Header travels beside the payload. Process does not change it, and you must not while Process runs.
 	Header producer.Header
 
 	// UUID is a Watermill message's UUID; empty elsewhere.
@@ -36,14 +36,14 @@ type Delivery struct {
 	// producer.ExtractPosition, and tells dead letters of messages without an ID apart. May be empty.
 	Position string
 
-	// Count is which delivery of the message this is, from 1: as the broker counts, and its source, when that offers
-	// one again by itself. Zero: nobody counts.
+	// Count says how often the message has been delivered, from 1. The broker counts, and so does its source when it
+	// offers a message again. Zero: nobody counts.
 	Count int
 
 	// WaitLimit bounds how many deliveries of its source wait in Process at once, see Config.MaxWait. Nil: no bound.
 	WaitLimit *oncemill.WaitLimit
 
-	// Message is what was delivered, where that has an identity, such as a pointer: a delivery of the same Message with
+	// Message is the delivered message, if it has an identity, such as a pointer. A delivery of the same Message with
 	// the same key, under the context of a handler, means that the handler is guarded twice. It must be comparable.
 	// Nil: the key alone tells.
 	Message any
@@ -52,14 +52,14 @@ type Delivery struct {
 	Payload []byte
 }
 
-// A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. It publishes
-// nothing by returning; messages that it publishes itself take their IDs from oncemill.FromContext(ctx).ID.
+// A Handler does the work for one message. Its error decides what happens next: see oncemill.RunFunc. It has no
+// outputs; if it publishes messages itself, give them IDs by oncemill.FromContext(ctx).ID.
 type Handler func(ctx context.Context) error
 
 // Action is what to do with a delivery.
 type Action string
 
-// What to do with a delivery.
+// The values of Action.
 const (
 	// Ack: there is an outcome, and everything it produced is published.
 	Ack Action = "ack"
@@ -67,8 +67,8 @@ const (
 	// RetryLater: deliver again after Decision.Delay; never a bare nak.
 	RetryLater Action = "retry"
 
-	// Reject: the broker should not deliver it again, and nobody has it as a dead letter: terminate it where the
-	// broker can, and tell somebody.
+	// Reject: the broker should not deliver it again, and no dead letter has it. Terminate it where the broker can, and
+	// tell somebody.
 	Reject Action = "reject"
 
 	// Leave: neither ack nor nak. Another owner has the key and will settle the message.
@@ -80,9 +80,9 @@ type Decision struct {
 	Action Action
 	Delay  time.Duration // for RetryLater: not before
 
-	// Keep, for RetryLater: the record has nothing to do with it, because the store does not answer or the guard is not
-	// set up right. A transport keeps such a delivery and offers it again itself: giving it back would use up the
-	// deliveries that the broker allows, and bring it back to the same trouble.
+	// Keep, for RetryLater: the record is not the reason. The store does not answer, or the guard is not set up right.
+	// A transport keeps such a delivery and offers it again. Giving it back would use up deliveries that the broker
+	// allows and bring it back to the same trouble.
 	Keep bool
 
 	// ID is the message ID under which the delivery was guarded. Empty: none was found, or it cannot be used.

@@ -23,8 +23,8 @@ func (e *MissingIDError) Error() string {
 // Unwrap returns what is wrong with the ID.
 func (e *MissingIDError) Unwrap() error { return e.Err }
 
-// ContentError says that a message has an ID, but that something else in it cannot be read: its rerun header, or a
-// payload that cannot be fingerprinted as configured.
+// ContentError says that a message has an ID, but something else in it cannot be read: its rerun header, or its payload
+// for the configured fingerprint.
 type ContentError struct {
 	Topic string
 	ID    string

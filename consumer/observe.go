@@ -53,8 +53,8 @@ func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 	return telemetry.UnknownCause
 }
 
-// failureOf says what of a decision is an error. Duplicates are none, of failures too, nor are deliveries that came too
-// early, or that a shutdown interrupted.
+// failureOf says whether a decision is an error, and which. Duplicates are none, of failures too. Deliveries that came
+// too early, or that a shutdown interrupted, are none either.
 func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, error) {
 	err := decision.Err
 	switch e := err.(type) { //nolint:errorlint // the guard's own error

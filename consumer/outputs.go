@@ -19,16 +19,17 @@ import (
 type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 
 // ProcessOutputs is Process for a handler with outputs. It stores them with the outcome, under IDs that follow from the
-// consumed message, and leaves it to the caller to publish them: a decision to Ack whose Result has a Publication means
-// that Publication.Messages must be published before the delivery is acknowledged. They may be those of an earlier run.
-// Say Publication.Done when the broker has them, and Abandon when they could not be published; a caller that hears of
-// that only by an ack or a nack leaves both to Watch. No other decision has a Publication. In shadow mode, and where
-// the policy bypasses the guard, Result.Bypassed is set: nothing is stored or stamped, and what the handler has
-// returned is the caller's to publish.
+// consumed message, and the caller publishes them. If a decision to Ack has a Publication in its Result, publish
+// Publication.Messages before you acknowledge the delivery. They may be those of an earlier run. Call Publication.Done
+// when the broker has them, and Abandon when they could not be published. A caller that learns this only from an ack or
+// a nack leaves both to Watch. No other decision has a Publication.
+//
+// In shadow mode, and where the policy bypasses the guard, Result.Bypassed is set. Nothing is stored or stamped then,
+// and the caller publishes what the handler returned.
 //
 // An output's ID follows from the consumed message's key, the topic, and the output's name (header oncemill-name) or
-// else its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or
-// another output's: a header that was copied along must not make two messages one.
+// else its place among the outputs. An ID that the handler set is kept, unless it is the consumed message's or another
+// output's. Otherwise a copied header would make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
 	t, ctx := p.ticket(ctx, d)
 	return t.run(ctx, handle)

@@ -101,7 +101,7 @@ func TestWatch_RecordsWhatAnAckOrANackSays(t *testing.T) {
 	}
 }
 
-// What nobody records is the caller's to publish as the handler left it.
+// Outputs that nobody records are the caller's to publish as the handler left them.
 func TestProcessOutputs_WithoutARecordNothingIsStored(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for name, c := range map[string]struct {

@@ -57,8 +57,8 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	}, nil
 }
 
-// Check asks the store to look at its server, see oncemill.Guard.Check, and then Config.DeadLetters at DeadLetterTopic,
-// if it has a method Check(ctx, topic) error, as a publisher may. Call it at start-up to fail early.
+// Check asks the store to look at its server: see oncemill.Guard.Check. If Config.DeadLetters has a method Check(ctx,
+// topic) error, as a publisher may, Check calls it with DeadLetterTopic. Call it at start-up to fail early.
 func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := p.guard.Check(ctx)
 	if err != nil {
@@ -92,14 +92,14 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 	return p.config.DeadLetters, p.config.DeadLetterTopic
 }
 
-// Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
+// Process guards one delivery to a handler, and returns what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
 	t, ctx := p.ticket(ctx, d)
 	return t.run(ctx, handle)
 }
 
-// errGivenBack is why a delivery is not processed that was claimed.
+// errGivenBack is the error of a delivery that was claimed and not processed.
 var errGivenBack = errors.New("consumer: the delivery was given back before it was processed")
 
 // guardedTwice refuses a delivery whose handler is being guarded already.
@@ -118,8 +118,8 @@ var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which o
 
 type insideKey struct{}
 
-// insideOf returns the ticket in whose guard a context is, or nil. A context may outlive its delivery, by way of
-// brokers that keep contexts, so that the key alone does not tell that a handler is guarded twice.
+// insideOf returns the ticket in whose guard a context is, or nil. A broker that keeps contexts may let one outlive its
+// delivery. So the key alone does not show that a handler is guarded twice.
 func insideOf(ctx context.Context) *Ticket {
 	t, _ := ctx.Value(insideKey{}).(*Ticket)
 	return t
@@ -136,8 +136,7 @@ type identified struct {
 	err    error           // why it cannot be guarded
 }
 
-// A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a
-// payload.
+// A panicError is a panic of a user's function other than the handler. Its text leaves out what may be a payload.
 type panicError struct {
 	value any
 	stack []byte
@@ -280,11 +279,11 @@ func shadowed(res oncemill.Result, err error) Decision {
 	return Decision{Action: Ack, Result: res}
 }
 
-// mismatched is decide's word for a delivery that is to be dead-lettered as it is.
+// mismatched is decide's result for a delivery that must be dead-lettered as it is.
 const mismatched Action = "mismatch"
 
-// decide turns how a guarded run ended into what to do with the delivery. Only an outcome is acknowledged. It looks at
-// the guard's own error, not at what that wraps: a handler's error may hold errors of guards that the handler used.
+// decide makes a decision of how a guarded run ended. Only an outcome is acknowledged. It looks at the guard's own
+// error, not at errors inside: a handler's error may hold errors of guards that the handler used.
 func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
@@ -312,7 +311,7 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: unanswered, Err: err}
 }
 
-// unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
+// unguardable is the decision for a delivery that cannot be guarded because the program is set up wrongly.
 func (p *Processor) unguardable(d *Delivery, err error) Decision {
 	p.log.Error("oncemill: message cannot be guarded with this setup: it is kept, and comes again",
 		"from", d.Topic, "position", d.Position, "error", err)

@@ -13,45 +13,42 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Rerun makes of a dead letter the message that asks for its rerun: publish it, synchronously, and only then delete or
-// acknowledge the dead letter. Of the dead letter it needs Header and Payload as the broker has them, and Key where the
-// broker keeps that apart, as Kafka does. It changes nothing, and the payload is shared.
+// Rerun turns a dead letter into the message that asks for its rerun. Publish that message synchronously, and only then
+// delete or acknowledge the dead letter. Pass the dead letter's Header and Payload as the broker has them, and its Key
+// where the broker keeps that apart, as Kafka does. Rerun changes nothing and shares the payload.
 //
 // The message has the ID, topic, key, header and payload of the one that failed, and names the fence of the failure.
-// The consumer's record then begins anew: the handler gets its attempts again, under the same key and with the same
-// Run.ID. That happens once for each dead letter, however often the message is published or delivered, and not if the
-// message has succeeded meanwhile. A rerun that fails ends in a dead letter of its own, which can be run again. The
-// message is marked as a replay, as it would else be a duplicate for JetStream.
+// The consumer's record begins anew: the handler gets its attempts again, under the same key and with the same Run.ID.
+// That happens once for each dead letter, however often the message is published or delivered, and not if the message
+// has succeeded meanwhile. A rerun that fails ends in a dead letter of its own, which can be run again. The message is
+// marked as a replay; otherwise JetStream would take it for a duplicate.
 //
-// An outcome that is unknown ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then
-// happen TWICE: nobody knows whether it has happened. Find that out before, for each one; do not call Rerun for
-// whatever lies in the topic. The same holds, outside of an inbox, for failures: a run may have made its effect before
-// it erred or died, also one before the run in which the handler refused the message. docs/operations.md, "Running a
-// dead letter again", says how, and what to do if it has happened.
+// An unknown outcome ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then happen
+// TWICE, because nobody knows whether it has happened. Find that out first, for each one. Do not call Rerun for
+// everything in the topic. Outside of an inbox the same holds for failures. The last run, or an earlier one, may have
+// made its effect before it erred or died. See "Running a dead letter again" in docs/operations.md.
 //
-// Header oncemill-reruns counts the reruns of a message, and its dead letters carry it: Rerun refuses after ten, so
-// that a program that sends each dead letter back, which fails again, comes to an end. To go on all the same, delete
-// that header from the dead letter.
+// Header oncemill-reruns counts the reruns of a message, and its dead letters carry it. Rerun refuses after ten, so
+// that a program that sends every dead letter back comes to an end. To go on, delete that header from the dead letter.
 //
-// It does what it says if
+// A rerun works only if
 //
-//   - the failure is still remembered (Policy.FailureWindow). Later a rerun is a first run, even if an earlier one has
-//     succeeded and that is forgotten, too;
-//   - the payload stays as it is: another one is a mismatch;
+//   - the failure is still remembered (Policy.FailureWindow). Later a rerun is a first run, even if an earlier one
+//     succeeded and that is forgotten too;
+//   - the payload is unchanged: another one is a mismatch;
 //   - the message reaches the same tenant, group and handler. Where a Router subscribes to a pattern, or to a name that
-//     a source gives a meaning, that stands in Topic: set it to a subject that leads there;
+//     a source gives a meaning, Topic holds that: set it to a subject that leads there;
 //   - the consumer finds IDs in the header oncemill-id first, as it does unless Config.Extractors says otherwise. An
-//     extractor that finds another one makes it another message.
+//     extractor that finds another ID makes it another message.
 //
-// Every group that consumes the topic gets it. Those that have the message's outcome answer as to any duplicate.
+// Every group that consumes the topic gets the message. Those that have its outcome treat it as any duplicate.
 //
-// The message's topic, ID, key and header are what the dead letter says. Whoever may write to the topic of the dead
-// letters chooses with them what is published, with the rights of who publishes it: look at Topic where you do not
-// trust all of them.
+// The message's topic, ID, key and header are those of the dead letter. So anybody who may write to the dead-letter
+// topic chooses what you publish, with your rights. If you do not trust all of them, look at Topic.
 //
-// The error names the header and what to do instead: what is no dead letter, what was never recorded (no usable ID,
-// content that cannot be read, other content under a known ID, or a run without an ID under MissingIDBypass), and what
-// is incomplete cannot be run again.
+// The error names the header and what to do instead. These cannot be run again: a message that is no dead letter, an
+// incomplete one, and one that was never recorded. Never recorded means no usable ID, content that cannot be read,
+// other content under a known ID, or a run without an ID under MissingIDBypass.
 func Rerun(dead producer.Message) (producer.Message, error) {
 	m, err := rerun(dead)
 	if err != nil {
@@ -93,7 +90,8 @@ func rerun(dead producer.Message) (producer.Message, error) {
 	return m, nil
 }
 
-// rerunsOf returns how often the message of a dead letter has been run again, unless that is as often as it may.
+// rerunsOf returns how often the message of a dead letter has been run again. It returns an error if it may not be run
+// again.
 func rerunsOf(dead producer.Header) (int, error) {
 	text := dead.Get(producer.HeaderReruns)
 	if text == "" {

@@ -239,7 +239,7 @@ func TestRerun_IsADuplicateForOtherGroups(t *testing.T) {
 	})
 }
 
-// Whatever the ID was found in, the rerun has it where every consumer looks first.
+// Wherever the ID was found, the rerun has it where every consumer looks first.
 func TestRerun_KeepsTheIDWhereverItWasFound(t *testing.T) {
 	for name, in := range map[string]consumer.Delivery{
 		"nats":            {Header: producer.Header{"Nats-Msg-Id": "n1"}},
@@ -320,7 +320,7 @@ func TestRerun_HeaderIsThatOfTheMessage(t *testing.T) {
 	})
 }
 
-// Where the broker has a place for the key, the dead letter's is that of the message.
+// If the broker has a place for the key, the dead letter has the key of the message there.
 func TestRerun_KeyThatTheBrokerKeepsApart(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		d := newDesk(t, consumer.Config{})
@@ -437,7 +437,7 @@ func TestRerun_RefusesWhatCannotRunAgainAndSaysWhy(t *testing.T) {
 	})
 }
 
-// Who sends a message without an ID must not choose which record a rerun of its dead letter takes for its own.
+// The sender of a message without an ID must not choose which record a rerun of its dead letter uses.
 func TestRerun_RefusesWhatASenderWithoutAnIDSaysOfARecord(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters

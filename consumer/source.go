@@ -2,28 +2,28 @@ package consumer
 
 import "context"
 
-// A Source is what a broker delivers, with everything that the broker can do with a delivery. Transports have them:
-// natsjs.NewSource, franz.NewSource. It names no handler: Delivery.Handler is for handle to fill in.
+// A Source hands out the deliveries of a broker, and carries out everything that the broker can do with one.
+// natsjs.NewSource and franz.NewSource make them. It names no handler: handle fills in Delivery.Handler.
 type Source interface {
-	// Processor returns what the source was made with. Its deliveries are to be guarded by it.
+	// Processor returns what the source was made with. It must guard the source's deliveries.
 	Processor() *Processor
 
-	// Check looks at a topic and at how it is to be consumed, and returns an error that says what to set if that cannot
-	// work. It changes nothing.
+	// Check looks at a topic and at how it would be consumed. If that cannot work, it returns an error that says what
+	// to set. It changes nothing.
 	Check(ctx context.Context, topic string) error
 
 	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
-	// decision out: it acknowledges, has the message delivered again not before the delay, ends it,
-	// or leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which
-	// may change it: what is handed over again gets a new one.
+	// decision out. It acknowledges a message, has it delivered again not before the delay, ends it, or leaves it
+	// alone. Run may be called for several topics at once. Each delivery's Header belongs to handle, which may change
+	// it: a message that is handed over again gets a new one.
 	//
-	// The end of ctx begins the drain: nothing new is handed over, what handle is at goes on, its decisions reach the
-	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets
-	// ends only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot
-	// go on, by itself, with the same guarantees.
+	// The end of ctx begins the drain. Nothing new is handed over. Calls of handle go on, and their decisions reach the
+	// broker. Everything else, and what comes back as RetryLater, is given back. The context of handle ends only if
+	// that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot go on with the
+	// same guarantees.
 	Run(ctx context.Context, topic string, handle SourceHandler) error
 }
 
-// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither of them may wait: a
-// source calls the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
+// A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither may wait: a source calls
+// the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
 type SourceHandler func(ctx context.Context, d Delivery, done func(Decision))

@@ -13,8 +13,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time, and has to be processed or
-// given back.
+// A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time. Process it or give it back.
 type Ticket struct {
 	processor *Processor
 	delivery  Delivery
@@ -25,10 +24,10 @@ type Ticket struct {
 	over      bool                  // its span has ended
 }
 
-// Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
-// calls ready when there is an answer, with the delivery's span in the context: in a goroutine that asks for further
-// ones afterwards, so that ready must not wait for anything. The ticket is to be processed at once, in this context or
-// one made of it: a crash uses up an attempt of what was claimed.
+// Claim reads a delivery and asks for its key, together with others that are asked for at this time. It calls ready
+// when there is an answer, with the delivery's span in the context. Ready runs in a goroutine that makes further
+// claims, so it must not wait for anything. Process the ticket at once, in this context or one made of it: a crash uses
+// up an attempt of what was claimed.
 func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(context.Context, *Ticket)) {
 	t, ctx := p.ticket(ctx, d)
 	if t.guarded == nil {
@@ -38,8 +37,8 @@ func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(context.Co
 	t.guarded.Claim(ctx, func() { ready(ctx, t) })
 }
 
-// Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
-// its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
+// Start is Process, but it does not wait. The delivery is claimed together with others, its handler runs in a goroutine
+// of its own, and its outcome is stored together with others. Start tells done what to do with the delivery, once, in a
 // goroutine in which done must not wait for anything.
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
 	p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
@@ -47,7 +46,8 @@ func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done 
 	})
 }
 
-// Blocking makes a SourceHandler of a function that returns its decision: it is called in a goroutine of its own.
+// Blocking makes a SourceHandler from a function that returns its decision. The function is called in a goroutine of
+// its own.
 func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) SourceHandler {
 	return func(ctx context.Context, d Delivery, done func(Decision)) {
 		p.running.Go(func() {
@@ -64,8 +64,8 @@ func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) So
 	}
 }
 
-// unreturned is what to do with a delivery whose processing has panicked, or else ended its goroutine. The panic is not
-// the handler's: those the guard turns into errors.
+// unreturned is the decision for a delivery whose processing has panicked or ended its goroutine. The panic is not the
+// handler's: the guard turns those into errors.
 func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision {
 	where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
 	if v == nil {
@@ -81,10 +81,9 @@ func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision
 
 var errGoexit = errors.New("consumer: the handler ended its goroutine")
 
-// Process is Processor.Process for the ticket. It tells done what to do with the
-// delivery, once. A success is handed over, to be stored with those of others, and Process returns true: then done is
-// called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
-// been called.
+// Process is Processor.Process for the ticket. It tells done what to do with the delivery, once. If it returns false,
+// done has been called. If it returns true, a success is being stored together with others. Then done is called when it
+// is stored or lost, in another goroutine, and must not wait for anything.
 func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
 	return t.start(ctx, handle, done)
 }
@@ -94,7 +93,7 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
-// GiveBack gives back what was claimed for a ticket that is not processed.
+// GiveBack gives the claim of a ticket back that is not processed.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	if t.guarded != nil {
 		t.guarded.GiveBack(ctx)
@@ -191,7 +190,7 @@ func (t *Ticket) known(ctx context.Context, do work) (Decision, bool) {
 	return Decision{}, false
 }
 
-// within is the context for the guard: a handler that is guarded twice is known by it.
+// within is the context for the guard. It shows when a handler is guarded twice.
 func (t *Ticket) within(ctx context.Context) context.Context {
 	if t.processor.policy.Shadow { // which guards nothing
 		return ctx
@@ -219,7 +218,8 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	return decision
 }
 
-// said says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
+// said logs at level debug what becomes of a delivery. For an attempt that fails and is tried again it is the only
+// line.
 func (t *Ticket) said(ctx context.Context, d Decision) Decision {
 	if d.Action != Ack {
 		t.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),

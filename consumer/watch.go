@@ -8,17 +8,17 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// errClosed refuses to publish outputs whose publication nobody would record.
+// errClosed refuses to publish outputs after Close, when nobody would record the publication.
 var errClosed = errors.New("consumer: Processor is closed")
 
-// longestPublish bounds how long outputs may take to be published before they are given up to a redelivery. It is met
-// only by a message that is never settled, such as one that somebody swapped for a copy.
+// longestPublish bounds how long outputs may take to be published; then a redelivery publishes them. Only a message
+// that is never settled takes so long, such as one that somebody swapped for a copy.
 const longestPublish = 15 * time.Minute
 
-// Watch keeps a publication's claim until acked is closed, which says that its messages are published, and records
-// that. When nacked is closed it gives them up to a redelivery. It is for callers of ProcessOutputs that hand the
-// messages on, and returns at once. It returns an error, and gives them up, if the Processor is closed: hand nothing on
-// then.
+// Watch keeps a publication's claim until acked is closed, which says that its messages are published, and then records
+// that. When nacked is closed it gives them up to a redelivery. It returns at once. Use it in callers of ProcessOutputs
+// that hand the messages on. It returns an error, and gives the messages up, if the Processor is closed: hand nothing
+// on then.
 func (p *Processor) Watch(ctx context.Context, d Delivery, publication *oncemill.Publication,
 	acked, nacked <-chan struct{}) error {
 	p.mu.Lock()
@@ -63,9 +63,9 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 }
 
 // Close waits until it is recorded that the outputs of all deliveries are published. Call it when their transport has
-// stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, it gives the rest
-// up, to be published by redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be
-// published are refused. It also notes the duplicates that were counted last.
+// stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, Close gives the
+// rest up, to be published by redeliveries, and returns the context's error. Afterwards deliveries with outputs to
+// publish are refused. Close also notes the duplicates that were counted last.
 func (p *Processor) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true

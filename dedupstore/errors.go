@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// ErrClaimLost says that a claim does not hold any more: another owner took over, or the record is gone. Who gets it
-// must not acknowledge the message on the strength of its own run.
+// ErrClaimLost says that a claim does not hold any more: another owner took over, or the record is gone. Do not
+// acknowledge the message because of your own run.
 var ErrClaimLost = errors.New("dedupstore: claim lost")
 
 // ErrFull says that a bounded store has no room for a new key. The store has forgotten nothing to make room, and known
@@ -15,9 +15,9 @@ var ErrClaimLost = errors.New("dedupstore: claim lost")
 // a smaller settlement may find room.
 var ErrFull = errors.New("dedupstore: store is full")
 
-// ErrNotDurable says that a claim was granted, but not made as durable as the store is told to make claims, and was
-// given back: nobody may run on it. Its owner counts as one that has settled: ask again as another. It says nothing of
-// other keys.
+// ErrNotDurable says that a claim was granted, but not made as durable as the store should make claims. The store gave
+// it back, and nobody may run on it. Its owner counts as one that has settled, so ask again as another owner. The error
+// says nothing about other keys.
 var ErrNotDurable = errors.New("dedupstore: claim is not durable")
 
 // InvalidError says which argument, field of a config or policy, or part of a message is wrong. Nothing was done;
@@ -47,9 +47,9 @@ func (e *RecordError) Error() string {
 	return fmt.Sprintf("dedupstore: record %q: %s", e.Key, e.Problem)
 }
 
-// SetupError says why a server, table, stream or topic cannot serve as it is: it is missing, too old, has a setting
-// that does not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is
-// useless until somebody acts as it says.
+// SetupError says why a server, table, stream or topic cannot serve. It is missing, too old, has a setting that does
+// not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is useless until
+// somebody acts as it says.
 type SetupError struct {
 	Package string // whose requirement it is, such as "pgstore"
 	Subject string // such as `table "oncemill_dedup"`
@@ -65,5 +65,5 @@ func (e *SetupError) Error() string {
 	return s
 }
 
-// Unwrap returns what the server said.
+// Unwrap returns the server's error, if there is one.
 func (e *SetupError) Unwrap() error { return e.Err }

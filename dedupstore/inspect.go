@@ -13,8 +13,8 @@ import (
 type Inspector interface {
 	Store
 
-	// Look returns the records of keys, in their order. A key without a record has one whose State is Absent. It
-	// changes nothing, and may be a little behind: what it says decides nothing.
+	// Look returns the records of keys, in their order. For a key without a record the State is Absent. It changes
+	// nothing and may be a little behind, so decide nothing by it.
 	Look(ctx context.Context, keys []Key) ([]Record, error)
 
 	// List returns the records that a filter lets through, page by page: after is empty for the first page, then the
@@ -31,7 +31,7 @@ type Inspector interface {
 	Change(ctx context.Context, seen Record, c Change) error
 
 	// NoteDuplicates counts duplicates beside the records of their keys. It is best effort: a lost reply or a crash may
-	// leave some out or count them twice, and of a key without a record nothing need be kept.
+	// leave some out or count them twice. For a key without a record a store may keep nothing.
 	NoteDuplicates(ctx context.Context, duplicates []Duplicates) error
 }
 
@@ -170,7 +170,7 @@ func (c Complete) validate() error {
 // MaxHistory is how many attempts before the last one a record keeps.
 const MaxHistory = 4
 
-// A Record is what a store knows of a key. Times are by the store's clock, as far as it is known; zero: not known.
+// A Record is a store's knowledge of a key. Times are by the store's clock, as far as it is known; zero: not known.
 type Record struct {
 	Key      Key
 	State    State
@@ -192,8 +192,8 @@ type Record struct {
 	// History has the attempts before the last one, oldest first, at most MaxHistory.
 	History []Attempt
 
-	// Outcome is what the processing ended in. Of a Retryable record it has the Reason of the release only. What is
-	// still to be published has no headers and payloads here.
+	// Outcome is the result of the processing. A Retryable record has only the Reason of its release here. Messages
+	// that are still to be published come without headers and payloads.
 	Outcome Outcome
 
 	Duplicates    int       // how many came for the outcome, as far as they were noted

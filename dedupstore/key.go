@@ -13,7 +13,7 @@ const (
 	MaxID        = 512 // message ID
 )
 
-// Key says who deduplicates what: the scope (tenant, group and handler, all three, always) and the message ID. Two
+// Key says who deduplicates (the scope: tenant, group and handler, always all three) and what (the message ID). Two
 // different keys never share a record. The names are data: a renamed group or handler knows nothing of what it did
 // under the old name, and runs again.
 type Key struct {
@@ -68,9 +68,9 @@ func printable(s string) bool {
 	return true
 }
 
-// String encodes the key as tenant:group:handler:ID. The encoding is injective: bytes other than ASCII letters, digits
-// and "-._~@+=,/" are written as %XX, so that neither a colon in an ID nor the braces of a Redis hash tag can make two
-// keys equal. It is the name under which stores keep the record.
+// String encodes the key as tenant:group:handler:ID. Stores keep the record under this name. Bytes other than ASCII
+// letters, digits and "-._~@+=,/" are written as %XX. So two different keys never have the same name, whatever colons
+// or braces are in an ID.
 func (k Key) String() string {
 	return string(k.Append(make([]byte, 0, len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID)+3)))
 }
@@ -89,7 +89,7 @@ func (k Key) Append(b []byte) []byte {
 	return b
 }
 
-// ParseKey reads what [Key.String] wrote. It accepts that one spelling only.
+// ParseKey reads the text that [Key.String] wrote. It accepts that one spelling only.
 func ParseKey(s string) (Key, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != 4 {
@@ -121,7 +121,7 @@ var plain = func() (is [256]bool) {
 func isPlain(c byte) bool { return plain[c] }
 
 func escape(b []byte, s string) []byte {
-	from := 0 // what is to be copied as it is
+	from := 0 // the beginning of what is copied as it is
 	for i := range len(s) {
 		if c := s[i]; !isPlain(c) {
 			b = append(append(b, s[from:i]...), '%', hexDigits[c>>4], hexDigits[c&15])

@@ -10,7 +10,7 @@ const (
 	Unknown   Kind = "unknown" // parked: it may or may not have happened, and must not be tried again
 )
 
-// An Outcome is what processing a message ended in, failures included. Every duplicate gets it.
+// An Outcome is the result of processing a message, failures included. Every duplicate gets it.
 type Outcome struct {
 	Kind Kind
 
@@ -55,8 +55,8 @@ func Stubs(produced []Produced) []Produced {
 	return stubs
 }
 
-// A Fingerprint identifies the content of a message. Fingerprints are compared only within one scheme, so that a
-// changed way of computing them does not turn every redelivery into a mismatch.
+// A Fingerprint identifies the content of a message. Fingerprints are compared only within one scheme. So a change in
+// how they are computed does not turn every redelivery into a mismatch.
 type Fingerprint struct {
 	Scheme string // how Sum was computed, such as "sha256"; ASCII letters, digits, "-", ".", "_"
 	Sum    string // the digest in base64url without padding

@@ -7,45 +7,48 @@ import (
 
 // A Store keeps one record per key. All methods are safe for concurrent use.
 //
-// Operations come in batches, because a round trip costs more than an operation. A batch is no transaction: each
-// operation of it changes one record in one atomic step, or says why not, and the error of one says nothing of the
-// others. No operation reads in one step and writes in another. Operations on equal keys are made in the order of the
-// slice. A method returns one result for each operation, in the same order. It sends at once what it is given, in as
-// few round trips as it can: it neither waits for more nor keeps anything back, nor the slice when it has returned.
-// Callers who have one operation use [ClaimOne], [ExtendOne] and [SettleOne]; stores without batches are made of
-// [ClaimEach], [ExtendEach] and [SettleEach].
+// Operations come in batches, because a round trip costs more than an operation. A batch is no transaction. Each
+// operation changes one record in one atomic step, or returns an error that says nothing about the others. No operation
+// reads in one step and writes in another. Operations on equal keys are made in the order of the slice. A method
+// returns one result for each operation, in the same order.
 //
-// Every operation is idempotent per owner token: repeating it, because the reply was lost, changes nothing more and
-// answers as the first time. A caller may therefore repeat any operation that ended in an error.
+// A method sends at once what it is given, in as few round trips as it can. It does not wait for more, keeps nothing
+// back, and does not keep the slice. With one operation call [ClaimOne], [ExtendOne] or [SettleOne]. Build a store
+// without batches from [ClaimEach], [ExtendEach] and [SettleEach].
 //
-// An error is [*InvalidError] for bad arguments, before anything is sent, [*RecordError] for a record that the store
-// cannot read, the context's error, or an error of the technology below. After any error the operation may or may not
-// have happened. When the context ends, the results that are not known have its error.
+// Every operation is idempotent per owner token. If the reply was lost, repeating it changes nothing more and gives the
+// first answer. So a caller may repeat any operation that ended in an error.
+//
+// An error is [*InvalidError] for bad arguments, before anything is sent, or [*RecordError] for a record that the store
+// cannot read. Otherwise it is the context's error, or one of the technology below. After any error the operation may
+// or may not have happened. When the context ends, all results that are still unknown have its error.
 type Store interface {
-	// Claim asks for the exclusive right to process keys. It checks and claims in one step, and looks, for each
-	// request, in this order,
+	// Claim asks for the exclusive right to process keys. It checks and claims in one step. For each request it looks,
+	// in this order,
 	//   1. whether there is a record of other content (Mismatch);
-	//   2. whether the record is DONE (Done, or AcquiredRun for a Request.Rerun that names its fence and whose
-	//      outcome is not Succeeded; attempts start anew);
+	//   2. whether the record is DONE: Done, or AcquiredRun for a Request.Rerun that names its fence, if the outcome is
+	//      not Succeeded. Attempts then start anew;
 	//   3. whether this owner holds the record: it asks again, and gets the same answer with the same fence;
 	//   4. whether this owner has settled the record before: a late copy, which changes nothing (Busy);
 	//   5. whether a lease is live, or a retry is not due (Busy);
-	//   6. what an expired lease left behind: a publish step (AcquiredPublish), a started run that must not be retaken
-	//      (Request.ParkExpired: the outcome becomes Unknown), attempts that are spent (the outcome becomes Failed,
-	//      exhausted), both in PUBLISHING and owned by the claimer (AcquiredPublish), so that one claimer publishes
-	//      the dead letter; or else a run (AcquiredRun).
+	//   6. what an expired lease left behind.
+	//
+	// That may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run that must not be retaken
+	// (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and exhausted. Both are then
+	// in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes the dead letter.
 	Claim(ctx context.Context, requests []Request) []ClaimResult
 
-	// Extend renews leases: each ends the given duration from now, by the store's clock, be that later or sooner than
-	// before. It works after expiry as long as nobody took over. It is ErrClaimLost unless the record is RUNNING or
-	// PUBLISHING under the claim's owner and fence.
+	// Extend renews leases. Each then ends the given duration from now, by the store's clock, even if that is sooner
+	// than before. It works after expiry as long as nobody took over. It is ErrClaimLost unless the record is RUNNING
+	// or PUBLISHING under the claim's owner and fence.
 	Extend(ctx context.Context, extensions []Extension) []error
 
-	// Settle ends steps: Finish or Release a run, or note that the outcome was Published. It compares owner and fence
-	// and works after expiry as long as nobody took over. Repeating the settlement that ended the step is ok. It is
-	// ErrClaimLost if another owner came, the record is gone, or the step was ended otherwise: a Finish after a
-	// Release, or of an outcome that its owner did not store but only acquired to publish, a Release after a Finish or
-	// after the next run began, a Published of what has no outcome yet.
+	// Settle ends steps: it finishes or releases a run, or notes that the outcome was Published. It compares owner and
+	// fence. It works after expiry as long as nobody took over. Repeating the settlement that ended the step is ok. It
+	// is ErrClaimLost if another owner came, the record is gone, or the step ended in another way:
+	//   - a Finish after a Release, or of an outcome that its owner only acquired to publish;
+	//   - a Release after a Finish, or after the next run began;
+	//   - a Published of a record without an outcome.
 	Settle(ctx context.Context, settlings []Settling) []error
 }
 
@@ -62,8 +65,8 @@ type Extension struct {
 	// Lease is how long the lease lives from now, at least a millisecond.
 	Lease time.Duration
 
-	// Started says that the handler has been called, or is about to be: a RUNNING record is marked as started, and
-	// stays so until the next run (see Request.ParkExpired). Without it an extension leaves that as it is.
+	// Started says that the handler has been called or is about to be. The record is then marked as started until the
+	// next run (see Request.ParkExpired). False leaves the mark as it is.
 	Started bool
 }
 
@@ -81,19 +84,19 @@ type Sharded interface {
 
 // A Waiter is a Store whose claims wait for others before they are answered, such as replicas.
 type Waiter interface {
-	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and
-	// that nobody gives back.
+	// ClaimWait is how long claims wait for others at most. A caller that gives up sooner leaves granted claims behind,
+	// and nobody gives them back.
 	ClaimWait() time.Duration
 }
 
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
-	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what
-	// an operator should know.
+	// Check returns an error that says what to change if the server can drop claims by its settings. It reports what an
+	// operator should know.
 	Check(ctx context.Context) (Report, error)
 }
 
-// A Report says what a store found out about its server.
+// A Report is what a store found out about its server.
 type Report struct {
 	Store      string   // the technology, such as "redis"
 	Version    string   // of the server
@@ -105,12 +108,12 @@ type Report struct {
 type Request struct {
 	Key Key
 
-	// Owner is a random token, minted for each attempt to get the key: never one per message or process, and never
-	// sent along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
+	// Owner is a random token. Make a new one for each attempt to get the key, not for each message or process. Never
+	// send it along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
 	Owner string
 
-	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count. It may
-	// live longer by what a store does not know of its server's time, some milliseconds, but never shorter.
+	// Lease is how long the claim lives without being extended; at least a millisecond, the unit of stores. It may live
+	// some milliseconds longer, because a store knows its server's time only so well, but never shorter.
 	Lease time.Duration
 
 	// Retention is how long the record is kept beyond the end of the lease: the dedup window. At least a millisecond.
@@ -126,8 +129,8 @@ type Request struct {
 	// ParkExpired makes a started run whose lease expired end as Unknown, instead of running it again.
 	ParkExpired bool
 
-	// Rerun names the fence under which a stored outcome, Failed or Unknown, was decided, and which this claim
-	// supersedes, once: the run that it starts has another fence. Zero: none.
+	// Rerun names the fence under which a stored outcome, Failed or Unknown, was decided. The claim supersedes that
+	// outcome, once: the run that it starts has another fence. Zero: none.
 	Rerun uint64
 
 	// Trace is the W3C traceparent of the run, kept so that duplicates can link to it. At most 64 bytes; may be empty.
@@ -220,8 +223,8 @@ type Finish struct {
 	// Published says that what the outcome produced has been published already: it becomes DONE, and keeps IDs only.
 	Published bool
 
-	// Withheld says that what the outcome produces is not in it, because it is too large for a record: it becomes
-	// PUBLISHING, and whoever gets it to publish makes that again, as for an outcome that a claim decided.
+	// Withheld says that the produced messages are too large for the record and are not in it. The record becomes
+	// PUBLISHING, and whoever acquires it to publish makes the messages again, as for an outcome that a claim decided.
 	Withheld bool
 
 	// Took is how long the run took, by the caller's monotonic clock. It is evidence for people, of which stores keep

@@ -30,8 +30,8 @@ type leg struct {
 	publish producer.Publisher
 }
 
-// A duplicate's span links to the run that did the work, in the trace that began where the order was placed: across the
-// outbox, the relay, JetStream and Kafka.
+// A duplicate's span links to the run that did the work, in the trace that began where the order was placed. The link
+// crosses the outbox, the relay, JetStream and Kafka.
 func TestLinks_ADuplicateLeadsToTheTraceOfTheOriginalRun(t *testing.T) {
 	eachLeg(t, func(t *testing.T) traceStore { return newReceiver(t) })
 }

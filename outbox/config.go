@@ -12,41 +12,39 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up
-	// to 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for
-	// payloads of megabytes. After an error of the store a relay asks for half as many, and then for ever more again,
-	// so that rows that take too long to read together are read in parts. Zero: 1,000.
+	// BatchSize is the most rows that are leased and published together. Memory holds up to three batches, and up to 32
+	// rows that got no answer before. A batch must be published within PublishTimeout, so set it lower for payloads of
+	// megabytes. After an error of the store a relay asks for half as many rows, and then slowly for more again. So it
+	// reads in parts what takes too long to read together. Zero: 1,000.
 	BatchSize int
 
-	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
-	// the pause grows up to it, and Wake ends it. It is also the longest pause after a batch of which nothing was
-	// acknowledged, which Wake does not end. For rows that got no answer before there are four looks more in that time.
+	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due,
+	// the pause grows up to it, and Wake ends it. After a batch without an acknowledgement the pause is at most as
+	// long, and Wake does not end it. In the same time there are four more looks for rows that got no answer before.
 	// Zero: 1 s.
 	PollInterval time.Duration
 
-	// PublishTimeout is how long a batch may take to be published. What is not acknowledged by then is unknown. One
-	// operation of the store may take as long, but at most 10 s, and so may what is being published once the context of
-	// Run has ended. Zero: 30 s.
+	// PublishTimeout is how long a batch may take to be published. A message that is not acknowledged by then is
+	// unknown. An operation of the store may take as long, but at most 10 s. The same limit holds for publishing after
+	// the context of Run has ended. Zero: 30 s.
 	PublishTimeout time.Duration
 
-	// Lease is how long a batch is kept from other relays: the time after which a dead relay's rows are published by
-	// somebody else. At least PublishTimeout and the time of two operations of the store. Zero: 1 min, or that sum if
-	// it is longer.
+	// Lease is how long a batch is kept from other relays. When it ends, another relay publishes a dead relay's rows.
+	// It is at least PublishTimeout plus two operations of the store. Zero: 1 min, or that sum if it is longer.
 	Lease time.Duration
 
 	// MaxAttempts is how often a row may be refused before it is dead. Attempts without an answer do not count.
 	// Zero: 20.
 	MaxAttempts int
 
-	// Backoff is how long a row waits after an attempt that was not acknowledged. Its Max is also the longest time that
-	// rows take to go on after an outage. Zero: 1 s to 1 min, or to Min if that is longer.
+	// Backoff is how long a row waits after an attempt that was not acknowledged. Its Max is also how long rows may
+	// wait after an outage. Zero: 1 s to 1 min, or to Min if that is longer.
 	Backoff oncemill.Backoff
 
-	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there
-	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice
-	// this, plus the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So
-	// with the default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at
-	// all.
+	// Retention is how long published rows are kept. They can be published again for a broker that lost messages
+	// (Replayer). Consumers must recognise such late copies, and those of rows without an answer, which are sent for as
+	// long as it takes. So their dedup windows must be at least twice this, plus the longest outage of the broker. With
+	// the default window of 24 h, set Retention lower or the window higher. Zero: 24 h. DeleteAtOnce: not at all.
 	Retention time.Duration
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
@@ -73,7 +71,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// storeTimeout bounds one operation of the store, and what is being published when Run is to end.
+// storeTimeout bounds one operation of the store, and publishing after Run was told to end.
 func (c Config) storeTimeout() time.Duration { return min(10*time.Second, c.PublishTimeout) }
 
 // shortestLease is what it takes to lease, publish and settle, each with its timeout.

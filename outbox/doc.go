@@ -1,5 +1,5 @@
-// Package outbox publishes messages that were written in a database transaction: the row is there if and only if the
-// transaction committed, and a [Relay] publishes it through a [producer.Publisher].
+// Package outbox publishes messages that were written in a database transaction. A row is there if and only if its
+// transaction committed; a [Relay] publishes it through a [producer.Publisher]:
 //
 //	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{}) // a Store
 //	relay, err := outbox.NewRelay(box, publisher, outbox.Config{})
@@ -13,30 +13,32 @@
 //
 // # Guarantees
 //
-//   - At least once: a committed row is published until the publisher acknowledges it, whatever crashes in between, or
-//     until it is refused [Config.MaxAttempts] times. A refused row is kept as dead, with the reason.
-//   - One identity: every attempt carries the message ID that was written with the row, so that the broker or the
-//     consumer recognises copies.
-//   - No copy without a cause: copies happen only if a relay dies, an acknowledgement never comes, or a lease ends
-//     before its batch is settled. Any number of relays may share a store.
-//   - Nothing is skipped: rows are found by what they are, never by a position that moves past late commits.
-//   - One bad message does not stop others. One that is refused delays itself only. One that makes the publisher fail
-//     as a whole, hang or panic delays the rest of its batch once, at most for [Config.PublishTimeout]. From then on it
-//     is a suspect. So is one that the store cannot read, or not in time: the others go on after some attempts.
-//   - Suspects are rows with an attempt that got no answer, their own or their batch's. Each is published by a call of
-//     its own, up to 32 of them side by side, and never delays rows that are no suspects. Suspects can delay each
-//     other: four that hang leave the other suspects waiting until PublishTimeout.
-//   - An answer that never comes is unknown, not failed: such a row is tried again, ever more slowly, and never dies.
+//   - At least once: a committed row is published until the publisher acknowledges it, whatever crashes, or refused
+//     [Config.MaxAttempts] times. A refused row stays as dead, with the reason.
+//   - One identity: every attempt carries the message ID that was written with the row, so others recognise copies.
+//   - No copy without a cause: a relay died, an acknowledgement never came, or a lease ended before its batch was
+//     settled. Any number of relays may share a store.
+//   - Nothing is skipped: rows are found by their state, not by a position that moves past late commits.
+//   - One bad message does not stop others. A refused message delays itself only. A message that makes the publisher
+//     fail, hang or panic delays its batch once, for at most [Config.PublishTimeout]. One that the store cannot read
+//     delays it for some attempts.
+//   - A row whose attempt got no answer becomes a suspect, with its batch. Each suspect gets a call of its own, up to
+//     32 at once, and never delays other rows. Suspects can delay each other: four that hang hold up the rest for
+//     PublishTimeout.
+//   - No answer means unknown, not failed. The row is tried again, ever more slowly, and never dies.
 //   - A clean stop leaves no goroutine and no leased row.
 //
 // # What it does not guarantee
 //
-// Exactly one copy: consumers have to deduplicate (package consumer). Any order: rows are read in the order in which
-// they are due, but relays work side by side and retries come later. That an acknowledged message survives in the
-// broker: rows are kept for [Config.Retention] because brokers lose some.
+//   - Exactly one copy. Consumers deduplicate: see package consumer.
+//   - Order. Relays work side by side, and retries come later. See Config.Ordered of pgoutbox.
+//   - That the broker keeps what it acknowledged. So rows stay for [Config.Retention].
+//   - That a refusal is one. If a publisher reports an unreachable broker as a definite failure, rows die in a long
+//     outage.
+//   - Progress while a publisher ignores its context, as many of Watermill's do. It holds up all new rows of its relay.
+//     Other relays go on.
 //
-// Whether a refusal is one is the publisher's word. A publisher that reports an unreachable broker as a definite
-// failure, instead of an unknown one, makes rows die in a long outage. One that hangs and does not obey its context, as
-// many of Watermill do not, holds up all new rows of its relay until it returns: the log says so, and other relays go
-// on.
+// [docs/outbox.md] says how to run one.
+//
+// [docs/outbox.md]: https://github.com/oncemill/oncemill/blob/main/docs/outbox.md
 package outbox

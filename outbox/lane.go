@@ -11,8 +11,9 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// A lane is one loop of a relay: it leases rows of one kind, publishes them and settles, a batch after the other. Rows
-// that got no answer before, the suspects, have lanes of their own, so that one that hangs again holds up nobody else.
+// A lane is one loop of a relay: it leases rows of one kind, publishes and settles them, one batch after another.
+// Suspects, the rows that got no answer before, have their own lanes, so that a row that hangs again holds up no
+// others.
 type lane struct {
 	suspects    bool
 	limit       int               // rows of a batch
@@ -36,12 +37,12 @@ func (r *Relay) healthy() lane {
 	return lane{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
 }
 
-// follower is another lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
-// the first are awaited, or, if nobody knew before that they would come, while the first is recorded. With two of them
-// one batch is read while one is published and one recorded.
+// follower is another lane of the same rows. When a batch is full, the follower reads the next one while the first
+// waits for its acknowledgements. If it was not known that they would come, it waits until the first is being recorded.
+// With two followers, one batch is read while one is published and one is recorded.
 func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
-// suspects is a lane that nobody wakes: no row is a suspect when it is committed.
+// suspects is a lane that nobody wakes: a new row is never a suspect.
 func (r *Relay) suspects() lane {
 	return lane{suspects: true, limit: min(suspectBatch, r.cfg.BatchSize)}
 }
@@ -109,8 +110,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	}
 }
 
-// pause waits for d, or until somebody wakes the lane, or until ctx ends. A lane that follows waits for its signal
-// only.
+// pause waits for d, or until somebody wakes the lane, or until ctx ends. A follower waits for its signal only.
 func (l lane) pause(ctx context.Context, d time.Duration) {
 	if l.follows != nil {
 		select {
@@ -129,15 +129,15 @@ func (l lane) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// fault logs an error of the store, unless it is the relay's own stop. All lanes meet what is wrong with a store, and
-// again and again, so what was said is not repeated for a while.
+// fault logs an error of the store, unless the relay's own stop caused it. All lanes meet the same fault again and
+// again, so the log does not repeat it for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
 	if ctx.Err() == nil && r.news(what+err.Error()) {
 		r.log.WarnContext(ctx, what+", will try again", "error", err)
 	}
 }
 
-// news reports whether a text is another one than that of the last fault, or that was said long ago.
+// news reports whether a text differs from the last fault, or that was logged long ago.
 func (r *Relay) news(text string) bool {
 	r.said.Lock()
 	defer r.said.Unlock()
@@ -152,7 +152,7 @@ func (r *Relay) news(text string) bool {
 type batch struct{ rows, acknowledged int }
 
 // batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it
-// is published if that is to be early, else as soon as it is known that acknowledgements flow.
+// is published, if early is set, else before it is settled, if some of it was acknowledged.
 func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error) {
 	sent := func() {}
 	if !from.suspects {
@@ -191,7 +191,7 @@ func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error)
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
 	}
 	for _, result := range results {
-		if result.State == Dead { // not before that is recorded: else the row comes again
+		if result.State == Dead { // only now that it is recorded: before, the row could come again
 			i := slices.IndexFunc(l.rows, func(row Row) bool { return row.Number == result.Number })
 			r.telemetry.Died(ctx, l.rows[i].Message.Topic)
 		}

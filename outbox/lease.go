@@ -17,15 +17,15 @@ type lease struct {
 
 func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
-	// A stop does not cut this short: what a server still commits for a caller that is gone would stay leased.
+	// A stop does not cut this short: rows that the server leases after the caller has gone would stay leased.
 	bounded, release := outlive(ctx, r.cfg.storeTimeout(), giveBackTimeout)
 	defer release()
 	var err error
 	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease,
 		Suspects: from.suspects})
 	if err != nil && from.stuck && ctx.Err() == nil {
-		// Perhaps it is the row: too large to be read in time, or damaged. Given back, it would be the first again, for
-		// ever.
+		// Perhaps the row is too large to be read in time, or damaged. If it were given back, it would be first again,
+		// for ever.
 		return lease{}, err
 	}
 	if err != nil || ctx.Err() != nil && len(l.rows) > 0 {
@@ -38,8 +38,8 @@ func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 // giveBackTimeout is short, because the store has just shown that it is in trouble, and the relay may be stopping.
 const giveBackTimeout = time.Second
 
-// giveBack returns rows that the store may have leased although it answered with an error. If that fails too, they
-// wait until the lease ends.
+// giveBack returns rows that the store may have leased although it returned an error. If that fails too, they wait
+// until the lease ends.
 func (r *Relay) giveBack(ctx context.Context, token string) {
 	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveBackTimeout, r.cfg.storeTimeout()))
 	defer cancel()
@@ -48,8 +48,8 @@ func (r *Relay) giveBack(ctx context.Context, token string) {
 	}
 }
 
-// settle records results until the store accepts them, or until the lease ends; once ctx ended, for no longer than
-// StoreTimeout. It always tries once.
+// settle records results until the store accepts them or the lease ends. After the end of ctx it tries for the store's
+// timeout only, but at least once.
 func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
 	limit := max(time.Until(l.until), r.cfg.storeTimeout())
 	detached, release := outlive(ctx, limit, r.cfg.storeTimeout())

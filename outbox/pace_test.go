@@ -54,8 +54,8 @@ func TestRelay_WakeEndsThePause(t *testing.T) {
 	})
 }
 
-// A look costs the database more than a row does: writers who wake the relay after each commit would pay for it. One row alone is
-// not made to wait (TestRelay_WakeEndsThePause).
+// A look costs the database more than a row, and writers that wake the relay after each commit would pay for it. A
+// single row does not wait (TestRelay_WakeEndsThePause).
 func TestRelay_ManyWakesAreOneLook(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s, b := new(fakeStore), &broker{}

@@ -18,10 +18,9 @@ type answer struct {
 	unknown bool  // err says that no answer came
 }
 
-// publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
-// relay stopped before it knew about them, or an earlier row of their lane was not acknowledged. Suspects are published
-// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others
-// along again.
+// publish publishes a batch and returns the results to record. The caller gives back the rows that it leaves out: the
+// relay stopped before their answer, or an earlier row of their lane was not acknowledged. Each suspect is published by
+// its own call, side by side, so that one that fails the whole call takes no others along.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.storeTimeout())
 	defer release()
@@ -34,8 +33,8 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	return r.results(ctx, append(answers, beside...))
 }
 
-// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row
-// has a lane none waits for another, and all stay together.
+// split puts aside rows for topics that hang, together with all rows of their lanes. If no row has a lane, none waits
+// for another, and all stay together.
 func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows
@@ -81,8 +80,8 @@ func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []an
 	return answers
 }
 
-// nextWave splits rows into those that can be published now, at most one of each lane, and those that have to wait for
-// them. Rows of lanes that stopped are in neither.
+// nextWave splits rows into those that can be published now, at most one of each lane, and those that wait for them. It
+// leaves out rows of lanes that stopped.
 func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
 	if !slices.ContainsFunc(rows, func(row Row) bool { return row.Lane != "" }) {
 		return rows, nil
@@ -103,7 +102,7 @@ func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
 	return wave, later
 }
 
-// calls publishes rows by one call of the publisher, or each by one of its own.
+// calls publishes rows by one call of the publisher, or by one call each.
 func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 	if !apart {
 		return r.call(ctx, rows)
@@ -117,7 +116,7 @@ func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 	return slices.Concat(answers...)
 }
 
-// call publishes rows by one call of the publisher. Those that cannot be read are refused here.
+// call publishes rows by one call of the publisher. It refuses rows that cannot be read.
 func (r *Relay) call(ctx context.Context, rows []Row) []answer {
 	given := make([]answer, len(rows))
 	messages, sent := make([]outgoing.Message, 0, len(rows)), make([]*answer, 0, len(rows))

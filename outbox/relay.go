@@ -37,8 +37,8 @@ type Relay struct {
 	}
 }
 
-// NewRelay returns a relay; Run makes it work. The publisher must be synchronous: what it does not report as failed
-// has been acknowledged by the broker. The error names the field of the config that is wrong.
+// NewRelay returns a relay; Run makes it work. The publisher must be synchronous: if it does not report a message as
+// failed, the broker has acknowledged it. The error names the field of the config that is wrong.
 func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, error) {
 	switch {
 	case isnil.Nil(store):
@@ -65,13 +65,13 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	return r, nil
 }
 
-// Wake makes the relay look at the store now instead of at the next poll. Call it after a commit. It never blocks;
-// several calls may be one look, which after one that found several rows comes up to 5 ms later.
+// Wake makes the relay look at the store now instead of at the next poll. Call it after a commit. It never blocks.
+// Several calls may cause one look; soon after a look that found several rows, the next one waits up to 5 ms.
 func (r *Relay) Wake() {
 	signal(r.wake)
 }
 
-// signal leaves a signal, unless one is waiting already: what it causes is still to come.
+// signal leaves a signal, unless one is waiting already, which will do.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -79,12 +79,12 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run publishes until ctx ends, and then stops cleanly: it waits at most 10 s, or a PublishTimeout that is shorter, for
-// what is being published, marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not
-// obey its context makes it wait longer.
+// Run publishes until ctx ends, and then stops cleanly. It waits for what is being published, at most 10 s or a shorter
+// PublishTimeout. Then it records what was acknowledged, gives back the rest, and returns nil. A publisher that ignores
+// its context makes it wait longer.
 //
-// Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only errors that
-// it returns are for a relay that is running already, and of a meter provider that does not take its gauges.
+// Run logs errors of the store and the publisher, and tries again. It returns an error only if the relay is running
+// already, or if the meter provider does not take its gauges.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("outbox: relay is running already")

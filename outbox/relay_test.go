@@ -341,7 +341,7 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// A topic that hangs, and goes on getting rows, takes all the time that a batch has. The other lanes of that batch do not wait for it
+// A topic that hangs and gets more rows takes all the time of a batch. The other lanes of the batch do not wait for it
 // with each of their rows.
 func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
 	for name, lane := range map[string]string{"rows without a lane": "", "lanes of their own": "new "} {
@@ -402,8 +402,8 @@ func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
 	}
 }
 
-// After an outage of the whole broker, all topics are known for it. One that goes on hanging does not hold up the others again for
-// as long as that is remembered.
+// An outage of the whole broker makes all topics suspicious. One that still hangs holds up the others only until that
+// is forgotten.
 func TestRelay_TopicThatHangsAfterAnOutageHoldsUpNoOtherLaneForLong(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		const rows = 40
@@ -459,8 +459,7 @@ func TestRelay_TopicThatHangsAfterAnOutageHoldsUpNoOtherLaneForLong(t *testing.T
 	})
 }
 
-// A full batch that flows is overlapped by the next: it is read and sent while the acknowledgements of the first are
-// awaited.
+// The next batch overlaps a full batch that flows: it is read and sent while the first waits for its acknowledgements.
 func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s := &fakeStore{}

@@ -10,44 +10,44 @@ import (
 
 // A Store keeps rows and hands them to relays, each row to one at a time.
 //
-// Errors: any error means that the operation may or may not have been done. The relay asks again, for as long as it
-// runs. Operations obey their context.
+// Errors: after any error, the operation may have been done or not. The relay asks again, as long as it runs.
+// Operations obey their context.
 //
-// Concurrency: all methods are safe for concurrent use, by relays of several processes too.
+// Concurrency: all methods are safe for concurrent use, also by several processes.
 //
-// Clock: leases and delays are durations, and begin and end by the store's clock. Each store says whose that is.
+// Clock: leases and delays begin and end by the store's clock. Each store says whose clock that is.
 type Store interface {
-	// Lease hands out rows that are due, the longest due first, and keeps them from others until Settle, or until the
-	// lease ends. Due are rows that are neither published nor dead, whose delay is over, and that nobody leases. A row
-	// whose lease ended without Settle counts one more unknown attempt, and so is a suspect. No rows: nothing of the
-	// kind that was asked for is due.
+	// Lease hands out rows that are due, the longest due first, and keeps them from others until Settle or the end of
+	// the lease. A row is due when it is neither published nor dead, its delay is over, and nobody leases it. A row
+	// whose lease ended without Settle counts one more unknown attempt, which makes it a suspect. If nothing of that
+	// kind is due, Lease returns no rows.
 	//
 	// The store must not block writers while rows are leased.
 	//
-	// A store may keep the order of rows that have a lane (Row.Lane): then a lane's rows are handed out in that order,
-	// those of one lane to one lease at a time, and none while an earlier one is pending but not due, dead, or a
-	// suspect that was not asked for. The store says what frees a lane from a dead row.
+	// A store may keep the order of rows that have a lane (Row.Lane). It then hands out a lane's rows in order, to one
+	// lease at a time. It hands out none while an earlier row is pending but not due, dead, or a suspect that was not
+	// asked for. The store says what frees a lane from a dead row.
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
 
-	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once
-	// and with nothing counted. All of it happens or nothing. Rows that the token does not hold any more stay as they
-	// are, which makes a repeated Settle harmless; a lease that ended still holds until somebody else takes the row.
+	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once and
+	// with nothing counted. All of this happens, or nothing. It ignores rows that the token no longer holds, so a
+	// repeated Settle is harmless. A lease that has ended still holds a row until another one takes it.
 	Settle(ctx context.Context, token string, results []Result) error
 
-	// Clean removes at most limit rows that were published longer ago than age, and says how many there were.
+	// Clean removes at most limit rows that were published longer than age ago, and returns how many.
 	Clean(ctx context.Context, age time.Duration, limit int) (int, error)
 }
 
 // A Waker is a Store that knows when rows may have been committed in this process.
 type Waker interface {
-	// Woken receives after such commits. Several may be one signal, some may have none: it saves time, no more.
+	// Woken receives after such commits. Several may share one signal and some have none: it only saves time.
 	Woken() <-chan struct{}
 }
 
-// A Named store has a name for metrics; others are called "outbox" there. Outboxes of one process that have the same
-// name show the highest of their numbers of rows.
+// A Named store has a name for metrics; others are called "outbox" there. Outboxes of one process with the same name
+// show the highest of their row counts.
 type Named interface {
-	// Name returns the same name always; that of its table, behind that of its schema if it has one.
+	// Name always returns the same name: the table's, after the schema's if there is one.
 	Name() string
 }
 
@@ -56,25 +56,25 @@ type Inspector interface {
 	// Stats counts. Its cost may grow with the number of pending rows.
 	Stats(ctx context.Context) (Stats, error)
 
-	// Dead returns at most limit dead rows, those that died first first.
+	// Dead returns at most limit dead rows, in the order in which they died.
 	Dead(ctx context.Context, limit int) ([]DeadRow, error)
 
-	// Requeue makes the dead rows with these message IDs pending again, due at once and with nothing counted, and says
-	// how many there were.
+	// Requeue makes the dead rows with these message IDs pending again, due at once and with nothing counted, and
+	// returns how many.
 	Requeue(ctx context.Context, ids ...string) (int, error)
 
-	// Discard removes the dead rows with these message IDs for good, and says how many there were. What waited for them
-	// goes on. A copy of an earlier attempt without an answer may have been published, or arrive even now.
+	// Discard removes the dead rows with these message IDs for good, and returns how many. Rows that waited for them go
+	// on. If an earlier attempt got no answer, its copy may have been published, or arrive even now.
 	Discard(ctx context.Context, ids ...string) (int, error)
 }
 
-// A Replayer is a Store whose published rows can be published once more while they are kept: for a broker that lost
-// what it had acknowledged, or a consumer that is new.
+// A Replayer is a Store that can publish its published rows once more while they are kept. This helps after a broker
+// lost messages, or for a new consumer.
 type Replayer interface {
-	// Replay makes published rows pending again, due at once and with nothing counted, those that were published first
-	// first, and says how many there were. Fewer than the limit: there are no more. Copies have the same message ID,
-	// the purpose producer.PurposeReplay and the next generation, so that brokers do not take them for duplicates, and
-	// consumers do.
+	// Replay makes published rows pending again, due at once and with nothing counted, in the order in which they were
+	// published. It returns how many; fewer than the limit means that there are no more. Copies have the same message
+	// ID, the purpose producer.PurposeReplay and the next generation: consumers take them for duplicates, brokers do
+	// not.
 	Replay(ctx context.Context, r ReplayRequest) (int, error)
 }
 
@@ -102,22 +102,22 @@ type Row struct {
 	// Number names the row in this store while it exists. It says nothing about order.
 	Number int64
 
-	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come; its Payload is not
-	// nil, which is a tombstone to Kafka: no outbox tells a nil one from an empty one.
+	// Message is what was written. Its ID is set, and its NotBefore is zero, for that time has come. Its Payload is
+	// never nil, which Kafka takes for a tombstone: outboxes do not tell nil from empty.
 	Message producer.Message
 
-	// Lane is what the row's order is kept in, such as a partition key. Within a batch a row is sent only after all
-	// earlier ones of its lane were acknowledged. Empty: it has no order.
+	// Lane names the rows that keep one order, such as those of an order key. Within a batch, a row is sent only after
+	// all earlier rows of its lane were acknowledged. Empty: no order.
 	Lane string
 
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer
 
-	// Age is how long ago the row was written, or due for the first time if that was later, by the store's clock. Zero:
-	// not known. It is for metrics only.
+	// Age is the time since the row was written, or first due if that was later, by the store's clock. It is for
+	// metrics only. Zero: not known.
 	Age time.Duration
 
-	// Problem says why the row cannot be read, and so not be published: it becomes dead. Empty: it can.
+	// Problem says why the row cannot be read, and so becomes dead. Empty: it can be read.
 	Problem string
 }
 

@@ -10,22 +10,21 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// CallID returns the ID of a tool call, which is the same whenever it is repeated: a UUIDv8 made of the SHA-256 of the
-// conversation, the step in it, the tool's name, and the canonical form (RFC 8785) of its arguments. White space, the
-// order of members and the spelling of numbers and strings do not matter, as models and frameworks write them
-// differently.
+// CallID returns the ID of a tool call, the same for each repeat. It is a UUIDv8, made of the SHA-256 of conversation,
+// step, tool name, and the canonical form (RFC 8785) of the arguments. White space, the order of members and the
+// spelling of numbers and strings do not matter, because models and frameworks write them differently.
 //
-// The conversation is what all who might do the same thing have in common: a ticket or a case rather than one chat, if
-// several agents work on it. The step tells deliberate repetitions apart: "the second refund of this ticket" is another
-// step. It may be empty: then equal calls of the conversation are one call, whenever they are made.
+// The conversation is what all agents that might do the same thing share: a ticket or a case rather than one chat. The
+// step tells deliberate repetitions apart: "the second refund of this ticket" is another step. If it is empty, equal
+// calls of the conversation are one call, whenever they are made.
 //
-// Give it only the arguments that say what is done, such as order and amount. Text that a model writes anew each time
-// (a reason, a greeting) makes each try another call. Where the action has an identity of its own, as the refund of an
-// order that can be refunded once, DeriveID with that says more, and needs no conversation.
+// Pass only the arguments that say what is done, such as order and amount. Text that a model writes anew each time (a
+// reason, a greeting) makes each try another call. If the action has its own identity, such as an order that can be
+// refunded once, use DeriveID with that; it needs no conversation.
 //
-// Arguments are anything that encoding/json can write; JSON text is given as json.RawMessage or []byte. It returns an
-// *dedupstore.InvalidError without conversation or tool, for a string (is it text or JSON?), for strings in it that are
-// not UTF-8, and for arguments that have no canonical form: see FingerprintJSON. Whole numbers beyond 2^53 are sent as
+// Arguments are anything that encoding/json can write; pass JSON text as json.RawMessage or []byte. CallID returns a
+// *dedupstore.InvalidError without conversation or tool, for a string (is it text or JSON?) and for strings that are
+// not UTF-8. So it does for arguments without a canonical form: see FingerprintJSON. Pass whole numbers beyond 2^53 as
 // strings.
 func CallID(conversation, step, tool string, args any) (string, error) {
 	switch {
@@ -72,8 +71,8 @@ func canonicalArguments(args any) ([]byte, error) {
 	return canonical, ofArguments(err)
 }
 
-// replaced reports whether a string in JSON text has the escape \ufffd, which encoding/json makes of all bytes that are
-// not UTF-8, so that different strings would look alike. U+FFFD itself it does not escape.
+// replaced reports whether a string in JSON text has the escape \ufffd. encoding/json writes it for bytes that are not
+// UTF-8, so different strings would look alike. It does not escape U+FFFD itself.
 func replaced(text []byte) bool {
 	for {
 		i := bytes.IndexByte(text, '\\')
@@ -87,7 +86,7 @@ func replaced(text []byte) bool {
 	}
 }
 
-// ofArguments makes an error about a payload one about arguments.
+// ofArguments turns an error about a payload into one about arguments.
 func ofArguments(err error) error {
 	if bad, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
 		return invalid("args", bad.Problem)

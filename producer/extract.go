@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Incoming is a message as it came in, as far as an ID can be found in it. Nothing in it is changed.
+// Incoming is what extractors see of a received message. They do not change it.
 type Incoming struct {
 	Header  Header
 	UUID    string // of a Watermill message; empty elsewhere
 	Topic   string // where it came from
-	Origin  string // within what a position, or an ID without a namespace of its own, is unique: a stream. Empty: Topic
+	Origin  string // a position is unique in it, and an ID without a namespace: a stream. Empty: Topic
 	Payload []byte // for CloudEvents in structured mode
 
-	// Position is where the broker keeps the message within its origin, such as partition, offset and epoch, or a
-	// stream's sequence and the time that it has there. Only ExtractPosition looks at it.
+	// Position is where the broker keeps the message within its origin: partition, offset and epoch, or a stream's
+	// sequence and time. Only ExtractPosition looks at it.
 	Position string
 }
 
@@ -50,24 +50,24 @@ var sources = []Source{
 	SourcePosition, SourceHeader, SourceCustom,
 }
 
-// An Extractor looks for an ID in one place. It returns ErrNoID if there is nothing, and another error, which names the
-// header or field, if what is there cannot be used. It is safe for concurrent use, and returns the same ID for every
-// delivery of a message. IDs of other systems go through ForeignID.
+// An Extractor looks for an ID in one place. It returns ErrNoID if there is none, and an error that names the header or
+// field if the ID cannot be used. It is safe for concurrent use, and returns the same ID for every delivery of a
+// message. Pass IDs of other systems through ForeignID.
 type Extractor func(Incoming) (Identity, error)
 
 // DefaultExtractors returns the extractors that Extract uses, in a slice of the caller's own: ExtractMessageID,
 // ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID. The broker's
-// position is not among them: a producer's retry has another one.
+// position is not among them, because a producer's retry has another one.
 func DefaultExtractors() []Extractor { return slices.Clone(defaultExtractors) }
 
 var defaultExtractors = []Extractor{
 	ExtractMessageID, ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID,
 }
 
-// Extract finds a message's ID with the first extractor that finds one; without extractors, with DefaultExtractors. It
-// returns ErrNoID if none does. An ID that is there but cannot be used ends the search with an error, usually an
-// *dedupstore.InvalidError that names the header: another ID in its place would not be the one that the producer meant.
-// An identity of an unknown source is reported as SourceCustom.
+// Extract returns the ID of the first extractor that finds one; without extractors it uses DefaultExtractors. It
+// returns ErrNoID if none does. An ID that cannot be used ends the search with an error, usually a
+// *dedupstore.InvalidError that names the header. Another ID would not be the one that the producer meant. An identity
+// of an unknown source is reported as SourceCustom.
 func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
 	if len(extractors) == 0 {
 		extractors = defaultExtractors
@@ -118,8 +118,8 @@ func ExtractNatsMsgID(in Incoming) (Identity, error) {
 	return extractForeign(in, "Nats-Msg-Id", "nats", SourceNatsMsgID)
 }
 
-// ExtractHeader returns an extractor for a header of any name, such as webhook-id. What stands there is taken for
-// unique within the origin: two messages with the same value are one message.
+// ExtractHeader returns an extractor for a header of any name, such as webhook-id. Its value must be unique within the
+// origin: two messages with the same value are one message.
 func ExtractHeader(name string) Extractor {
 	return func(in Incoming) (Identity, error) {
 		v, err := in.Header.require(name)
@@ -131,11 +131,11 @@ func ExtractHeader(name string) Extractor {
 	}
 }
 
-// ExtractPosition takes the broker's position of a message for its ID: origin and Incoming.Position. It tells
-// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no
-// ID. A Kafka topic that is deleted and made again begins at its first offsets again, and new messages there have the
-// IDs of old ones: wait for the end of the dedup window before, or give their consumer another Handler. Two clusters
-// with topics of one name need two Groups, if they share a store.
+// ExtractPosition makes the ID from the broker's position: origin and Incoming.Position. It recognises redeliveries,
+// but not a producer's second copy. Use it last, for topics whose producers give no ID. If a Kafka topic is deleted and
+// made again, its offsets start over, and new messages get the IDs of old ones. Wait for the end of the dedup window
+// first, or give the consumer another Handler. Clusters with topics of the same name need different Groups if they
+// share a store.
 func ExtractPosition(in Incoming) (Identity, error) {
 	if in.Position == "" {
 		return Identity{}, ErrNoID

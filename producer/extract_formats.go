@@ -11,10 +11,10 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// ExtractCloudEvent finds the id of a CloudEvent (CloudEvents 1.0), which is unique together with its source: in
-// headers ce_id and ce_source (Kafka) or ce-id and ce-source (NATS, HTTP), or, where the header content-type says
-// application/cloudevents+json, in the members id and source of the payload. Header values are taken as they stand,
-// without percent decoding. One without the other is an error, and so is what is not UTF-8.
+// ExtractCloudEvent finds the id of a CloudEvent (CloudEvents 1.0), which is unique together with its source. They are
+// in the headers ce_id and ce_source (Kafka) or ce-id and ce-source (NATS, HTTP). If the header content-type is
+// application/cloudevents+json, they are in the members id and source of the payload. Header values are not percent
+// decoded. It is an error if one of the two is missing, or is not UTF-8.
 func ExtractCloudEvent(in Incoming) (Identity, error) {
 	for _, prefix := range [...]string{"ce_", "ce-"} {
 		id, noID := in.Header.require(prefix + "id")
@@ -58,8 +58,8 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 	return Identity{foreignID("ce", source, id), SourceCloudEvent}, nil
 }
 
-// topMembers reads the named string members of a JSON object. Those that are not strings of Unicode text are errors. Of
-// a member that is there twice the last one counts, as with most who read JSON.
+// topMembers reads the named string members of a JSON object. It is an error if one is not a string of Unicode text. If
+// a member is there twice, the last one counts, as with most JSON readers.
 func topMembers(payload []byte, names ...string) (Header, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(payload, &object); err != nil || object == nil {
@@ -85,9 +85,9 @@ func topMembers(payload []byte, names ...string) (Header, error) {
 	return members, nil
 }
 
-// ExtractIdempotencyKey finds the header Idempotency-Key (draft-ietf-httpapi-idempotency-key-header): a string of
-// structured fields (RFC 9651), in double quotes and with parameters, which are ignored; or the bare text, as most
-// clients send it. White space around it does not count. It is unique within a topic.
+// ExtractIdempotencyKey finds the header Idempotency-Key (draft-ietf-httpapi-idempotency-key-header). It is a string of
+// structured fields (RFC 9651), in double quotes, whose parameters are ignored, or bare text, as most clients send it.
+// White space around it does not count. It is unique within a topic.
 func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 	const name = "Idempotency-Key"
 	v, err := in.Header.require(name)
@@ -107,8 +107,8 @@ func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 }
 
 // ExtractDebezium finds the ID of an event that Debezium's outbox router published: header id, a UUID, unique within a
-// topic. Where a message has a Watermill UUID the header is not looked at: Debezium sends none, and others call other
-// things "id". An id that is not a UUID is an error for the same reason: if it does identify the message, say so with
+// topic. It ignores the header if the message has a Watermill UUID: Debezium sends none, and others use "id" for other
+// things. For the same reason an id that is not a UUID is an error. If it does identify the message, say so with
 // ExtractHeader("id").
 func ExtractDebezium(in Incoming) (Identity, error) {
 	if in.UUID != "" {

@@ -2,9 +2,9 @@ package producer
 
 import "errors"
 
-// Failures returns what an error of Publisher.Publish says about the messages of the call, of which there were so many.
-// It reports false if it says nothing about single messages, or nothing that makes sense: then it is unknown which of
-// them were published.
+// Failures returns what an error of Publisher.Publish says about each of the call's messages. It reports false if the
+// error says nothing about single messages, or nothing that makes sense: then it is unknown which of them were
+// published.
 func Failures(err error, messages int) ([]Failure, bool) {
 	e := alone(err)
 	if e == nil || len(e.Failures) == 0 {
@@ -18,8 +18,8 @@ func Failures(err error, messages int) ([]Failure, bool) {
 	return e.Failures, true
 }
 
-// alone returns the PublishError that err is or wraps, and nil if it stands beside other errors: a message that it does
-// not mention may be in one of those.
+// alone returns the PublishError that err is or wraps. It returns nil if there are other errors beside it, because
+// those may be about messages that it does not mention.
 func alone(err error) *PublishError {
 	for ; err != nil; err = errors.Unwrap(err) { // not into joined errors
 		if e, ok := err.(*PublishError); ok { //nolint:errorlint // this is the search

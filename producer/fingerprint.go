@@ -17,9 +17,9 @@ import (
 // A Fingerprinter identifies the content of a message, so that a reused ID is noticed. It is safe for concurrent use.
 // An error means that the payload cannot be fingerprinted, now or later.
 //
-// One of your own names its way in Fingerprint.Scheme. If it comes to compute another sum of the same payload, it needs
-// another Scheme with that: else each message that is known from before is a mismatch, also one that has failed and
-// waits for its next attempt, which is dead-lettered without it.
+// Your own Fingerprinter names its method in Fingerprint.Scheme. If you change the sum of a payload, change the Scheme
+// too. Otherwise each known message is a mismatch; one that waits for its next attempt is then dead-lettered without
+// it.
 type Fingerprinter func(payload []byte) (dedupstore.Fingerprint, error)
 
 // FingerprintPayload is the SHA-256 of the whole payload, byte for byte: scheme "sha256". It never fails.
@@ -34,33 +34,32 @@ func fingerprint(scheme string, content []byte) dedupstore.Fingerprint {
 	return dedupstore.Fingerprint{Scheme: scheme, Sum: string(text[:])}
 }
 
-// JSONFields chooses what of a JSON document makes its fingerprint. Zero: all of it.
+// JSONFields chooses which parts of a JSON document make its fingerprint. Zero: all of it.
 //
-// Fields are written as JSON Pointers (RFC 6901): "/customer/id" is the member id of the member customer, "~1" stands
-// for a slash in a name and "~0" for a tilde. An array takes no step of its own: the rest applies to each element, so
-// that "/items/price" is the price of every item.
+// Fields are JSON Pointers (RFC 6901): "/customer/id" is the member id of the member customer. In a name, "~1" stands
+// for a slash and "~0" for a tilde. An array takes no step: the rest applies to each element, so "/items/price" is the
+// price of every item.
 type JSONFields struct {
-	// Keep are the fields that count, with all that is below them. Empty: all fields. A document that has none of
-	// them is an error: every such document would look alike.
+	// Keep are the fields that count, with all that is below them. Empty: all fields. A document without any of them is
+	// an error, because all such documents would look alike.
 	Keep []string
 
-	// Strip are fields that do not count, such as a timestamp of sending; also below fields that are kept. One that
-	// covers a field of Keep is refused: nothing would be left of that field.
+	// Strip are fields that do not count, such as a timestamp of sending, also below kept fields. One that covers a
+	// field of Keep is refused, because nothing would be left of it.
 	Strip []string
 }
 
-// FingerprintJSON returns a Fingerprinter for JSON payloads: the SHA-256 of the canonical form of RFC 8785, so that
-// white space, the order of members and the spelling of numbers and strings do not matter. Its scheme is
-// "json-sha256", with a suffix that depends on the fields, if any: documents that were fingerprinted with other fields
-// are not compared.
+// FingerprintJSON returns a Fingerprinter for JSON payloads: the SHA-256 of their canonical form (RFC 8785). White
+// space, the order of members and the spelling of numbers and strings do not matter. Its scheme is "json-sha256", with
+// a suffix for the fields, if any, so that fingerprints of other fields are not compared.
 //
 // It returns a *dedupstore.InvalidError for a field that is not a JSON Pointer, and for one of Strip that covers one of
-// Keep. The Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 10,000
-// levels, or has a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them with up to 17
-// digits. So an integer that comes out of this as another one is refused, unless it is stripped, instead of looking
-// like its neighbour, however it is written: 9007199254740993, also with ".0" or "e0" after it. Up to 2^53, or with no
-// more than 15 digits before its zeros, none is. A number that is too close to zero for a double, but not zero, is
-// refused too. Other fractions are compared as doubles.
+// Keep. The Fingerprinter returns one for a payload that is not JSON, has a member twice, or is nested deeper than
+// 10,000 levels. So it does for a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them
+// with up to 17 digits. An integer that would come out as its neighbour is refused, unless it is stripped:
+// 9007199254740993, also with ".0" or "e0" after it. Integers up to 2^53, or with at most 15 digits before their zeros,
+// always fit. A number that is not zero, but too close to it for a double, is refused too. Other fractions are compared
+// as doubles.
 func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	keep, err := pointers("JSONFields.Keep", fields.Keep)
 	if err != nil {
@@ -104,7 +103,7 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	}, nil
 }
 
-// scheme names the way of fingerprinting. It depends on the sets of fields, not on their order.
+// scheme names the method. It depends on the sets of fields, not on their order.
 func (f JSONFields) scheme() string {
 	const all = "json-sha256"
 	if len(f.Keep)+len(f.Strip) == 0 {

@@ -7,9 +7,9 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// IDs that others gave are written as "~kind,namespace,…,id". In the parts "%", "," and space are written as %25, %2C
-// and %20, so that different parts never make the same ID. Our own IDs never begin with "~". A foreign ID that is over
-// dedupstore.MaxID as a whole becomes "~kind,UUID" instead, where the UUID is derived from its parts.
+// IDs of other systems are written as "~kind,namespace,…,id". In the parts, "%", "," and space become %25, %2C and %20,
+// so that different parts never make the same ID. Our own IDs never begin with "~". A foreign ID longer than
+// dedupstore.MaxID becomes "~kind,UUID", with a UUID derived from its parts.
 const foreignPrefix = "~"
 
 // foreignParts is how many parts each kind of foreign ID has. At least two: one alone is the derived form.
@@ -23,9 +23,9 @@ var foreignParts = map[string]int{
 	"ext":  2, // namespace, id
 }
 
-// ForeignID returns the message ID for an ID that another system gave, for extractors of your own: unique by namespace
-// and ID together, never equal to an ID of NewID, DeriveID, or of another kind of foreign ID. One that would be longer
-// than dedupstore.MaxID bytes is replaced by a hash of the two.
+// ForeignID returns the message ID for an ID of another system. Use it in your own extractors. It is unique by
+// namespace and ID together, and never equal to an ID of NewID, DeriveID, or another kind of foreign ID. If it would be
+// longer than dedupstore.MaxID bytes, it is a hash of the two.
 func ForeignID(namespace, id string) string { return foreignID("ext", namespace, id) }
 
 var foreignEscaper = strings.NewReplacer("%", "%25", ",", "%2C", " ", "%20")

@@ -9,16 +9,16 @@ import (
 )
 
 // NewID returns an ID for a new action: a UUIDv7 (RFC 9562), unique, ordered by time to the millisecond. Call it once
-// per action, outside of every loop that retries.
+// per action, outside of all retries.
 func NewID() string { return ids.New() }
 
-// DeriveID returns the ID of an action that has a natural identity, such as an order number and a revision: a UUIDv8
-// (RFC 9562) made of the SHA-256 of its arguments. The same arguments give the same ID in every process and version;
-// ("a", "bc") and ("ab", "c") differ. The namespace says whose identity it is ("shop/orders"); names that begin with
-// "oncemill/" are taken.
+// DeriveID returns the ID of an action that has a natural identity, such as an order number and a revision. It is a
+// UUIDv8 (RFC 9562) made of the SHA-256 of the arguments. The same arguments give the same ID in every process and
+// version; ("a", "bc") and ("ab", "c") differ. The namespace says whose identity it is ("shop/orders"); names that
+// begin with "oncemill/" are taken.
 //
-// It panics without a namespace or without parts: every message would get the same ID, and all but one be dropped as
-// duplicates. Parts may be empty strings.
+// It panics without a namespace or without parts: every message would get the same ID, and all but one would be dropped
+// as duplicates. Parts may be empty strings.
 func DeriveID(namespace string, parts ...string) string {
 	if namespace == "" || len(parts) == 0 {
 		panic("producer: DeriveID needs a namespace and at least one part")
@@ -26,9 +26,9 @@ func DeriveID(namespace string, parts ...string) string {
 	return ids.Derive(namespace, parts...)
 }
 
-// checkID returns a *dedupstore.InvalidError for an ID that cannot be a message's: not 1 to dedupstore.MaxID bytes of
-// UTF-8, with control characters, with spaces around it, which brokers cut off, or a "~" that no foreign ID begins
-// with.
+// checkID returns a *dedupstore.InvalidError for an ID that cannot be a message's. It must have 1 to dedupstore.MaxID
+// bytes of UTF-8, no control characters, and no spaces around it, which brokers cut off. Only a foreign ID may begin
+// with "~".
 func checkID(field, id string) error {
 	if problem := idProblem(id); problem != "" {
 		return invalid(field, problem)

@@ -31,7 +31,7 @@ func parseJSON(payload []byte) (doc any, err error) {
 	return doc, err
 }
 
-// badNumber finds a number that would look like another one after it has become a double, and where it is.
+// badNumber finds a number that would look like another one as a double, and where it is.
 func badNumber(doc any) (place, problem string) {
 	switch doc := doc.(type) {
 	case map[string]any:
@@ -71,9 +71,9 @@ func numberProblem(number string) string {
 	return ""
 }
 
-// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without
-// zeros around the digits: however an integer is written, its exponent is not negative. Zero has no digits. It does not
-// compute with them: a stranger's number can be as long as a message.
+// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign and without
+// zeros around the digits. The exponent of an integer is never negative, however it is written. Zero has no digits.
+// decimal does not compute with the digits: a stranger's number can be as long as a message.
 func decimal(number string) (digits string, exponent int) {
 	mantissa, power, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
 	whole, fraction, _ := strings.Cut(mantissa, ".")

@@ -7,36 +7,36 @@ import (
 	"time"
 )
 
-// A Message is something to be published. Its ID is what consumers deduplicate by: it is given once, before the first
-// attempt to publish, and stays through every retry.
+// A Message is something to publish. Consumers deduplicate by its ID, which is given once, before the first attempt to
+// publish, and stays through every retry.
 type Message struct {
-	// ID is the stable identity of the logical message. See NewID and DeriveID. Where it may be empty, the publisher
-	// says so and mints one.
+	// ID is the stable identity of the logical message. See NewID and DeriveID. Publishers that accept an empty one say
+	// so, and mint an ID.
 	ID string
 
 	// Topic is where the message goes: a NATS subject, a Kafka topic. Never empty.
 	Topic string
 
-	// Key is the partition or ordering key. Empty: the message is not ordered against others.
+	// Key is the order key, which is Kafka's partition key. Empty: the message is not ordered against others.
 	Key string
 
 	// Header travels beside the payload. Names that begin with "oncemill-" are this project's own.
 	Header Header
 
-	// Payload is opaque bytes. Nil is as empty, except to franz.Publisher itself, without an outbox: a tombstone.
+	// Payload is opaque bytes. Nil is like empty, except to franz.Publisher without an outbox: there it is a tombstone.
 	Payload []byte
 
-	// NotBefore delays the message. Zero: no delay. Outboxes hold the message until then; publishers that send at
-	// once refuse a time that lies ahead.
+	// NotBefore delays the message. Outboxes hold it until then; publishers that send at once refuse a time that lies
+	// ahead. Zero: no delay.
 	NotBefore time.Time
 }
 
-// A Header holds one value a name. Names are compared without regard to case, as brokers and clients spell them
-// differently.
+// A Header holds one value for each name. Names are compared without regard to case, because brokers and clients spell
+// them differently.
 type Header map[string]string
 
-// Get returns the value of a name, in any case, or "". An exact match wins, then of several spellings the one that
-// comes first in byte order.
+// Get returns the value of a name, in any case, or "". An exact match wins, then the spelling that comes first in byte
+// order.
 func (h Header) Get(name string) string {
 	if v, ok := h[name]; ok {
 		return v

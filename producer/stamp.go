@@ -12,15 +12,14 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Stamp makes a message ready for its first attempt to be published. A message without an ID takes the one in its
-// header oncemill-id, or else a new one; the header is set; the trace context of ctx is written beside it with
-// OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes
-// nothing.
+// Stamp makes a message ready to be published for the first time. A message without an ID takes the one in its header
+// oncemill-id, or else a new one. Stamp sets that header. It also writes the trace context of ctx, unless there is one,
+// with OpenTelemetry's global propagator or that of WithPropagator. Stamping again changes nothing.
 //
-// It returns a *dedupstore.InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header
-// disagree, or if a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is
-// not there in this spelling, but in several others with different values. The message's header is replaced, not
-// written to, so that messages may share one.
+// It returns a *dedupstore.InvalidError, and leaves the message alone, if the ID cannot be used, or if ID and header
+// disagree. The headers oncemill-id, oncemill-purpose and oncemill-generation tell copies apart: it is an error, too,
+// if one is there only in other spellings with different values. The message's header is replaced, not written to, so
+// messages may share one.
 func Stamp(ctx context.Context, m *Message) error {
 	stamped, found, err := m.Header.lookup(HeaderID)
 	if err != nil {
@@ -50,16 +49,15 @@ func Stamp(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// WithPropagator returns a context in which Stamp, and all that uses it, writes trace context with p instead of
-// OpenTelemetry's global propagator. A handler's context has that of its Processor already.
+// WithPropagator returns a context in which Stamp writes trace context with p instead of OpenTelemetry's global
+// propagator. A handler's context already has that of its Processor.
 func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) context.Context {
 	return telemetry.WithPropagator(ctx, p)
 }
 
-// Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it
-// goes on the wire, without the header oncemill-name. Its header is a copy. It returns a *dedupstore.InvalidError for
-// an empty topic, for a missing ID (minted here, it would be another one at the next attempt) and for a NotBefore that
-// lies ahead.
+// Outgoing returns the message stamped, as a publisher that sends at once puts it on the wire: without the header
+// oncemill-name. Its header is a copy. It returns a *dedupstore.InvalidError for an empty topic, for a NotBefore that
+// lies ahead, and for a missing ID. One minted here would change at the next attempt.
 func Outgoing(ctx context.Context, m Message) (Message, error) {
 	switch {
 	case m.Topic == "":
@@ -78,7 +76,7 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	return m, nil
 }
 
-// With returns a copy that has this value for a name, in this spelling only.
+// With returns a copy with this value for a name, in this spelling only.
 func (h Header) With(name, value string) Header {
 	h = h.without(name)
 	h[name] = value

@@ -1,5 +1,5 @@
-// Program consumer measures the way of a message from JetStream through a handler that does nothing: Oncemill with the
-// Redis store, against the usual middleware with SET before and after on the stock adapter, and against the same
+// Program consumer measures the way of a message from JetStream through a handler that does nothing. It compares
+// Oncemill on Redis with the usual middleware on the stock adapter, which SETs before and after, and with the same
 // subscribers without deduplication. Every variant has to handle each message exactly once and to get every
 // acknowledgement to the server.
 package main

@@ -1,6 +1,6 @@
-// Program kafka measures the way of a record from Kafka through a handler that does nothing: a franz.Worker with the Redis
-// store, against a loop of franz-go that polls, handles and commits. Every variant has to handle each record exactly once
-// and to have each offset committed.
+// Program kafka measures the way of a record from Kafka through a handler that does nothing. It compares a franz.Worker
+// on Redis with a loop of franz-go that polls, handles and commits. Every variant has to handle each record exactly
+// once and to have each offset committed.
 package main
 
 import (

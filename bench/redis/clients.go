@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
-// sliced is into how many pieces a cell is cut where latency decides. How fast a few goroutines and the server answer
-// each other depends, for seconds on end, on where the system runs them and how deep the processor sleeps in between:
-// only short pieces that lie close together can be compared.
+// sliced is into how many pieces a cell is cut where latency decides. A few goroutines and the server answer each other
+// at a pace that changes every few seconds, with the cores they run on and how deep those sleep. Only short pieces that
+// lie close together can be compared.
 const sliced = 10
 
 // clients compares the store with plain go-redis and with go-redis's own pipelining, from 1 to 256 goroutines.

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
-// A path is one way to claim, or to claim and settle: some steps, each of which goes out for 128 messages in one
-// pipeline before the next step begins. It shows what a way costs the server, the client left out.
+// A path is one way to claim, or to claim and settle. It has some steps, and each goes out for 128 messages in one
+// pipeline before the next begins. It shows what a way costs the server, the client left out.
 type path struct {
 	name  string
 	steps []step

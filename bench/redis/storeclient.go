@@ -32,8 +32,8 @@ type storeClient struct {
 // openFull returns the Redis store with full records.
 func openFull(addr string) (client, error) { return openStore(addr, fields{}) }
 
-// openStore returns the Redis store behind lines on which operations of many callers travel together, as a guard has
-// them, and with a connection for every goroutine if it wants them.
+// openStore returns the Redis store behind the same lines as a guard has, on which operations of many callers travel
+// together. If wanted, every goroutine gets a connection.
 func openStore(addr string, f fields) (client, error) {
 	rdb := redis.NewClient(options(addr))
 	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix, SkipCheck: true})
@@ -91,7 +91,7 @@ func (c *storeClient) check(ctx context.Context, m message) error {
 func (c *storeClient) close() error { return c.closing() }
 
 // openNothing returns a client whose store does nothing: it grants every claim and knows every message as succeeded.
-// What it costs is the load's own.
+// Its cost is the load's own.
 func openNothing() client {
 	claim := func(_ context.Context, r dedupstore.Request) *dedupstore.ClaimResult {
 		if r.Owner == "somebody-else-asks" {

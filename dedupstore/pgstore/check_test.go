@@ -361,7 +361,7 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	}
 	want("running off", "done on")
 
-	// Whatever a handler has set for its effects, what is acknowledged is on disk.
+	// An acknowledged outcome is on disk, whatever the handler has set for its effects.
 	const hasty = `SET LOCAL synchronous_commit = off`
 	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 		c := runOf(t, inbox, "hasty-"+name)

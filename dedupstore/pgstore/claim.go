@@ -87,8 +87,8 @@ func (f *form) answer(c *claiming) (dedupstore.Answer, error) {
 	return c.read()
 }
 
-// claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so
-// that two of them never wait for each other in a circle.
+// claimFresh answers the first claims of keys, in one transaction and in the order of the keys, so that two
+// transactions never deadlock.
 func (f *form) claimFresh(ctx context.Context, claims []*claiming) error {
 	order := slices.Clone(claims)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return bytes.Compare(a.id, b.id) })

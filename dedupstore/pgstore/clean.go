@@ -11,9 +11,9 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// Clean deletes records that have expired, at most limit of them (1 to 100,000), in one transaction, and returns how
-// many; and at most as many heartbeats of runs that are over. It is quick for a limit of some thousands; claims do not
-// wait for it. While another cleaning of this store is under way, it does nothing and returns 0.
+// Clean deletes expired records in one transaction, at most limit of them (1 to 100,000), and returns how many. It also
+// deletes at most as many heartbeats of runs that are over. It is quick for a limit of some thousands, and claims do
+// not wait for it. While another cleaning of this store runs, it does nothing and returns 0.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 || limit > mostCleaned {
 		return 0, &dedupstore.InvalidError{Field: "limit",
@@ -37,11 +37,10 @@ func (s *Store) clean(ctx context.Context, limit int) (records, beats int, err e
 	return records, beats, nil
 }
 
-// RunCleaning deletes expired records, and heartbeats of runs that are over, in batches, at once and then every minute,
-// until ctx ends; then it returns nil. After each batch it rests for three times as long as that took: what a server
-// writes for a cleaning, and reads, delays the commits of others for no longer than a small batch does, and the slower
-// the server, the longer the rests. Errors are logged, and it goes on. It may run in every process: one at a time
-// cleans.
+// RunCleaning deletes expired records, and heartbeats of runs that are over. It starts at once, looks again every
+// minute, and returns nil when ctx ends. It works in batches and rests after each for three times as long as the batch
+// took. So it delays the commits of others no longer than a small batch does, also on a slow server. It logs errors and
+// goes on. It may run in every process: one at a time cleans.
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if err := s.cleanAll(ctx); err != nil && ctx.Err() == nil {

@@ -253,7 +253,7 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 		t.Errorf("old records make claims take %.2f times as long, want %.1f at most", slower, limit)
 	}
 
-	// What filling has left to write is not what cleaning costs: records that expire were on disk long before.
+	// The leftover writes of filling are no cost of cleaning: records that expire were on disk long before.
 	mustExec(t, pool, `CHECKPOINT`)
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -16,18 +16,17 @@ type Config struct {
 	// with a digit; upper and lower case differ. Empty: where the search path of the connections leads.
 	Schema string
 
-	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of
-	// the tables beside it, Table_beats, Table_duplicates and Table_settings. As Schema. Empty: "oncemill_dedup".
+	// Table is the name of the table of records, and the start of the names of its indexes and functions. Beside it are
+	// Table_beats, Table_duplicates and Table_settings. It has the same form as Schema. Empty: "oncemill_dedup".
 	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 
-	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by
-	// default. Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when
+	// Isolation is the isolation level of the transactions that an inbox begins. Empty: the database's default. Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when
 	// PostgreSQL refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs
 	// again.
 	Isolation pgx.TxIsoLevel
 
-	// Logger gets what RunCleaning and inboxes have to say. Nil: slog.Default().
+	// Logger gets the log lines of RunCleaning and inboxes. Nil: slog.Default().
 	Logger *slog.Logger
 }
 

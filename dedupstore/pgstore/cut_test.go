@@ -16,7 +16,7 @@ import (
 )
 
 // TestInbox_ConnectionsLostAtEachStatement loses the connection at each request of a message's life, before and after
-// the server had it, and delivers the message until it is done: it has one effect, and one outcome.
+// the server had it. It delivers the message until it is done. There is one effect, and one outcome.
 func TestInbox_ConnectionsLostAtEachStatement(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -1,6 +1,5 @@
-// Package pgstore keeps records in PostgreSQL, version 14 or later (tested with 15), in two forms.
-//
-// The inbox settles in the transaction that has the handler's effects: both happen, or neither.
+// Package pgstore keeps dedup records in PostgreSQL 14 or later (tested with 15). The inbox settles in the transaction
+// that has the handler's effects, so both happen or neither:
 //
 //	store, err := pgstore.New(pool, pgstore.Config{})
 //	err = store.Migrate(ctx)
@@ -12,53 +11,34 @@
 //		return err // nil commits the effect and the outcome together; Publish(ctx, …) of a pgoutbox.Outbox joins, too
 //	}
 //
-// The leased form is the store itself, for handlers whose effects are elsewhere. A handler that begins a transaction of
-// its own can settle in it:
-//
-//	guard, err := oncemill.NewGuard(store, oncemill.HighValue())
-//	// in the handler:
-//	err = store.Join(ctx, tx) // or store.JoinSQL
-//	err = tx.Commit(ctx)
+// The store itself grants leased claims, for effects elsewhere. A handler under a lease can settle in a transaction of
+// its own: see [Store.Join].
 //
 // # Guarantees
 //
-//   - A claim is one statement in a transaction of its own, and waits for no lock of a transaction that handles a
-//     message: a copy of a running message is answered Busy at once. Claims of a batch share a statement and a commit.
-//   - Inbox: in this database there is no second effect of a key within its window, whatever crashes. A holder whose
-//     lease was taken over cannot commit. When the answer to a commit is lost, the record is read until it tells; a
-//     transaction that had not settled by then cannot do so later.
-//   - Inbox: serialization failures and deadlocks make the handler run again, in a new transaction, and count as no
-//     attempt. Other failures are recorded although the handler's writes are rolled back.
-//   - Heartbeats write another row than the one that is settled, so that they never make a transaction under
-//     REPEATABLE READ fail. Under SERIALIZABLE PostgreSQL may still refuse a transaction because of rows in the same
-//     page, above all while the tables are small; the inbox then repeats it.
-//   - Commits wait for the disk, also where the database or the handler has set synchronous_commit = off. Only those
-//     of an inbox's claims do not, unless they write an outcome: nothing can be lost by it.
-//   - Nothing is kept in a session, which PgBouncer in transaction mode asks for, if the pool's
-//     default_query_exec_mode suits that too.
+//   - A claim waits for no transaction that handles a message. A copy of a running message is Busy at once.
+//   - Inbox: there is no second effect of a key in this database within its window, whatever crashes. A holder whose
+//     lease was taken over cannot commit.
+//   - Inbox: when the answer to a commit is lost, the store reads the record until it knows. A transaction that had not
+//     settled by then cannot settle later.
+//   - Inbox: after a serialization failure or a deadlock the handler runs again in a new transaction, which counts as
+//     no attempt. Other failures are recorded, and the handler's writes are rolled back.
+//   - Heartbeats never make a transaction under REPEATABLE READ fail. Under SERIALIZABLE they may, and the inbox
+//     repeats it.
+//   - Commits wait for the disk, whatever synchronous_commit says. Only claims of an inbox do not, because they lose
+//     nothing.
+//   - Nothing is kept in a session, so PgBouncer in transaction mode works with a suitable default_query_exec_mode.
 //
 // # What it does not guarantee
 //
-// The leased form has the limits of every lease: a holder that dies after its effect, or outlives its lease, leaves an
-// effect that a second run repeats. Effects outside of the inbox's transaction, such as calls of others, are in the
-// same position.
+//   - Under a lease, and for effects outside the inbox's transaction, a second effect is possible. The holder dies
+//     after its effect, or outlives its lease, and the message runs again.
+//   - The clock is the server's. Set forward, it ends leases and windows early; set back, it prolongs them.
+//   - A failover to a replica that lags forgets claims and outcomes. An inbox's effects go with them.
+//   - A handler must not end the inbox's transaction. See [Tx] for what happens then.
+//   - Expired records count as absent, but only [Store.Clean] and [Store.RunCleaning] delete them.
 //
-// The clock is the server's. Set forward, it ends leases and windows early: a duplicate of what has expired by it runs
-// again. Set back, it keeps them, and due times, by as much longer. A failover to a replica that had not received
-// everything forgets claims and outcomes, and, for an inbox, the effects with them.
+// [docs/postgres.md] has settings, privileges and connections.
 //
-// A handler that ends the inbox's transaction by raw SQL loses what the inbox is for. This is noticed before anything
-// is settled (ErrTxEnded), but what it has committed stays; the run is parked as unknown. RESET ALL is taken for that,
-// too, and rolled back. It is not noticed of a handler that commits, begins another transaction, as COMMIT AND CHAIN
-// does, and then cannot be asked about that: a statement failed in it, or its connection was lost, as by a timeout
-// during a statement, or, under Inbox, it has rows of a query open. The error may say that nothing was committed, and
-// its message runs again.
-//
-// Operations of a batch share statements, under a context that is no message's. Hooks of the pool that look into the
-// context (BeforeAcquire, tracers) find nothing of a message there: a pool is for one database, role and search path. A
-// handler that changes the search path or the role of the inbox's transaction has to change them back, or to name
-// Config.Schema and grant the other role what Migrate says; else the settlement is refused and everything rolled back.
-//
-// Expired records count as absent at once; they are deleted by [Store.Clean] or [Store.RunCleaning] only. A handler
-// that produces outputs publishes them by an outbox in its transaction, or returns them: they are part of the outcome.
+// [docs/postgres.md]: https://github.com/oncemill/oncemill/blob/main/docs/postgres.md
 package pgstore

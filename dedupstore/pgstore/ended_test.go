@@ -13,7 +13,7 @@ import (
 )
 
 // TestInbox_AnEndThatAClaimWroteOutlivesTheServer kills the server after a claim ended the run of a holder that stood
-// still, and the dead letter is out: that holder must not come back to life with the record, and commit.
+// still, and the dead letter is out. That holder must not come back to life with the record, and commit.
 func TestInbox_AnEndThatAClaimWroteOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	for name, park := range map[string]oncemill.ExpiredLease{"exhausted": oncemill.Retake, "parked": oncemill.Park} {

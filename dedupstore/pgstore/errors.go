@@ -11,14 +11,14 @@ import (
 )
 
 var (
-	// ErrInboxCommits is returned by Commit and Rollback of the transaction that an inbox gives to a handler: the inbox
+	// ErrInboxCommits is returned by Commit and Rollback of the transaction that an inbox gives to a handler. The inbox
 	// commits when the handler returns nil, and rolls back when it returns an error.
 	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: " +
 		"return nil to commit it, an error to roll it back")
 
-	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it
-	// wrote is committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an
-	// error, which this one wraps. Correct the handler. It is dedupstore.ErrEnded.
+	// ErrTxEnded says that the handler ended the inbox's transaction with a statement of its own. What it wrote is
+	// committed or lost without an outcome. The guard parks the run as unknown, also if the handler returned an error,
+	// which this one wraps. Correct the handler. It is dedupstore.ErrEnded.
 	ErrTxEnded = fmt.Errorf("pgstore: %w", dedupstore.ErrEnded)
 
 	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler
@@ -38,8 +38,8 @@ var (
 	// ErrInInbox is returned by Join within the run of an inbox, which settles in its own transaction.
 	ErrInInbox = errors.New("pgstore: Join in a run of an inbox, which settles by itself: write with Tx or SQLTx")
 
-	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler,
-	// which has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
+	// ErrSettled is returned by Join if the run has been settled before, by an earlier transaction that committed or by
+	// an earlier Join in this one. The transaction has failed and can only be rolled back.
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 
@@ -123,7 +123,7 @@ func unfit(subject, problem string, err error) error {
 	return &dedupstore.SetupError{Package: "pgstore", Subject: subject, Problem: problem, Err: err}
 }
 
-// failed says what failed. A *SetupError says it by itself, and the caller's own context is told as it is.
+// failed adds what failed to an error. It leaves a *SetupError and the error of the caller's own context as they are.
 func (s *Store) failed(what string, err error) error {
 	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
 		return err

@@ -82,7 +82,8 @@ type firstRun struct {
 	over    bool
 }
 
-// firstToken says that a transaction has made its record: nobody else can settle that, or bar the transaction.
+// firstToken marks a transaction that has made its own record: nobody else can settle that record or bar the
+// transaction.
 const firstToken = "first"
 
 // quick bounds the runs whose record does not say how long they took.

@@ -242,7 +242,7 @@ func TestFirst_LockOfAnotherKeyOnlyMeansBusy(t *testing.T) {
 	wantEffects(t, pool, "1", 1)
 }
 
-// What others do to what the handler reads is a conflict, and no attempt.
+// If others change what the handler reads, that is a conflict, and no attempt.
 func TestFirst_ConflictIsNoAttempt(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -327,7 +327,7 @@ func TestFirst_FailuresCountAsTheFirstAttempt(t *testing.T) {
 	}
 }
 
-// What a handler commits by itself is committed with its outcome: only what it does afterwards has none.
+// A handler's own commit also commits its outcome; only what it does afterwards has none.
 func TestFirst_HandlersCommitIsSaid(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

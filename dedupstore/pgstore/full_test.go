@@ -25,8 +25,8 @@ func noRoomFor(t testing.TB, pool *pgxpool.Pool, condition string) {
 		FOR EACH ROW WHEN (`+condition+`) EXECUTE FUNCTION no_room()`)
 }
 
-// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain: with its outcome refused for their size, each delivery would
-// run the handler once more, until the attempts are spent and a message whose effect has happened is a dead letter.
+// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain: if the outcome were refused for their size, each delivery
+// would run the handler once more. In the end a message whose effect has happened would be a dead letter.
 func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -37,8 +37,8 @@ type run struct {
 	open  atomic.Int32 // rows and results that the handler has not closed
 }
 
-// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is
-// not in that transaction any more.
+// mark is set when an inbox's transaction begins and ends with it. A settlement that does not find it is outside that
+// transaction.
 const mark = `SET LOCAL oncemill.tx = 'inbox'`
 
 // lookArgs are those of the function that makes sure, at the beginning of a transaction, that there is something to do.

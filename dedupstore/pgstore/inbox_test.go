@@ -332,7 +332,7 @@ func TestTx_IsEndedByTheInboxOnly(t *testing.T) {
 		if err := kept.Rollback(ctx); !errors.Is(err, ErrInboxCommits) {
 			t.Errorf("Rollback returned %v, want ErrInboxCommits", err)
 		}
-		// What fails in a savepoint does not fail the transaction.
+		// A failure in a savepoint does not fail the transaction.
 		if err := pgx.BeginFunc(ctx, kept, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO missing VALUES (1)`)
 			return err

@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up,
-// while the holder of the second key, whose lease has just ended, extends it: what the batch believed when it began is
-// old.
+// TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up.
+// Meanwhile the holder of the second key, whose lease has just ended, extends it. So what the batch saw at its
+// beginning is old.
 func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

@@ -14,21 +14,21 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Join settles the run that ctx carries as succeeded, without a result, in a transaction of the handler: call it in the
-// handler of a Guard over the leased store, before the handler commits. So the effects and the outcome are committed
-// together, and not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the
-// outcome there; an error that it returns after its commit does not undo it.
+// Join settles the run that ctx carries as succeeded, without a result, in a transaction of the handler. Call it in the
+// handler of a Guard over the leased store, before the handler commits. Effects and outcome then commit together, and
+// not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the outcome in
+// the record. An error that it returns after the commit does not undo it.
 //
 // Join last, commit at once, and return. From Join to commit the record is locked: nobody can take the key over, and
 // heartbeats change nothing. If a transaction that stayed open for longer than the lease is rolled back, another owner
 // may come at once. Work after the commit is under no lease.
 //
-// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction. With
-// messages that the handler returns the guard's Finish is refused, and says so: they are not published.
+// A joined run has no result, and duplicates get none. Write what it produces to an outbox in the transaction. If the
+// handler returns messages, the guard's Finish is refused with an error, and they are not published.
 //
 // Errors: ErrClaimLost of package dedupstore if the claim does not hold any more, or is of another store; ErrSettled,
 // ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors
-// of PostgreSQL it cannot do otherwise: the transaction has failed.
+// of PostgreSQL the transaction has failed and cannot commit.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
 	if isnil.Nil(tx) {
 		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}

@@ -16,7 +16,7 @@ const (
 	versionSQL = `SELECT version FROM {settings}`
 	presentSQL = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{records}') IS NOT NULL`
 
-	// What is missing belongs where the tables are, whatever else the search path leads to first.
+	// Missing tables belong where the others are, whatever comes first in the search path.
 	staySQL = `
 SELECT set_config('search_path', quote_ident(n.nspname), true)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{settings}')`
@@ -26,16 +26,17 @@ INSERT INTO {settings} (version) VALUES ($1)
 ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
 )
 
-// Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
-// repeated, and may be called by several processes at once, while others use the store: it waits for the others who
-// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. Claims
-// wait behind it for as long, and behind each of several in turn: let one process do it. A store that is complete is
-// only looked at; what somebody dropped is made again. A newer version than this package's is welcome, as versions only
-// add.
+// Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, and you
+// may repeat it. Several processes may call it at once, while others use the store. It waits for other calls of
+// Migrate. It gives up on any other lock after a few seconds, with an error; then repeat it. Claims wait behind it for
+// as long, and behind each of several in turn, so let one process do it.
 //
-// It needs the privilege to create tables and functions in the schema, and the schema in the database if that is
-// missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table,
-// Table_beats and Table_duplicates, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by
+// If the store is complete, Migrate only looks. It makes again what somebody dropped. A newer version than this
+// package's is fine, because versions only add.
+//
+// It needs the privilege to create tables and functions in the schema, and to create the schema if that is missing.
+// Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on Table, Table_beats and
+// Table_duplicates, and SELECT on Table_settings. They also need EXECUTE on the functions, which everybody has by
 // default.
 //
 // Errors: a [*dedupstore.SetupError] if something else has the name.
@@ -49,10 +50,9 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their
-// own. The schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits
-// for open transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind
-// it. Set a lock_timeout before.
+// SQL returns the statements by which Migrate makes tables and functions, for your own migration tool. The schema must
+// be there. You may repeat them, but unlike Migrate they do not look first. CREATE INDEX waits for open transactions
+// that wrote to the table, even if the index is there, and other writers wait behind it. Set a lock_timeout before.
 func (s *Store) SQL() string {
 	keep := strings.ReplaceAll(s.sql.keep, "$1", strconv.Itoa(version))
 	return s.sql.schema + "\n" + s.sql.functions + keep + ";\n"

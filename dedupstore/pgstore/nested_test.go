@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Handlers that have all the places of a pool, each with a run of another store of it in itself: it must not wait for a
-// place that only the end of such a handler frees.
+// Handlers have all the places of a pool, and each runs another store of the pool inside itself. Such a run must not
+// wait for a place that only the end of a handler frees.
 func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 4 })

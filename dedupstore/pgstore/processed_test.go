@@ -17,8 +17,8 @@ import (
 // errDeclines is what a handler returns whose row has to be rolled back.
 var errDeclines = errors.New("declined")
 
-// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/adopting.md says of a table of processed messages:
-// processes without a guard, which only insert there, run beside those that do so in the inbox's transaction.
+// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/adopting.md says of a table of processed messages.
+// Processes without a guard, which only insert there, run beside those that insert in the inbox's transaction.
 func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
@@ -52,7 +52,7 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 				})
 			}
 
-			// What an old process has done, the guard runs without an effect, once, and keeps.
+			// The guard runs once, without an effect, what an old process has done, and keeps the outcome.
 			if err := old("before"); err != nil {
 				t.Fatal(err)
 			}

@@ -110,9 +110,8 @@ func (s *settling) plain() bool {
 		s.reason == "" && s.stubs == nil
 }
 
-// foreseen reports whether the date of cleaning that the claim has set does for the outcome: it is late enough, unless
-// the run took longer than a sixteenth of the window, after which cleaning has a look and postpones it; and it is not
-// much too late.
+// foreseen reports whether the claim's date of cleaning fits the outcome. It must not be much too late, and it must be
+// late enough. After a run of over a sixteenth of the window it may be early: cleaning then looks and postpones it.
 func (s *settling) foreseen(c dedupstore.Claim) bool {
 	life := sqlstore.Micros(c.Lease) + sqlstore.Micros(c.Retention)
 	return sqlstore.Micros(c.Retention) >= s.retention && life+life/16 <= 3*s.retention
@@ -145,9 +144,9 @@ func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []er
 // such a transaction was rolled back before, takes less.
 const joinPatience = 50 * time.Millisecond
 
-// settle makes n operations, and asks again for records that somebody had locked, until they are not, or ctx ends. A
-// record is locked for long only by a transaction that settles this very claim. If that is one of a handler that has
-// called Join, nobody takes the key over meanwhile, and extensions need not wait.
+// settle makes n operations. It asks again for records that somebody had locked, until they are free or ctx ends. Only
+// a transaction that settles this very claim locks a record for long. If it is a handler's that has called Join, nobody
+// takes the key over meanwhile, and extensions need not wait.
 func (f *form) settle(ctx context.Context, what string, n int, operation func(i int) (*settling, error)) []error {
 	errs, all := make([]error, n), make([]*settling, n)
 	var rest []*settling

@@ -12,12 +12,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need
-// connections beside them, or every lease would end while its holder waits for one.
+// slots bound how many transactions of a pool's inboxes are open at once. Claims, heartbeats and settlements need
+// connections too, or every lease would end while its holder waits for one.
 type slots chan struct{}
 
-// pools has the shares of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a
-// pool, as one for each schema, and each knows of its own runs only.
+// pools has the slots of each pool, by weak.Pointer[pgxpool.Pool]. Several stores may share a pool, such as one for
+// each schema, and each knows only its own runs.
 var pools sync.Map
 
 // A share is what the stores of a pool have in common.
@@ -58,11 +58,11 @@ func shareOf(pool *pgxpool.Pool) *share {
 	return known.(*share)
 }
 
-// A holder is the key of a context's value, the slots that the handler of a run in progress has for runs in itself.
+// A holder is the key of a context's value: the slots that a running handler has for runs inside itself.
 type holder struct{ slots }
 
-// take returns what frees the slot. Handlers that have all of them may each wait for a run in itself: each has one for
-// those. One and no more, as a handler may begin many at once.
+// take returns a function that frees the slot. When handlers have all slots, each may wait for a run inside itself, so
+// each has one more for that. It has only one, because a handler may begin many at once.
 func (s slots) take(ctx context.Context) (free func(), err error) {
 	within, _ := ctx.Value(holder{s}).(slots) // nil outside of a handler
 	select {
@@ -80,13 +80,13 @@ func (s slots) held(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
 }
 
-// owners are tokens of claims that this program knows something of. It may forget: what it does not know is asked.
+// owners remembers the tokens of some claims. It may forget: the store asks for what it does not know.
 type owners struct {
 	mu    sync.Mutex
 	until map[string]time.Time
 }
 
-// mostOwners bounds what is remembered of claims that nobody settles.
+// mostOwners bounds how many claims are remembered that nobody settles.
 const mostOwners = 1 << 14
 
 func (o *owners) add(owner string, until time.Time) {

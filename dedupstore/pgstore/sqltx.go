@@ -16,8 +16,8 @@ import (
 )
 
 // SQLTx returns the transaction that the inbox began before it called the handler. The inbox commits it or rolls it
-// back when the handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls
-// Rollback and returns an error.
+// back when the handler has returned. A handler that ends it gets ErrTxEnded for its run, unless it calls Rollback and
+// returns an error.
 //
 // It panics outside a run of [Store.InboxSQL].
 func SQLTx(ctx context.Context) *sql.Tx {
@@ -179,8 +179,8 @@ func (q *sqlSession) context(ctx context.Context) context.Context {
 	return txctx.With(ctx, q)
 }
 
-// beat leaves it to the handler's next statement to find that the connection is lost: the package says the same of one
-// that is in use.
+// beat keeps the session busy and ignores errors: database/sql cannot tell a lost connection from one in use. The
+// handler's next statement finds out.
 func (q *sqlSession) beat(ctx context.Context) error {
 	_, _ = q.tx.ExecContext(ctx, "-- the handler is alive")
 	return nil
@@ -210,8 +210,8 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	return err
 }
 
-// cut ends what the transaction waits for: the package waits for a statement that a goroutine of the handler has under
-// way, whatever becomes of the transaction's context. It may come when the transaction is over.
+// cut ends the statement that the transaction waits for. database/sql waits for a statement of the handler's goroutine,
+// even if the transaction's context has ended. A cut may come when the transaction is over.
 func (q *sqlSession) cut() {
 	q.cancel()
 	q.giving.Lock()

@@ -15,9 +15,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
-// TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment, as after a failover
-// the old address does where the old primary came back as one: connections to it work, and the pool would keep them for
-// an hour.
+// TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment. That happens after a
+// failover, if the old primary comes back as a standby at the old address. Connections to it work, and the pool would
+// keep them for an hour.
 func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
 	t.Parallel()
 	old, primary := postgrestest.Start(t), postgrestest.Start(t)

@@ -63,23 +63,23 @@ const (
 	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
 )
 
-// What nearly every message needs is done by statements that are no functions, which costs half as much. Before them
-// come the settings that functions make by themselves, for the same reasons: see claim.sql and settle.sql.
+// Nearly every message needs these statements. They are no functions, which costs half as much. Before them come the
+// settings that functions make inside, for the same reasons: see claim.sql and settle.sql.
 const (
 	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
 	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
 	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
-	// callIndexes comes before a settlement, which sees to its durability by itself.
+	// callIndexes comes before a settlement, which sets its own durability.
 	callIndexes = `SET LOCAL enable_seqscan = off`
 
-	// callCommitted comes before what takes a lock and then looks at heartbeats, which it must see as they are: under
-	// REPEATABLE READ, which the database may have by default, one that came since the statement began would be missed.
+	// callCommitted comes before statements that take a lock and then look at heartbeats. Under REPEATABLE READ, which
+	// the database may have by default, they would miss a heartbeat that came since the statement began.
 	callCommitted = `BEGIN ISOLATION LEVEL READ COMMITTED`
 
-	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless
-	// their client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims
-	// goes alone.
+	// How long claims wait for others that are inserting the same keys. A commit is quicker than that, unless its
+	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes
+	// alone.
 	waitTogether = `, set_config('lock_timeout', '200ms', true)`
 	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
 )

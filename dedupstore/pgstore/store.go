@@ -11,11 +11,15 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// A Store keeps records in PostgreSQL: the leased form, by itself, and the inbox, by Inbox or InboxSQL. It is safe for
-// concurrent use and holds nothing that must be closed; the pool belongs to the caller. An inbox uses one connection
-// for each handler that runs, at most three quarters of the pool; other runs wait for their turn under a heartbeat.
-// Claims, heartbeats and settlements use the other connections: give the pool some more than there are handlers at
-// once.
+// A Store keeps records in PostgreSQL. It is the leased form; Inbox and InboxSQL return the inbox. It is safe for
+// concurrent use and holds nothing that must be closed. The pool belongs to the caller.
+//
+// An inbox uses one connection for each handler that runs, at most three quarters of the pool; other runs wait for
+// their turn under a heartbeat. Claims, heartbeats and settlements use the other connections, so give the pool some
+// more than there are handlers at once.
+//
+// The operations of a batch share statements, under a context of the store. Hooks of the pool that look into the
+// context (BeforeAcquire, tracers) find nothing of a message there: use a pool for one database, role and search path.
 type Store struct {
 	pool     *pgxpool.Pool
 	cfg      Config
@@ -67,11 +71,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the
-// two forms know of a key is the same record.
+// Inbox returns the form of the store that settles in the handler's transaction. The handler finds it by Tx. Both forms
+// share the record of a key.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
-// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more
+// InboxSQL is Inbox for handlers that write with database/sql. They find the transaction by SQLTx. It costs two more
 // round trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
@@ -81,13 +85,12 @@ func idOf(name string) []byte {
 	return sum[:16]
 }
 
-// repetitions is how often a statement of the store itself is tried that PostgreSQL refuses because of others. That
-// happens only where the database has another isolation than READ COMMITTED by default.
+// repetitions is how often the store tries a statement of its own that PostgreSQL refuses because of others. That
+// happens only where the database's default isolation is not READ COMMITTED.
 const repetitions = 10
 
-// again repeats a statement that PostgreSQL refused because of others. Where a server only reads, the pool has to
-// connect anew: after a failover its name may have led to the old primary for a moment, and the connections would stay
-// there.
+// again repeats a statement that PostgreSQL refused because of others. If the server only reads, it resets the pool.
+// After a failover the name may have led to the old primary for a moment, and connections would stay there.
 func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 	for range repetitions {

@@ -14,13 +14,20 @@ import (
 )
 
 // Tx returns the transaction that the inbox began before it called the handler. Begin makes a savepoint in it. Commit
-// and Rollback return ErrInboxCommits: the inbox does that when the handler has returned.
+// and Rollback return ErrInboxCommits: the inbox does that when the handler has returned. It panics outside a run of
+// [Store.Inbox].
 //
 // One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
-// get pgx.ErrTxClosed. Its Conn is the pool's connection, and its LargeObjects work on that: nothing guards these, and
-// what is kept of them after the run writes into transactions of others.
+// get pgx.ErrTxClosed. Do not keep its Conn or its LargeObjects: nothing guards them, and after the run they write into
+// other transactions.
 //
-// It panics outside a run of [Store.Inbox].
+// A handler must not end the transaction by raw SQL, RESET ALL included. The store notices before it settles
+// (ErrTxEnded) and parks the run as unknown, but what was committed stays. It may not notice if the handler commits and
+// begins another transaction (COMMIT AND CHAIN). The message may run again if a statement fails there, the connection
+// is lost, or rows of a query are open.
+//
+// A handler that changes the search path or the role has to change them back. Otherwise set Config.Schema and grant the
+// other role what Migrate says, or the settlement is refused and everything is rolled back.
 func Tx(ctx context.Context) pgx.Tx {
 	s, ok := txctx.From[*pgxSession](ctx)
 	if !ok {
@@ -147,8 +154,8 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 }
 
 // cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
-// panic where a pool closes it under the call. A call that does not return, as one that waits for what the handler gave
-// it to copy, is left alone after endTimeout.
+// panic if a pool closes it under the call. A call that does not return, as one that waits for data to copy from the
+// handler, is left alone after endTimeout.
 func (p *pgxSession) cut() (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
@@ -163,8 +170,8 @@ func (p *pgxSession) cut() (open bool) {
 	return conn.TxStatus() != idle
 }
 
-// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another
-// one. One in which a statement failed cannot be asked.
+// left reports whether a connection has left the transaction that the inbox began, also if it is in another one. After
+// a failed statement it cannot be asked.
 func left(conn *pgx.Conn) bool {
 	status := conn.PgConn().TxStatus() // of a connection that is lost: the last that it had
 	if status != inTx || conn.IsClosed() {
@@ -187,8 +194,8 @@ func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 	_, _ = conn.Exec(bounded, "rollback")
 }
 
-// A begun transaction is one that the inbox has begun together with other statements. What pgx keeps of its own
-// transactions is made when it is needed.
+// A begun transaction is one that the inbox began together with other statements. It makes pgx's own bookkeeping only
+// when it is needed.
 type begun struct {
 	*connection
 	known pgx.Tx
@@ -226,9 +233,9 @@ func (*begun) Commit(context.Context) error   { return ErrInboxCommits }
 func (*begun) Rollback(context.Context) error { return ErrInboxCommits }
 func (b *begun) Conn() *pgx.Conn              { return b.connection }
 
-// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit
-// would be committed by itself, and later the connection is another run's. A pgx.Tx that has ended says so, too, but
-// not to a call that began just before.
+// A guarded transaction, or a savepoint in it, refuses calls once the inbox settles. A write after the commit would
+// commit alone, and later the connection belongs to another run. A pgx.Tx that has ended refuses calls too, but not one
+// that began just before.
 type guarded struct {
 	pgx.Tx
 	run *run
@@ -333,7 +340,7 @@ func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.State
 	return call(g, func() (*pgconn.StatementDescription, error) { return g.Tx.Prepare(ctx, name, query) })
 }
 
-// What is lent to a handler is the connection, until it has read or closed what a call returned.
+// The handler has the connection until it has read or closed what a call returned.
 type (
 	lentRows struct {
 		pgx.Rows

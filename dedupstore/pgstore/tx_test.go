@@ -175,8 +175,8 @@ func TestInbox_AMessageTakesFourRoundTrips(t *testing.T) {
 	}
 }
 
-// TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun: a statement that begins as the run ends must not be
-// made on the connection when that is another's; and pgx may panic where a pool closes a connection under a statement.
+// TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun: a statement that begins as the run ends must not be made on the
+// connection when that is another's. And pgx may panic where a pool closes a connection under a statement.
 func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -29,9 +29,9 @@ type barrier struct {
 
 func (b barrier) on() bool { return b.replicas > 0 }
 
-// outlast returns a context that ends after another one by as long as a claim that was sent before may take to be
-// answered. It has been granted, and if too few replicas have it, it must be given back: else it counts as an attempt.
-// Without a barrier, and without a deadline, it is the same context.
+// outlast returns a context that ends later than another one, by as long as a claim that was sent before may take to be
+// answered. Such a claim is granted, and if too few replicas have it, it must be given back, or it counts as an
+// attempt. Without a barrier, and without a deadline, it is the same context.
 func (b barrier) outlast(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, bounded := ctx.Deadline()
 	if !b.on() || !bounded {
@@ -45,8 +45,8 @@ func (b barrier) command(ctx context.Context) *redis.IntCmd {
 	return redis.NewIntCmd(ctx, "wait", b.replicas, b.timeout.Milliseconds())
 }
 
-// lack is why the runs are not granted that a pipeline got: too few replicas have them. Only runs need that: what has
-// to be published has been decided already.
+// lack says why the runs of a pipeline are not granted: too few replicas have them. Only runs need that: a publish step
+// has been decided already.
 func (b barrier) lack(client redis.UniversalClient, wait *redis.IntCmd) error {
 	replicas, why := wait.Result()
 	if _, several := client.(*redis.ClusterClient); several { // it has chosen a node for WAIT, perhaps not the claim's
@@ -68,8 +68,8 @@ func (s *Store) ClaimWait() time.Duration {
 	return s.barrier.timeout
 }
 
-// giveBack gives back runs that too few replicas have. Their owners have settled then, and are never granted the key
-// again: a late copy of the release must not meet a run of theirs. What cannot be given back ends with its lease, and
+// giveBack gives back runs that too few replicas have. Their owners have settled then, and never get the key again: a
+// late copy of the release must not meet a run of theirs. A claim that cannot be given back ends with its lease and
 // counts as an attempt.
 func (s *Store) giveBack(ctx context.Context, ops []*operation) {
 	if len(ops) == 0 {

@@ -80,8 +80,8 @@ func TestBarrier_ClaimIsGivenBackUncountedIfTheServerRefusesToWait(t *testing.T)
 	}
 }
 
-// Claims queue behind others that wait for replicas, and ask twice about keys that are known. What was granted meanwhile must
-// be given back, though its caller has no more time: it would count as an attempt.
+// Claims queue behind others that wait for replicas, and ask twice about keys that are known. A claim that was granted
+// meanwhile must be given back, though its caller has no more time: it would count as an attempt.
 func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for name, heeds := range map[string]bool{"client that heeds contexts": true, "client that does not": false} {

@@ -17,8 +17,8 @@ import (
 
 const noEviction = "noeviction"
 
-// check is the look before the first claim. Some clients do not heed contexts: it may go on when its caller has gone,
-// and the next caller takes another. Those that come at the same time look, too. Nobody else sees its report.
+// check is the look before the first claim. Nobody else sees its report. Some clients do not heed contexts, so it may
+// go on when its caller has gone. Another caller takes a look of its own.
 func (s *Store) check(ctx context.Context) error {
 	var report dedupstore.Report
 	var err error
@@ -34,17 +34,21 @@ func (s *Store) check(ctx context.Context) error {
 	return nil
 }
 
-// Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
-// [*dedupstore.SetupError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO),
-// or whose maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other
-// errors, such as LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET
-// is forbidden it says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if
-// the client heeds contexts.
+// Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master. It returns a
+// [*dedupstore.SetupError] for a server
 //
-// Unlike the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a
-// millisecond, in a Cluster at the master of that key. It refuses a user, or a server, that lacks one of these commands
-// (GET, PSETEX, PEXPIRE, PTTL, TYPE): claims would be granted whose outcomes cannot be stored. While a server runs no
-// script, as when it is loading, a warning says that this is unknown.
+//   - that is older than 6.2, or a replica;
+//   - that does not show its settings (INFO);
+//   - whose maxmemory-policy is not noeviction, even without maxmemory, which can be set at any time.
+//
+// Other errors, such as LOADING, are returned as they are, because they pass. The report says what survives a crash, or
+// that this is unknown where CONFIG GET is forbidden. Check does not look at replicas, which may become masters. It
+// ends with ctx if the client heeds contexts.
+//
+// Unlike the look before the first claim, Check also tries the commands that the scripts call. It uses a key of its own
+// that lives for a millisecond, in a Cluster at the master of that key. It refuses a user or a server without one of
+// them (GET, PSETEX, PEXPIRE, PTTL, TYPE): claims would be granted whose outcomes cannot be stored. While a server runs
+// no script, as when it is loading, a warning says that this is unknown.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := s.examine(ctx)
 	if err != nil {
@@ -148,8 +152,8 @@ var settings = [...]string{
 	"repl-diskless-sync-delay",
 }
 
-// look asks a server for its settings, all at once: a claim in shadow mode has a few milliseconds, and would never get
-// past a look of several round trips.
+// look asks a server for its settings, all at once. A claim in shadow mode has only a few milliseconds, too few for
+// several round trips.
 func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, error) {
 	pipe := rdb.Pipeline()
 	info := pipe.Info(ctx)
@@ -185,7 +189,7 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 }
 
 // forbidden reports whether the server will never answer the command to this user: by its ACL, or because the command
-// has been taken away, which Redis tells by its text alone. Other refusals, such as LOADING, pass.
+// was taken away, which only Redis's text shows. Other refusals, such as LOADING, pass.
 func forbidden(err error) bool {
 	return redis.IsPermissionError(err) || redis.HasErrorPrefix(err, "unknown command")
 }
@@ -244,7 +248,7 @@ func (v server) durability() string {
 	return "snapshots only: a crash loses everything since the last one"
 }
 
-// warnings are what should be changed; needed is how many replicas claims wait for.
+// warnings lists the settings to change. Needed is how many replicas claims wait for.
 func (v server) warnings(needed int) (w []string) {
 	policy, fsync, delay := v.info["maxmemory_policy"], v.config["appendfsync"], v.config["repl-diskless-sync-delay"]
 	replicas, _ := strconv.Atoi(v.info["connected_slaves"])

@@ -16,8 +16,8 @@ const (
 	// maxSampleError is how long the round trip of a sample may have been: so far apart are the bounds.
 	maxSampleError = 20 * time.Millisecond
 
-	// maxDrift is one part in how many two clocks part. A clock that is being corrected may run a twelfth fast or slow
-	// (chrony, maxslewrate); otherwise it is 500 ppm (RFC 5905).
+	// maxDrift says how fast two clocks part: by one part in so many. A clock that is being corrected may run a twelfth
+	// fast or slow (chrony, maxslewrate); otherwise it is 500 ppm (RFC 5905).
 	maxDrift = 10
 
 	// maxUncertainty is how far apart the bounds of the time are at most, when a command is written at once.
@@ -31,7 +31,7 @@ type clock struct {
 	fence atomic.Uint64 // the last that was given
 }
 
-// A sample is what a reply told: when it came, the time was at least that, and at most wide later.
+// A sample is the time in a reply. When the reply came, it was at least that time, and at most wide later.
 type sample struct {
 	time uint64
 	came time.Time
@@ -52,9 +52,9 @@ func (c *clock) learn(time uint64, sent, came time.Time) {
 	}
 }
 
-// known tells whether claims can be stamped now. From time to time it says no to one caller, which then takes a sample.
-// It says no as well when this machine's clocks disagree about the age of the last one: a machine that sleeps stops
-// one.
+// known reports whether claims can be stamped now. From time to time it says no to one caller, which then takes a
+// sample. It also says no when this machine's clocks disagree about the age of the last sample: in a machine that
+// sleeps one of them stops.
 func (c *clock) known(now time.Time) bool {
 	s := c.last.Load()
 	if s == nil {
@@ -82,8 +82,8 @@ func (c *clock) bounds(now time.Time) (least, most uint64) {
 	return least, most
 }
 
-// stamp returns a fence that is not later than the server's time, and above all that this clock gave before, unless the
-// server's went back, and a time that is not sooner than the server's.
+// stamp returns a fence and a time. The fence is not later than the server's time, and above all fences that this clock
+// gave, unless the server's clock went back. The time is not sooner than the server's.
 func (c *clock) stamp(now time.Time) (fence, most uint64) {
 	least, most := c.bounds(now)
 	for {

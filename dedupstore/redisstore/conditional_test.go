@@ -179,7 +179,7 @@ func TestConditional_LostReply(t *testing.T) {
 	})
 }
 
-// What the condition refuses, the script decides.
+// If the condition refuses, the script decides.
 func TestConditional_RecordThatHasChanged(t *testing.T) {
 	t.Parallel()
 	conditionally(t, func(t *testing.T, server conditionalServer) {

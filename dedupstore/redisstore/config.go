@@ -17,9 +17,9 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Prefix is what the names of all keys begin with, followed by a colon. Empty means "oncemill". At most 128 bytes
-	// without control characters and braces, which Redis Cluster would take for a hash tag. Another prefix is another
-	// set of records: what was done under the old one runs again.
+	// Prefix begins the names of all keys, followed by a colon. Empty: "oncemill". At most 128 bytes without control
+	// characters and braces, which Redis Cluster would take for a hash tag. Another prefix is another set of records:
+	// what was done under the old one runs again.
 	Prefix string
 
 	// AllowEviction accepts a server whose maxmemory-policy may evict records. Each evicted record lets its message
@@ -32,9 +32,9 @@ type Config struct {
 
 	// Replicas is how many replicas have to acknowledge a claim (WAIT) before a run is granted; 0: none. It makes a
 	// claim that a failover forgets much rarer, not impossible, and costs a round trip to the replicas. They have a
-	// third of the client's ReadTimeout, at most a second. Fewer acknowledgements are [dedupstore.ErrNotDurable]: no
-	// run is granted, and the claim is given back. It needs a [redis.Client] or a [redis.ClusterClient]; with the
-	// latter, claims of a slot that is being moved fail until it has been.
+	// third of the client's ReadTimeout, at most a second. With fewer acknowledgements the claim is given back, and no
+	// run is granted: [dedupstore.ErrNotDurable]. It needs a [redis.Client] or a [redis.ClusterClient]. In a Cluster,
+	// claims of a slot that is being moved fail until it has been.
 	Replicas int
 
 	// Logger gets the warnings of the look at the server before the first claim: settings by which Redis forgets

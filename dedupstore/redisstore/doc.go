@@ -1,55 +1,46 @@
-// Package redisstore keeps dedup records in Redis 6.2 or later, or Valkey: a single server, Sentinel, or Cluster. TLS,
-// ACL users, timeouts and retries are those of the go-redis client that it is given.
+// Package redisstore keeps dedup records in Redis 6.2 or later, or in Valkey: a single server, Sentinel or Cluster.
+// TLS, timeouts and retries are your go-redis client's:
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 //	store, err := redisstore.New(rdb, redisstore.Config{})
 //
 // # Guarantees
 //
-//   - Every operation is atomic, and works on Cluster without hash tags: one script on one key, SET NX GET for a claim
-//     of a key that is not known yet, or, where the server has it, SET IFEQ for the outcome of a first run.
-//   - Every operation is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
-//   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 60
-//     ms, and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than
-//     that before, and that clock does not go back by more than the record was old.
-//   - A batch travels in one pipeline, of at most 256 operations. An operation over 64 KiB travels alone.
-//   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention. Of a
-//     first claim that had to wait before it was written, the end of the lease may eat a tenth of that wait off it.
-//   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
-//   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken
+//   - Every operation is atomic and touches one key, so Cluster needs no hash tags.
+//   - Every operation is idempotent for its owner token. go-redis may repeat a command whose reply was lost.
+//   - The server's clock decides about leases. Where the client sets an end, it may be up to 60 ms late, never early.
+//   - Fences grow, also after the loss of a record over 60 ms old, unless that clock jumps back by more than its age.
+//   - A batch travels in pipelines of at most 256 operations. An operation over 64 KiB travels alone.
+//   - Every key has a time to live: the lease, or the time until a retry is due, plus the retention.
+//   - A key that holds something else, or a record of a newer version, is never changed. The error is a
+//     *dedupstore.RecordError.
+//   - At maxmemory new keys are refused with dedupstore.ErrFull. Known keys can still be extended, settled or taken
 //     over.
-//   - Before its first claim the store looks at the masters, once, see [Store.Check]. It refuses those that may evict
-//     records. What is changed later it does not see, nor the settings of a replica, which count when a failover makes
-//     it the master: configure replicas like masters, and call Check again to look again.
+//   - Before the first claim the store looks at the masters: see [Store.Check]. It does not see later changes or
+//     replicas.
 //
 // # What Redis can lose
 //
-// A record that Redis loses lets its message run again. Redis loses records, although it has confirmed them,
+// If Redis loses a record, its message can run again. Redis loses records that it has confirmed
 //
-//   - in a failover: replication is asynchronous, and the new master may lack the last writes. WAIT and
-//     min-replicas-to-write make that rarer, they do not exclude it;
-//   - in a crash, beyond what is on disk: everything without persistence, the time since the last snapshot with RDB
-//     alone, and about two seconds with appendfsync everysec, of which a killed process can lose a part as well;
-//   - by eviction, with any maxmemory-policy but noeviction, without an error;
+//   - in a failover, because replication is asynchronous. Config.Replicas makes that rarer;
+//   - in a crash: everything without persistence, the time since the last snapshot with RDB, and about two seconds with
+//     appendfsync everysec;
+//   - by eviction, under any maxmemory-policy but noeviction, without an error;
 //   - by FLUSHALL, by DEL, by an operator.
 //
 // A jump of the server's clock forward ends leases early; a jump back prolongs them. A failover to a server with
-// another clock is such a jump.
-//
-// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, with
-// replicas min-replicas-to-write 1 and Config.Replicas, and for the client ContextTimeoutEnabled, so that contexts
-// interrupt what waits for the network. docs/redis.md of the repository has the reasons.
+// another clock is such a jump. [docs/redis.md] says which settings to use.
 //
 // # Records
 //
-// A record is one string with a time to live; record.lua documents its layout, and
+// A record is one string with a time to live; record.lua documents its layout. This prints one:
 //
 //	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
 //
-// prints one, with the show.lua of this package. Duplicates are counted in a hash beside it, whose name has "?" at its
-// end.
-//
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
-// +pttl +type +info, with Config.Replicas +wait, to look at records and count duplicates +hmget +hset +hincrby, and
-// better also +config|get, without which the durability is unknown.
+// +pttl +type +info. Config.Replicas needs +wait too. Looking at records and counting duplicates need +hmget +hset
+// +hincrby. Without +config|get Check cannot tell what survives a crash.
+//
+// [docs/redis.md]: https://github.com/oncemill/oncemill/blob/main/docs/redis.md
 package redisstore

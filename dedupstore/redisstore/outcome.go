@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/anytext"
 )
 
-// appendOutcome appends the sections of an outcome. What it produced is split into what is kept and the content, which
-// the record holds only while it is to be published.
+// appendOutcome appends the sections of an outcome. Its messages are split into what is kept and their content, which
+// the record holds only until they are published.
 func appendOutcome(b []byte, o *dedupstore.Outcome, content bool) []byte {
 	if o.Reason != "" {
 		b = appendText(b, 'M', o.Reason)

@@ -10,12 +10,12 @@ import (
 )
 
 // A plain claim is SET NX GET: it makes a record that nobody knows yet, or tells what there is, in one step. It costs
-// the server a third of what the script does. The fence and the end of the lease are stamped here, when the command is
-// written, from bounds of the server's time; docs/adr/0012 shows why that misjudges neither. What is neither new nor
-// done is asked again, by script.
+// the server a third of what the script does. Fence and end of the lease are stamped here, when the command is written,
+// from bounds of the server's time; docs/adr/0012 shows why that is safe. A key that is neither new nor done is asked
+// for again, by script.
 
-// A stamp puts fence and end of lease into the record of a plain claim. It does so each time that is written: one that
-// is written again, after a failover perhaps, does not carry an old fence.
+// A stamp puts fence and end of lease into the record of a plain claim. It does so each time that the claim is written,
+// so a repetition, perhaps after a failover, does not carry an old fence.
 type stamp struct {
 	clock *clock
 	lease uint64 // µs

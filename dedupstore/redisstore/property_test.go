@@ -33,9 +33,8 @@ func TestScripts_RunTwiceLeaveTheSameRecordAndAnswer(t *testing.T) {
 	})
 }
 
-// runTwice draws operations on one key, by owners of whom most have come before, and runs each twice. Before each the
-// time to live is set to old, less than any that an operation sets: those that change the record renew it, the others
-// leave it.
+// runTwice draws operations on one key, mostly by owners that came before, and runs each twice. Before each the time to
+// live is set to old, less than any that an operation sets: those that change the record renew it, the others leave it.
 func runTwice(t *testing.T, rt *rapid.T, rdb *redis.Client, s *Store) {
 	const old = 10 * time.Minute
 	name := s.name(key("k"))

@@ -107,8 +107,8 @@ func appendRequest(b []byte, r *dedupstore.Request) []byte {
 }
 
 // appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 bits of that of scheme and sum. Two contents
-// with the same 128 bits do not occur by chance. An attacker who chooses both contents and the ID needs about 2^64
-// tries, and gains that his own second message is taken for a copy of his first.
+// do not share 128 bits by chance. An attacker who chooses both contents and the ID needs about 2^64 tries. All he
+// gains is that his second message counts as a copy of his first.
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
 	const most = 200 // that it takes no memory for
 	text := append(append(append(make([]byte, 0, most), f.Scheme...), ':'), f.Sum...)
@@ -250,7 +250,7 @@ func cutText(s string, digits int) (text, rest string, ok bool) {
 func (rec *record) first() uint64   { return rec.number('b', rec.fence) }
 func (rec *record) decided() uint64 { return rec.number('e', rec.fence) }
 
-// until is when the lease ends, or a retry is due; 0: the record waits for nobody.
+// until is when the lease ends, or a retry is due. 0: the record waits for neither.
 func (rec *record) until() uint64 {
 	lease := rec.number('l', 0)
 	if rec.has('L') {

@@ -18,8 +18,8 @@ func source(parts ...string) (text string) {
 	return text
 }
 
-// A script is what an operation runs. What happens most stands in front of what the scripts share: a first claim and a
-// plain finish pay nothing for the rest.
+// A script is what an operation runs. The frequent operations come first in it, so a first claim and a plain finish do
+// not pay for the rest.
 type script struct {
 	name   string // for error messages
 	source string

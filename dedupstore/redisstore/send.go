@@ -14,13 +14,13 @@ const (
 	// maxBatch is how many operations a pipeline has at most.
 	maxBatch = 256
 
-	// maxShared is how large an operation may be to travel with others, in bytes: a larger one would hold them up, and
+	// maxShared is how large an operation may be, in bytes, to travel with others. A larger one would hold them up, and
 	// a server that refuses it closes the connection.
 	maxShared = 64 << 10
 )
 
-// distinct parts operations into the first on each record, and the others, which have to wait for them: what is sent
-// again, because the server has forgotten its script, would come after them.
+// distinct parts operations into the first on each record and the others, which have to wait. Otherwise a first one
+// that is sent again, because the server forgot its script, would come after them.
 func distinct(ops []*operation) (first, others []*operation) {
 	if len(ops) < 2 {
 		return ops, nil
@@ -167,9 +167,9 @@ func (s *Store) roundTrip(
 	s.learn(ops, sent, came)
 }
 
-// unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but
-// where the server refuses the connection, as for a password that was changed, go-redis (9.23.0) says it of the
-// pipeline alone. That a key is not there is said by its command's own reply, never by another's.
+// unsaid is the error of commands that have neither a reply nor an error. Where the server refuses the connection, as
+// after a change of password, go-redis (9.23.0) sets the error of the pipeline alone. That a key is not there is said
+// by its command's own reply, never by another's.
 func unsaid(failed error) error {
 	if errors.Is(failed, redis.Nil) {
 		return nil
@@ -189,8 +189,8 @@ func (s *Store) learn(ops []*operation, sent, came time.Time) {
 	}
 }
 
-// lookAnew makes a cluster client look where the slots are, after an error that may come from a failover: by itself it
-// does so once a minute, and after redirects. It comes back at once, and the client does it once at a time.
+// lookAnew makes a cluster client look where the slots are, after an error that may come from a failover. Otherwise it
+// looks once a minute and after redirects. lookAnew returns at once, and the client looks once at a time.
 func (s *Store) lookAnew(err error) {
 	if s.cluster != nil && !errors.Is(err, context.Canceled) {
 		s.cluster.ReloadState(context.Background())

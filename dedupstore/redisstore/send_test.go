@@ -155,8 +155,8 @@ func TestSend_LargeSettlesTravelAlone(t *testing.T) {
 	claim(t, s, request("a"), dedupstore.Done)
 }
 
-// A Cluster's or a restarted server's scripts may be forgotten at any time. What is sent again must not come behind
-// what was sent after it.
+// A Cluster's or a restarted server's scripts may be forgotten at any time. An operation that is sent again must not
+// come behind one that was sent after it.
 func TestSend_ScriptsThatTheServerForgotAreSentAgainInOrder(t *testing.T) {
 	t.Parallel()
 	rdb := ownServer(t).Client()

@@ -40,8 +40,8 @@ var allScripts = scripts{claimScript, extendScript, finishScript, releaseScript,
 
 // New returns a store that uses the client: a [redis.Client] of a single server or of Sentinel, or a
 // [redis.ClusterClient]. It refuses nil, and a [redis.Ring], which sends a key to another server when one is down and
-// so forgets who owns it. It does not connect: Redis may still be down. The error names what is wrong, as
-// [*dedupstore.InvalidError].
+// so forgets its owner. It does not connect: Redis may still be down. The error is a [*dedupstore.InvalidError] that
+// names what is wrong.
 func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	c = c.withDefaults()
 	if err := c.validate(rdb); err != nil {
@@ -55,16 +55,21 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
-// be, for as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
-// operation. It closes nothing: a client that is closed before ends what waits.
+// Close waits until no operation of the store is under way. Call it after the last operation. An operation whose caller
+// has gone may take as long as the client waits for the network: without end, where its timeouts are off. Close does
+// not close the client. If you close that before, waiting operations end.
 func (s *Store) Close() { s.background.Wait() }
 
-// Claim implements [dedupstore.Store]: in pipelines of at most 256 claims, and further ones for those of keys that are
-// known and not done. Before the first claim it calls Check, unless the config says otherwise: while the server is
-// unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few replicas know is not
-// granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the replicas have answered,
-// at most half a second longer than they have and the context lasts: it may have to be given back.
+// Claim implements [dedupstore.Store]. It sends pipelines of at most 256 claims, and further ones for keys that are
+// known and not done. Before the first claim it calls Check, unless the config says otherwise. While the server is
+// unfit or down, claims fail, and the next one looks again.
+//
+// With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim waits for the
+// replicas even if the context ends, for at most half a second longer than they have. It may have to give the claim
+// back.
+//
+// A first claim may travel for a while before it is written. Its record may then be forgotten sooner, by a tenth of
+// that time.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	made, ops := make([]operation, len(requests)), make([]*operation, 0, len(requests))
@@ -97,7 +102,7 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	return results
 }
 
-// ask sends claims and reads their answers. It returns those that have to be asked again, by script.
+// ask sends claims and reads their answers. It returns those that must be asked again, by script.
 func (s *Store) ask(
 	ctx context.Context, requests []dedupstore.Request, ops []*operation, results []dedupstore.ClaimResult,
 ) (again []*operation) {
@@ -166,7 +171,7 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 	})
 }
 
-// change runs operations that are answered yes or no, each of which one makes.
+// change runs operations with a yes or no as the answer. One makes each of them.
 func (s *Store) change(ctx context.Context, n int, one func(op *operation, i int) error) []error {
 	errs := make([]error, n)
 	made, ops := make([]operation, n), make([]*operation, 0, n)

@@ -7,7 +7,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// What the package doc says of backups.
+// The package doc says this about backups.
 func TestStore_AVacuumedCopyOfADatabaseInUseIsWhole(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)

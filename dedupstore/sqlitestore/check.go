@@ -16,8 +16,9 @@ type settings struct {
 	uncommitted                               bool
 }
 
-// Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
-// [*dedupstore.SetupError] for what drops records or stops twins from being answered, or why it cannot write.
+// Check implements [dedupstore.Checker]. It looks at one connection of the pool; open all of them alike. It returns a
+// [*dedupstore.SetupError] for a setting that loses records or keeps duplicates waiting, and an error if the database
+// cannot be written.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	set, err := s.settings(ctx)
 	if err != nil {

@@ -45,7 +45,7 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 // twinWait is when to ask again for the key of a run that is late.
 const twinWait = 50 * time.Millisecond
 
-// refusal looks whether a claim is refused anyway. What it cannot read the operation will tell.
+// refusal looks whether a claim is refused anyway. It ignores errors: the operation will meet them again.
 func (s *Store) refusal(ctx context.Context, r dedupstore.Request) (a dedupstore.Answer, refused bool) {
 	now := clock()
 	seen, err := s.read(ctx, r.Key.String(), now)

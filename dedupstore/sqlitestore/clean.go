@@ -18,8 +18,8 @@ const (
 	cleanDuplicatesSQL = `DELETE FROM "{table}_duplicates" WHERE number IN ` + expiredSQL
 )
 
-// Clean removes records that have expired, at most limit, and returns how many they were; fewer than limit: there are
-// no more. It works in small transactions, between which claims get the write lock. Several processes may call it.
+// Clean removes at most limit expired records and returns how many it removed. Fewer than limit means that no more are
+// left. It works in small transactions, and claims get the write lock in between. Several processes may call it.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 {
 		return 0, &dedupstore.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, want at least 1", limit)}
@@ -50,8 +50,8 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, nil
 }
 
-// RunCleaning removes expired records, every minute until ctx ends; then it returns nil. Run it in one process of those
-// that share the database, or in each.
+// RunCleaning removes expired records every minute until ctx ends, and then returns nil. It logs errors and goes on.
+// Run it in one of the processes that share the database, or in each.
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {

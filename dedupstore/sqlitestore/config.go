@@ -11,9 +11,9 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Table is the name of the table, and the beginning of the names of its index and of the tables beside it. At most
-	// 40 ASCII letters, digits and underscores; it does not begin with a digit, or with "sqlite_". Empty:
-	// "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
+	// Table is the name of the table, and the start of the names of its index and of the tables beside it. At most 40
+	// ASCII letters, digits and underscores; it does not start with a digit or with "sqlite_". Empty: "oncemill_dedup".
+	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 
 	// Logger gets what goes wrong in RunCleaning. Nil: slog.Default().

@@ -6,7 +6,7 @@ import "context"
 // a crowd does not poll, and short operations do not wait for all handlers that wait.
 type gate struct {
 	line chan struct{} // the first of the long ones is in it
-	turn chan struct{} // whoever has the turn is in it
+	turn chan struct{} // the writer that has the turn is in it
 }
 
 func newGate() gate { return gate{line: make(chan struct{}, 1), turn: make(chan struct{}, 1)} }
@@ -14,8 +14,9 @@ func newGate() gate { return gate{line: make(chan struct{}, 1), turn: make(chan 
 // enter waits for the writer's turn, which ends with leave. It returns the cause of ctx if that ends before.
 func (g *gate) enter(ctx context.Context) error { return put(ctx, g.turn) }
 
-// enterLast is enter for handlers, and for what is not urgent. The first in their line lets those go first who wait for
-// their turn when it comes, once: nobody waits for more than one handler, and no handler for ever.
+// enterLast is enter for handlers and for work that is not urgent. When the turn of the first in line comes, it lets
+// those go first that wait in the other line, once. So nobody waits for more than one handler, and no handler waits for
+// ever.
 func (g *gate) enterLast(ctx context.Context) error {
 	if err := put(ctx, g.line); err != nil {
 		return err

@@ -23,13 +23,21 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the transactional form of the store, for handlers whose effects are in the same database. Claims are
-// those of the store. A run begins a transaction with the database's write lock. The handler gets it with [Tx], and
-// gives it to an outbox of the same database (InSQL of package sqliteoutbox, which does not look into the context). The
-// store writes the outcome in it and commits. So there is one handler at a time in a database, whatever the number of
-// processes; it should be short, and wait for nobody else.
+// those of the store. A run begins a transaction with the database's write lock, and the handler gets it with [Tx].
+// Give it to an outbox of the same database by InSQL of package sqliteoutbox, which does not look into the context. The
+// store writes the outcome in it and commits.
 //
-// A run that waits for the write lock for as long as its lease, or 5 s if that is shorter, gives up with a
-// [*dedupstore.ConflictError]: leases have to be longer than the handlers take that may wait for each other.
+// SQLite has one writer, so one handler at a time runs in a database, whatever the number of processes. All other
+// writers wait for it, heartbeats of other claims included. Keep handlers short, and let them wait for no network. A
+// run that waits for the write lock for as long as its lease, or 5 s if that is longer, gives up with a
+// [*dedupstore.ConflictError]. So make the lease longer than all handlers that may wait for each other take together.
+//
+// A program that commits row by row leaves others only the moment between two commits. Claims and heartbeats then wait
+// for seconds, and some fail, which is logged as a store that is down. Let such a program write many rows in a
+// transaction and pause between them. When SQLite copies its grown log to the file, single claims wait for the disk.
+//
+// After a crash a key stays with its holder until the lease ends. A claim that takes it over may have to wait for a
+// transaction of the old holder.
 func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 
 // running is what the context of a run in an inbox carries.
@@ -39,8 +47,13 @@ type running struct {
 	over  atomic.Bool // contexts may outlive the run
 }
 
-// Tx returns the transaction of a run in an inbox. It ends with the run: handlers neither commit it nor roll it back.
-// It panics outside such a run, since nothing else would be written together with the outcome.
+// Tx returns the transaction of a run in an inbox. It panics outside such a run. Write through it only: a write past it
+// waits for the handler's own transaction until SQLite gives up or the context ends.
+//
+// Do not commit it or roll it back. Return the errors of its statements: SQLite ends a transaction on a full disk or an
+// interrupted statement, and later writes are outside of it. The store notices ([dedupstore.ErrEnded]) and parks the
+// run as unknown, but what was committed stays. Writes to an attached database are not part of the transaction: under
+// WAL each file commits by itself, the outcome's file first.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -50,8 +63,8 @@ func Tx(ctx context.Context) *sql.Tx {
 	return r.tx
 }
 
-// InTx implements [dedupstore.Transactor]. What work returns is never a reason to call it again: a transaction that has
-// the write lock is not refused because of others.
+// InTx implements [dedupstore.Transactor]. It does not call work again because of what work returns: a transaction that
+// has the write lock is not refused because of others.
 func (s inbox) InTx(
 	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
 ) error {
@@ -77,7 +90,7 @@ func (s inbox) InTx(
 	}
 }
 
-// conflicts is how often a handler's run is tried that the database refuses because of others.
+// conflicts is how often a run is tried when the database refuses it because of others.
 const conflicts = 5
 
 // attempt is one transaction.
@@ -149,13 +162,12 @@ func notBegun(err error) error {
 	return err
 }
 
-// savepoint is set when a run's transaction begins, and is there as long as the transaction is: by it the store sees
-// that it still writes in the same one, and not outside of any.
+// savepoint exists as long as a run's transaction does. It shows the store that it still writes in that transaction.
 const savepoint = "oncemill_run"
 
-// markSQL marks the record of a run in its transaction. What finishes the run writes over it, a rollback takes it back:
-// it stays only if the handler commits by itself. Then nobody may run it again: neither this process (undone), nor
-// another that claims the key when this one has died or its lease has ended (record.decide).
+// markSQL marks the record of a run in its transaction. The run's end overwrites the mark and a rollback removes it, so
+// it stays only if the handler commits. Then nobody may run the message again: neither this process (undone), nor
+// another that claims the key later (record.decide).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.
@@ -167,8 +179,8 @@ func (s *Store) mark(ctx context.Context, t *lockedTx, rec *record) error {
 	return err
 }
 
-// undone rolls back and returns why a run has failed. If the handler has committed by itself, or that cannot be known,
-// it returns ErrEnded: another run could make the effects once more.
+// undone rolls back and returns why a run has failed. If the handler committed, or may have, it returns ErrEnded,
+// because another run could repeat the effects.
 func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, failure error) error {
 	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {
 		return failure
@@ -214,8 +226,8 @@ func (s *Store) finish(
 	return s.resolve(ctx, c, failure, began.Add(c.Lease))
 }
 
-// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk: until the
-// record tells, at most until the lease ends.
+// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk. It reads
+// until the record tells, at most until the lease ends.
 func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, until time.Time) error {
 	for pause := firstPause; ; pause = min(2*pause, time.Second) {
 		readCtx, cancel := context.WithDeadline(ctx, until)

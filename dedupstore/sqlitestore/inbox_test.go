@@ -170,8 +170,8 @@ func TestInbox_AHandlerThatEndsTheTransactionIsTold(t *testing.T) {
 	}
 }
 
-// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that return an error after they ended the transaction by
-// themselves: what was committed must not be made once more, and what was rolled back is an ordinary failure.
+// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that end the transaction and then return an error.
+// What was committed must not be made once more. What was rolled back is an ordinary failure.
 func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
@@ -234,8 +234,8 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	}
 }
 
-// TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain is about a context that ends between a handler's own commit and its return:
-// that rolls nothing back any more.
+// TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain is about a context that ends between a handler's own commit
+// and its return: that rolls nothing back any more.
 func TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
@@ -624,7 +624,7 @@ func fileOf(t *testing.T, db *sql.DB) (file string) {
 	return file
 }
 
-// What a handler starts in the background, or returns, has its context for longer than the run.
+// A goroutine that a handler starts, or a value that it returns, has its context for longer than the run.
 func TestInbox_ContextOfARunThatIsOverIsRefusedNothing(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)

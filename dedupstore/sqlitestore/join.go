@@ -11,25 +11,27 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Join settles the run of the context as succeeded, in a transaction of the handler's own in the store's database, for
-// handlers under the leased form. The handler commits it, and then returns nil: what it wrote and its outcome are there
-// together, or not at all. A handler that joins returns no result and no messages, since the outcome is written
-// already; it sends messages through an outbox in the same transaction. A result is dropped; with messages the guard's
-// Finish is refused, and says so: they are not published.
+// Join settles the run of the context as succeeded, in a transaction of the handler's own in the store's database. It
+// is for handlers under the leased form. The handler commits, and then returns nil: its writes and its outcome are
+// there together, or not at all.
 //
-// The commit is the end of the run. An error that the handler returns after it does not undo it: nothing is tried again
-// and nothing is dead-lettered, and a redelivery is answered with the success.
+// A handler that joins returns no result and no messages, because the outcome is written already. A result is dropped.
+// With messages the guard's Finish is refused with an error, and they are not published: use an outbox in the same
+// transaction.
 //
-// The transaction should be short, far shorter than a lease. Join writes, so that a transaction that began with a read
-// may be refused (SQLITE_BUSY_SNAPSHOT); open the database with _txlock=immediate. After any error the transaction must
-// be rolled back. It returns
+// The commit ends the run. An error that the handler returns after it undoes nothing, and a redelivery gets the
+// success.
+//
+// Keep the transaction far shorter than a lease. Join writes, so a transaction that began with a read may be refused
+// (SQLITE_BUSY_SNAPSHOT): open the database with _txlock=immediate. After any error roll the transaction back. Join
+// returns
 //
 //   - dedupstore.ErrClaimLost, if another owner took over: roll back, and return it;
-//   - [ErrSettled], if the run has joined before: roll back, and return it, since only the record knows whether the
-//     first transaction has committed;
-//   - an error that says so, if SQLite has ended the transaction because of a statement whose error was not returned;
+//   - [ErrSettled], if the run has joined before: roll back, and return it, because only the record knows whether the
+//     first transaction committed;
+//   - an error that says so, if SQLite ended the transaction after a statement whose error was not returned;
 //   - [ErrNoRun], [ErrUnguarded] or [ErrInboxRun], if there is nothing to settle;
-//   - or what the database said.
+//   - or the error of the database.
 func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
 	if tx == nil {
 		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
@@ -59,7 +61,7 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 		_, err := tx.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
 		return errors.Join(errOver, err)
 	}
-	// The write lock comes before the look at the record, so that nobody takes the claim over in between.
+	// Take the write lock before looking at the record, so that nobody takes the claim over in between.
 	if _, err := tx.StmtContext(ctx, s.statements.touch).ExecContext(ctx); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// afterJoin runs a handler that charges in a transaction that joins, commits it, and then does what is to be tested.
+// afterJoin runs a handler that charges in a transaction that joins, commits it, and then does what the test wants.
 func afterJoin(t *testing.T, s *Store, policy oncemill.Policy, call oncemill.Call, after func(ctx context.Context) (dedupstore.Outcome, error)) (oncemill.Result, error) {
 	t.Helper()
 	guard, err := oncemill.NewGuard(s, policy)

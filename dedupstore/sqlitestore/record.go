@@ -10,8 +10,9 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// A record is a row of the table. Times are microseconds since 1970. Its methods are the protocol; they are called in
-// the transaction that has the write lock, except for decide on a copy, to see whether a claim will be refused.
+// A record is a row of the table. Times are microseconds since 1970. Its methods are the protocol. They are called in
+// the transaction that has the write lock; only decide is also called on a copy, to see whether a claim will be
+// refused.
 type record struct {
 	number                     int64 // 0: there is no row
 	key                        string

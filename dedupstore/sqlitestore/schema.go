@@ -11,10 +11,11 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
+// schemaVersion is the version of schema.sql. A change of it needs the statements that lead here from the version
+// before.
 const schemaVersion = 2
 
-// fromVersion1 leads from version 1. What follows in schema.sql adds the tables.
+// fromVersion1 changes tables of version 1. schema.sql then adds the new ones.
 const fromVersion1 = `
 ALTER TABLE "{table}" ADD COLUMN holder TEXT;
 ALTER TABLE "{table}" ADD COLUMN took_ms INTEGER;
@@ -29,9 +30,9 @@ CREATE TABLE IF NOT EXISTS "{table}_version" (version INTEGER NOT NULL) STRICT;
 DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
-// Migrate makes the tables and the index where they are missing, and adds to those of the version before. It may be
-// repeated, and several processes may call it at once, while others use the store. It leaves a table of a newer program
-// alone: [*dedupstore.SetupError].
+// Migrate makes the tables and the index where they are missing, and updates those of the version before. You may
+// repeat it. Several processes may call it at once, while others use the store. It leaves a table of a newer program
+// alone and returns a [*dedupstore.SetupError].
 func (s *Store) Migrate(ctx context.Context) error {
 	for {
 		err := s.migrate(context.WithoutCancel(ctx)) // it is short

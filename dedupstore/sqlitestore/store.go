@@ -38,9 +38,18 @@ var (
 	_ dedupstore.Checker   = (*Store)(nil)
 )
 
-// New returns a store in a database that was opened with the driver modernc.org/sqlite. It does not talk to it: call
-// Migrate once before the first use, and Check to learn whether the database is opened as it should be. The error names
-// the field of the config that is wrong.
+// New returns a store in a database that was opened with the driver modernc.org/sqlite. It does not talk to it. Call
+// Migrate once before the first use, and Check to learn whether the database is opened well. The error names the field
+// of the config that is wrong.
+//
+// The store waits for the write lock on its own and needs no busy_timeout. The program's transactions do: open the
+// database with _journal_mode=WAL, _busy_timeout=10000 and _txlock=immediate. Allow more than one connection, and use
+// no cache=shared, under which claims wait for handlers. Beside very many records a claim reads more pages than fit in
+// SQLite's cache (2 MB a connection), so raise PRAGMA cache_size there.
+//
+// The file must be on a local disk, because SQLite's locks do not work on network file systems. While a process has it
+// open, nothing else may replace, move or delete it or its -wal and -shm files: what is committed after that is lost.
+// In that process only one SQLite library may open it, because closing the file drops the locks of the whole process.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}
@@ -55,7 +64,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	}, nil
 }
 
-// usable is what every operation begins with.
+// usable checks what every operation needs: a live context, no run of this database around it, and the right table.
 func (s *Store) usable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -66,8 +75,8 @@ func (s *Store) usable(ctx context.Context) error {
 	return s.prepare(ctx)
 }
 
-// Extend implements [dedupstore.Store]. A run may have the write lock itself, in its inbox or after Join. Then nobody
-// can take its claim over: it is told so at once, and its extension follows when the lock is free.
+// Extend implements [dedupstore.Store]. If a run has the write lock itself, in its inbox or after Join, nobody can take
+// its claim over. Its Extend succeeds at once, and the extension is written when the lock is free.
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
 	errs := make([]error, len(extensions))
 	unusable := s.usable(ctx)
@@ -96,8 +105,8 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 	return errs
 }
 
-// follow makes an operation when it can, unless that takes until the lease's end, when another has come. Nobody waits
-// for its result.
+// follow writes an extension when the lock is free. It gives up at the lease's end, when another extension has come.
+// Nobody waits for its result.
 func (s *Store) follow(ctx context.Context, op operation, lease time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package storetest is the conformance suite for authors of a [dedupstore.Store]. It turns each sentence of the Store's
-// contract into a case, and each case says why it exists when it fails.
+// Package storetest is the conformance suite for a [dedupstore.Store]. Run it if you write a store. Each case is one
+// sentence of the Store's contract, and says why it exists when it fails.
 //
 //	func TestStore_Conforms(t *testing.T) {
 //		storetest.Run(t, func(t *testing.T) storetest.Subject {
@@ -7,21 +7,20 @@
 //		})
 //	}
 //
-// A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. [Benchmarks] measures
+// If the store's clock is the clock of this process, test it in virtual time, with [RunVirtual]. [Benchmarks] measures
 // every store by the same operations. The cases evidence/… are for a [dedupstore.Inspector]; for others they are
-// skipped and say so.
-//
-// A [dedupstore.Transactor] is tested by [RunInbox] besides. [MemoryInbox] is one for tests of what is built on it.
+// skipped and say so. Test a [dedupstore.Transactor] with [RunInbox] too. [MemoryInbox] is an inbox in memory, for
+// tests of code that uses one.
 //
 // # Guarantees
 //
-//   - Cases use keys of their own, random ones, so that they may share a server with others, also with each other.
-//   - A case that needs a lease to end uses one of milliseconds, cases run in parallel, and a slow machine does not
-//     make one fail: where a case has to come before something ends, it tries again with more time.
-//   - The suite is itself tested with stores that break one rule each, and must reject them by the case of that rule.
+//   - Each case uses random keys of its own, so cases may share a server.
+//   - A case that needs a lease to end uses one of milliseconds. Cases run in parallel. A slow machine does not make
+//     one fail: it tries again with more time.
+//   - The suite is tested with stores that break one rule each. It must reject each by the case of that rule.
 //
 // # What it does not guarantee
 //
-// It drives a store by its interface. Lost replies, crashes of a server, failover and eviction, and what a record looks
-// like to an operator, are for the store's own tests.
+// It drives a store by its interface. Test the rest yourself: lost replies, crashes of a server, failover and eviction,
+// and what a record looks like to an operator.
 package storetest

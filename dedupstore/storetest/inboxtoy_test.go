@@ -286,7 +286,7 @@ func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,
 	}
 }
 
-// leaks tells whether a connection is to be kept for good.
+// leaks tells whether to keep a connection for good.
 func (s *toyInbox) leaks(tx *toyTx, err error) bool {
 	lost := errors.Is(err, dedupstore.ErrClaimLost)
 	return s.breaks("lost-claim-leaks-the-connection") && lost ||

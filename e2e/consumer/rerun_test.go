@@ -18,8 +18,8 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// What is published is a stream's to refuse: within its duplicate window the rerun must be another message than the one
-// that failed, and copies of one rerun the same.
+// A stream may refuse what is published. Within its duplicate window the rerun must be another message than the failed
+// one, and copies of one rerun must be the same message.
 func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
 	t.Parallel()
 	js := natstest.Start(t).JetStream()

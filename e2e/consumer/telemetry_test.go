@@ -44,7 +44,7 @@ func attributesOf(s sdktrace.ReadOnlySpan) map[string]string {
 
 const messageTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
 
-// What is not an error does not look like one.
+// Only an error looks like one.
 func TestProcess_SpansShowOnlyErrorsAsErrors(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
@@ -153,7 +153,7 @@ func TestProcess_TheRecordKeepsTheRunsSpan(t *testing.T) {
 	}
 }
 
-// What ends a delivery from outside is no failure of the message: a revoked partition, the grace of a shutdown.
+// An end from outside is no failure of the message: a revoked partition, the grace of a shutdown.
 func TestProcess_WhatEndsTheDeliveryIsNoError(t *testing.T) {
 	t.Parallel()
 	revoked := errors.New("the partition was revoked")
@@ -303,7 +303,7 @@ func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
 	}
 }
 
-// Who tries a guard out has to see what it would reject: there is no claim to count.
+// Shadow mode must show what the guard would reject: there is no claim to count.
 func TestProcess_ShadowModeCountsWhatHasNoID(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[oncemill.MissingID]string{oncemill.MissingIDReject: "rejected", oncemill.MissingIDBypass: "bypassed"} {

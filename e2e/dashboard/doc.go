@@ -1,10 +1,10 @@
-// Package dashboard describes Oncemill's Grafana dashboards in Go, and writes them as the JSON that stands in
-// deploy/grafana/dashboards. Nobody edits that JSON by hand:
+// Package dashboard describes Oncemill's Grafana dashboards in Go, and writes them as the JSON in
+// deploy/grafana/dashboards. Do not edit that JSON by hand. This writes it anew, and a test fails where the two differ:
 //
 //	go -C e2e test ./dashboard -update
 //
-// writes it anew, and a test fails where the two differ. Each panel answers one question, which is its title's
-// description; what is normal and what to do when it is not stands in docs/operations.md, and the panel links there.
+// Each panel answers one question, its title's description. docs/operations.md says what is normal and what to do
+// otherwise, and the panel links there.
 //
 // The JSON is Grafana's classic model, which every Grafana since version 9 loads and newer ones convert.
 package dashboard

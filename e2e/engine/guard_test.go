@@ -82,8 +82,8 @@ func countedBy(t *testing.T, reader *sdkmetric.ManualReader, by attribute.Key) m
 	return counted
 }
 
-// An outcome that is no success is counted when it is stored, by whoever stores it, and no more: not when a duplicate gets it,
-// not when somebody else publishes its dead letter, and not when the store was only asked again.
+// An outcome that is no success is counted once, when it is stored. It is not counted again when a duplicate gets it,
+// when somebody else publishes its dead letter, or when the store is only asked again.
 func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 	permanent := failing(oncemill.Permanent(errRefused))
 	parks := oncemill.Irreversible()

@@ -123,8 +123,8 @@ func (l *load) sampled(k dedupstore.Key, began time.Time) {
 	})
 }
 
-// run works on messages of its own with a number of workers, a bounded number a second, until the context ends, and
-// then to the end of those that are under way.
+// run works on its own messages with a number of workers, and a bounded number of messages a second, until the context
+// ends. Then it finishes those that are under way.
 func (l *load) run(ctx, end context.Context, workers, perSecond int) {
 	tick := time.NewTicker(time.Second / time.Duration(perSecond))
 	defer tick.Stop()

@@ -15,8 +15,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A journal is the ledger of a process that may be killed at any moment: whenever something happens to a run, the run is
-// appended to a file, as it then is. What a killed process did not write, it did not do: the effect is the line itself.
+// A journal is the ledger of a process that may be killed at any moment. Whenever something happens to a run, the
+// journal appends the run to a file, in its new state. A killed process did only what it wrote: the effect is the line
+// itself.
 type journal struct {
 	*ledger
 	file *os.File

@@ -74,7 +74,8 @@ func (s *shop) endsByItself(w workerProcess, names ...string) {
 	s.t.Logf("the worker ended after %v", time.Since(start))
 }
 
-// A worker whose consumer is deleted ends, and names it. What it was at is done, and the next consumer gets the rest.
+// A worker whose consumer is deleted ends, and names it. Its work in progress is finished, and the next consumer gets
+// the rest.
 func TestJetStream_DeletedConsumerEndsTheWorker(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Start(t)

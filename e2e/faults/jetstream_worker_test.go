@@ -200,7 +200,7 @@ func (j job) handler(journal *journal) natsjs.Handler {
 	}
 }
 
-// unsteady is a handler of which 5 in 100 runs fail and 2 panic, half of them after the effect, and which refuses some
+// unsteady is a handler that fails in 5 of 100 runs and panics in 2, half of them after the effect. It refuses some
 // messages for good.
 func unsteady(_ context.Context, r oncemill.Run, j job, journal *journal) error {
 	if refuses(r.Key.ID) {

@@ -26,8 +26,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// A KafkaHome is the ledger, for members in processes of their own: they ask it as their store, and tell it their effects.
-// What a process did is in the books, however the process ends. (Package net/rpc wants exported names.)
+// A KafkaHome is the ledger, for members in processes of their own: they ask it as their store, and tell it their
+// effects. The books have what a process did, however the process ends. (Package net/rpc wants exported names.)
 type KafkaHome struct{ r *kafkaRig }
 
 func init() {

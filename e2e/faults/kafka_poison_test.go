@@ -7,8 +7,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// A record whose handler ends the process each time it starts: after Policy.MaxAttempts starts it is a dead letter, and
-// what comes behind it in its partition goes on. Full: both ways of ending on both brokers.
+// The handler of one record ends the process each time it starts. After Policy.MaxAttempts starts the record is a dead
+// letter, and the records behind it in its partition go on. Full: both ways of ending on both brokers.
 func TestKafka_RecordThatKillsItsProcessIsDeadLetteredAfterMaxAttemptsStarts(t *testing.T) {
 	t.Parallel()
 	eachKafka(t, func(t *testing.T, k kafka) {

@@ -17,13 +17,13 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// Members whose partitions the broker assigns (KIP-848) are told by the broker how often to report, and are put out after
-// its session timeout: kgo's are not used.
+// Members whose partitions the broker assigns (KIP-848) report as often as the broker says. It puts them out after its
+// own session timeout, not after kgo's.
 const serverSideHeartbeat = kafkaSession / 5
 
-// The broker assigns the partitions, and everything is as with members that do it among themselves. Full: 12 rounds of members
-// 3, 2, 1, 3, of whom one leaves, one is killed and one is cut off; 12 rounds of members that leave; these with kfake, too;
-// 6 restarts of a static member; a group that moves 6 times there and back.
+// The broker assigns the partitions, and everything is as with members that do it among themselves. Full: 12 rounds of
+// members 3, 2, 1, 3, where one leaves, one is killed and one is cut off. 12 rounds of members that leave. Both with
+// kfake, too. 6 restarts of a static member. A group that moves 6 times there and back.
 func TestKafka_ServerSideBalancerLosesNothingAndRepeatsOnlyWhatIsExplained(t *testing.T) {
 	t.Parallel()
 	broker := serverSideKafka(t)
@@ -105,9 +105,9 @@ func (r *kafkaRig) wantBothKinds() {
 	})
 }
 
-// restartServerSide restarts a static member. With kgo v1.22.2 it gains nothing by being one: its client leaves without saying
-// as whom, which the broker refuses, and so its partitions rest, nobody gets in in its place until the session timeout, and
-// then there are two rebalances. Where this fails with a later kgo, docs/brokers.md has a row to change.
+// restartServerSide restarts a static member. With kgo v1.22.2 it gains nothing by being one. Its client leaves without
+// its name, which the broker refuses. Its partitions rest until the session timeout, nobody takes its place meanwhile,
+// and then there are two rebalances. If this fails with a later kgo, change a row of docs/brokers.md.
 func restartServerSide(t *testing.T, k kafka) {
 	const session = 3 * time.Second
 	setup := staticSetup(10 * time.Second)

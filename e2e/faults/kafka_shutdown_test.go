@@ -95,8 +95,8 @@ func TestKafka_ShutdownBySIGTERMCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 	})
 }
 
-// afterShutdown checks that what is finished is committed, up to the first record of each partition that is not, that a
-// new member gets only the rest, and that what is finished runs never again.
+// afterShutdown checks that finished records are committed, up to the first unfinished one of each partition. It also
+// checks that a new member gets only the rest, and that nothing finished runs again.
 func afterShutdown(t *testing.T, r *kafkaRig) {
 	t.Helper()
 	committed, settled, behind := r.audit(t.Context()), map[string]int{}, 0

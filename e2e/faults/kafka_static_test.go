@@ -36,7 +36,7 @@ func staticSetup(lease time.Duration) kafkaSetup {
 func sharedKafka(t *testing.T) kafka { return kafka{addr: kafkatest.Shared(t).Addr} }
 
 // A deployment stops one member after the other and starts it again. The others keep their partitions, and nothing runs
-// twice. The group is not rebalanced, unless the member is the group's leader, the one that came first: kgo then asks for a
+// twice. The group is not rebalanced, unless the member is the group's leader, which came first. Then kgo asks for a
 // rebalance, in which everybody keeps what it has. kfake rebalances always. Full: 6 deployments.
 func TestKafka_StaticMembersThatAreRestartedKeepTheirPartitionsWithoutARebalance(t *testing.T) {
 	t.Parallel()
@@ -116,8 +116,8 @@ func TestKafka_StaticMemberThatIsKilledKeepsItsPartitionsWithoutARebalance(t *te
 	r.finish().mustExplain(t, lostLease, lostOutcome)
 }
 
-// Two members have one instance ID: the one that came first ends with an error that says so, whether it works or is cut
-// off when the other comes, and commits nothing over what the other commits. Full: with kfake, too.
+// Two members have one instance ID. The one that came first ends with an error that says so, whether it works or is cut
+// off when the other comes. It commits nothing over the other's commits. Full: with kfake, too.
 func TestKafka_StaticMemberIsFencedByAnotherWithItsInstanceID(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]bool{"while it works": false, "while it is cut off": true} {

@@ -26,8 +26,8 @@ func killed(t *testing.T, fsync string, n int) books {
 	return r.finish()
 }
 
-// Full: 20 kills. The file is written before each answer, so that the death of the process, unlike that of its machine,
-// loses what was held back during an fsync only: usually nothing.
+// Full: 20 kills. The file is written before each answer. So the death of the process, unlike that of its machine,
+// loses only what was held back during an fsync: usually nothing.
 func TestRedis_KilledWithFsyncEverySecondRepeatsNoMoreThanItsRecordsLost(t *testing.T) {
 	t.Parallel()
 	b := killed(t, "everysec", full(20, 2))

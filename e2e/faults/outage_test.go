@@ -48,8 +48,8 @@ func raced() bool {
 
 // Full: 60 s at 2,000 messages a second, with default lease and hold, on a machine that does nothing else meanwhile.
 // With the race detector, under which everything is several times slower, it is 500 a second. Deliveries are held: each
-// slot of the window calls Process once a hold, and all of them together ask the store a few times a second. What ran
-// when the server went away, and could not be recorded for a lease, may run again.
+// slot of the window calls Process once a hold, and all of them together ask the store a few times a second. A run that
+// the outage kept from being recorded for a lease may run again.
 func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	if !proof {
 		t.Parallel()

@@ -96,8 +96,8 @@ func (m *mint) exec(query string, args ...any) {
 	}
 }
 
-// A sale is one transaction: it publishes first, and then counts the orders of each key, so that the count shows in which
-// order transactions were committed, whatever the outbox did.
+// A sale is one transaction. It publishes first and then counts the orders of each key, so the count shows the order of
+// commits, whatever the outbox did.
 type sale struct{ messages []producer.Message }
 
 // newSale makes up messages with some of 40 keys.

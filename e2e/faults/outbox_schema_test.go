@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
-// Whatever is wrong with the tables, a relay says so in words that tell what to do, and goes on when that is done.
+// If anything is wrong with the tables, a relay says what to do, and goes on when that is done.
 func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *testing.T) {
 	t.Parallel()
 	broker := natstest.Start(t)

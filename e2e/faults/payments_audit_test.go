@@ -14,8 +14,9 @@ import (
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
-// paymentsAudit are statements about the ledger of examples/payments, for both databases, and what they must return. {s} is
-// the schema with its dot, {cents} the amount in a receipt. The example's own books do not use them.
+// paymentsAudit are statements about the ledger of examples/payments, for both databases, and the results that they
+// must return. {s} is the schema with its dot, {cents} the amount in a receipt. The example's own books do not use
+// them.
 func paymentsAudit(payments, charged int) map[string]struct {
 	query string
 	want  int

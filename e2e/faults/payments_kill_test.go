@@ -28,9 +28,9 @@ func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 	}
 }
 
-// Full: 20,000 payments, three in ten of them with a duplicate (clients that ask again, messages that are published again),
-// and one in ten acknowledgements lost to relays and from consumers; 300 consumer processes and PostgreSQL, five times,
-// killed with SIGKILL. A transaction books so many payments at most.
+// Full: 20,000 payments. Three in ten have a duplicate: clients ask again, messages are published again. Relays and
+// consumers lose one acknowledgement in ten. SIGKILL ends 300 consumer processes, and PostgreSQL five times. A
+// transaction books at most a batch of payments.
 func killOnPostgres(t *testing.T, program string, batch int) {
 	payments, kills, crashes := full(20_000, 60), full(300, 3), full(5, 1)
 	server := postgrestest.Start(t, "max_connections=200")

@@ -71,7 +71,7 @@ type setup struct {
 	work func(ctx context.Context, r oncemill.Run)
 }
 
-// A rig is a broker, workers and a guarded handler over a store in Redis. The broker delivers at least once: it has a
+// A rig is a broker, workers and a guarded handler over a store in Redis. The broker delivers at least once. It has a
 // window of deliveries in flight, delivers again when a decision says so, and forgets a copy only when it is
 // acknowledged or rejected. Every fifth message comes twice, at once, and every 25th once more, later.
 type rig struct {

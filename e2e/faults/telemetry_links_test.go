@@ -112,8 +112,8 @@ func (f *forgetful) Publish(ctx context.Context, messages ...producer.Message) e
 
 func (f *forgetful) MessagingSystem() string { return outbox.SystemOf(f.Publisher) }
 
-// duplicatesLink writes a message within a span, has a relay send it three times, the second time because it has no
-// acknowledgement and the third time because it is told to, and looks at the traces.
+// duplicatesLink writes a message within a span and has a relay send it three times: the second time because no
+// acknowledgement came, the third time because it is told to. Then it looks at the traces.
 func duplicatesLink(t *testing.T, system string, start func(*observatory, *consumer.Processor, consumer.Handler) tracedBroker) {
 	o := newObservatory(t)
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})

@@ -66,7 +66,7 @@ func openFor(t testing.TB, kind, place string) *keytest.Backend {
 	return b
 }
 
-// open opens the store and the table of payments in a place, in this process or in one that is to be killed.
+// open opens the store and the table of payments in a place, in this process or in one that will be killed.
 func open(ctx context.Context, kind, place string) (*keytest.Backend, func(), error) {
 	switch kind {
 	case onRedis:

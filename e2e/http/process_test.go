@@ -18,13 +18,13 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// The environment of a process that is to be killed.
+// The environment of a process that will be killed.
 const (
 	childStore = "ONCEMILL_TEST_IDEMPOTENCY_STORE"
 	childPlace = "ONCEMILL_TEST_IDEMPOTENCY_PLACE"
 )
 
-// Where a process stops to be killed: the value of the header Stop.
+// Where a process stops to get killed: the value of the header Stop.
 const (
 	beforeEffect = "before the effect"
 	afterEffect  = "after the effect"

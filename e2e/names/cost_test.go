@@ -59,7 +59,8 @@ func TestRecording_AllocatesNothing(t *testing.T) {
 
 var globalsAreSet bool
 
-// Whoever has configured nothing pays next to nothing, and may do so later. One test, as global providers stay.
+// If telemetry is not configured, it costs next to nothing, and it can be configured later. One test, as global
+// providers stay.
 func TestGlobalProviders_MayComeLaterAndCostNothingBefore(t *testing.T) {
 	if globalsAreSet {
 		t.Skip("the first run has set the global providers, for good")

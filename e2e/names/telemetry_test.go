@@ -256,7 +256,7 @@ func TestSources_BeyondTheBoundSpansSayAllTheSame(t *testing.T) {
 	}
 }
 
-// Whoever uses names without end gets one series for the rest.
+// If somebody uses names without end, one series counts the rest.
 func TestSources_AreBounded(t *testing.T) {
 	t.Parallel()
 	b := newBench()

@@ -1,2 +1,2 @@
-// Package outbox tests what an outbox's relay counts, with OpenTelemetry's SDK.
+// Package outbox tests the metrics of an outbox's relay, with OpenTelemetry's SDK.
 package outbox

@@ -28,8 +28,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// What docs/adopting.md says of a group that a service had before it had this library: a member of Watermill's own adapter,
-// without a guard, hands it over to a franz.Worker, when it has gone or while it is there.
+// What docs/adopting.md says about a group that a service had before this library: an unguarded member of Watermill's
+// adapter hands it over to a franz.Worker, after it has gone or while it is there.
 func TestKafka_GroupOfAStockSubscriberIsTakenOver(t *testing.T) {
 	t.Parallel()
 	brokers := map[string]func(*testing.T) string{

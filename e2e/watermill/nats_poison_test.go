@@ -90,8 +90,8 @@ func TestNATS_PoisonGivesNoOrdersToTheStream(t *testing.T) {
 	}
 }
 
-// Handlers often make an output of what came in, with all its metadata. The guard takes out what the server has put there, also
-// for a message that it bypasses: the output would be lost as a duplicate of what came in.
+// Handlers often make an output of what came in, with all its metadata. The guard takes out what the server has put
+// there, also for a message that it bypasses. Otherwise the output would be lost as a duplicate of the input.
 func TestNATS_OutputsOfABypassGiveNoOrdersToTheStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{FilterSubject: "orders.new"})
@@ -152,8 +152,8 @@ func (r *rig) routes(router *message.Router) {
 	<-router.Running()
 }
 
-// As it is means with its headers. To the guard it is a duplicate of the failure, wherever it had its ID, and it becomes poison again:
-// neither may be taken for a duplicate by the stream.
+// As it is means with its headers. To the guard it is a duplicate of the failure, wherever its ID was, and it becomes
+// poison again. The stream may take neither for a duplicate.
 func TestNATS_PoisonThatIsSentBackIsPoisonAgainWithoutARun(t *testing.T) {
 	t.Parallel()
 	for kind, publisher := range publishers {

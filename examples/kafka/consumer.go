@@ -44,8 +44,8 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	return worker.Run(ctx, cl)
 }
 
-// charge is the handler. It may get a record again, but not after its outcome is stored, and two copies at once only if
-// this process stands still for longer than the lease.
+// charge is the handler. It may get a record again, but not after its outcome is stored. It gets two copies at once
+// only if this process stands still for longer than the lease.
 func charge(bank *shop.Bank) franz.Handler {
 	return func(ctx context.Context, record *kgo.Record) error {
 		order, err := shop.ParseOrder(record.Value)

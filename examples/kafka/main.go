@@ -10,8 +10,8 @@
 //	docker compose --profile kafka up -d --wait
 //	go run ./examples/kafka
 //
-// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they
-// do not or something broke, 2 for wrong flags.
+// You would write producer.go and consumer.go yourself. Exit status: 0 if the books balance, 1 if they do not or
+// something broke, 2 for wrong flags.
 package main
 
 import (

@@ -47,8 +47,8 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	return worker.Run(ctx)
 }
 
-// charge is the handler. It may get a message again, but not after its outcome is stored, and two copies at once only
-// if this process stands still for longer than the lease.
+// charge is the handler. It may get a message again, but not after its outcome is stored. It gets two copies at once
+// only if this process stands still for longer than the lease.
 func charge(bank *shop.Bank) natsjs.Handler {
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		order, err := shop.ParseOrder(msg.Data())

@@ -13,8 +13,8 @@
 //
 // It removes what it has made there.
 //
-// What you would write yourself stands in service.go and orders.go. Exit status: 0 if the books balance, 1 if they do
-// not or something broke, 2 for wrong flags.
+// You would write service.go and orders.go yourself. Exit status: 0 if the books balance, 1 if they do not or something
+// broke, 2 for wrong flags.
 package main
 
 import (
@@ -67,7 +67,7 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	})
 }
 
-// run plays, and reports whether the books balance. What it says to people goes to out.
+// run plays, and reports whether the books balance. Its messages to people go to out.
 func (p program) run(ctx context.Context, o options, dir string, stdout, out io.Writer) (balanced bool, err error) {
 	run := shop.RunName() // names of its own: it keeps out of the way of other runs
 	topic, stream := "outbox."+run+".orders", "OUTBOX-"+run
@@ -100,8 +100,8 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	defer closeNATS()
 	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour,
-		// The stream's own deduplication, by default two minutes, is shortened, so that the books show the copies that
-		// relays make: here they come in tenths of a second, after an outage in hours.
+		// The stream's own deduplication lasts two minutes by default. Here it is shorter, so that the books show the
+		// copies that relays make: here they come in tenths of a second, after an outage in hours.
 		Duplicates: 100 * time.Millisecond,
 	})
 	if err != nil {

@@ -45,7 +45,7 @@ func (b *broker) makeStream(ctx context.Context) error {
 	_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: b.stream(), Subjects: []string{b.payments(), b.receipts(), b.dead()},
 		MaxAge: 7 * 24 * time.Hour, // not longer than outcomes are remembered: older messages would run again
-		// The stream's own deduplication, by default two minutes, is shortened, so that copies get to the
+		// The stream's own deduplication lasts two minutes by default. Here it is shorter, so that copies reach the
 		// consumers: here they come in tenths of a second, after an outage in hours.
 		Duplicates: 100 * time.Millisecond,
 	})

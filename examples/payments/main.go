@@ -1,5 +1,5 @@
-// The payments example takes payments by HTTP, books each of them in a ledger, and tells another company's API about
-// it: each step exactly as often as it should happen, whatever crashes.
+// The payments example takes payments by HTTP, books each in a ledger, and tells another company's API about it. Each
+// step happens exactly as often as it should, whatever crashes.
 //
 //		client ─POST─► service ─outbox─► relay ─► JetStream ─►
 //		charge ─outbox─► relay ─► JetStream ─► notify ─POST─► api
@@ -8,28 +8,28 @@
 //	    request means the same payment.
 //	  - relay publishes what is in the outbox, perhaps more than once.
 //	  - charge writes the ledger. Its handler runs in a transaction of the inbox, which commits the entries, the
-//	    balances, the receipt's row in the outbox and the outcome together: nothing is booked twice, whatever crashes.
-//	    With -batch 16 a transaction books up to so many payments.
-//	  - notify calls an API, which no transaction can take back. Its claim is a lease in the same database; a crash
-//	    between the call and its outcome makes a second call, which has the same idempotency key, the ID of the run.
+//	    balances, the receipt's outbox row and the outcome together. So nothing is booked twice, whatever crashes.
+//	    With -batch 16 a transaction books up to 16 payments.
+//	  - notify calls an API, which no transaction can take back. Its claim is a lease in the same database. A
+//	    crash between the call and its outcome makes a second call with the same idempotency key, the ID of the run.
 //	  - api is a stub of that API, which honours idempotency keys.
 //
-// Three processes charge and notify. The example starts them, sends payments and duplicates of every kind (clients that
-// ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again), kills some of
-// them with SIGKILL, and closes the books at the end.
+// Three processes charge and notify. The example starts them and sends payments and duplicates of every kind: clients
+// ask again, relays and consumers lose acknowledgements, somebody publishes messages again. It kills some processes
+// with SIGKILL, and closes the books at the end.
 //
 //	go run ./examples/payments -embedded
 //
-// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. File and streams lie in a
-// folder oncemill-payments-… in the temporary folder (TMPDIR), which is removed at the end, also after the first SIGINT
-// or SIGTERM; a second one, or SIGKILL, leaves it there. Without -embedded the example uses the servers of
+// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. File and streams lie in
+// oncemill-payments-… in the temporary folder (TMPDIR). The example removes that at the end, also after the first
+// SIGINT or SIGTERM; a second one, or SIGKILL, leaves it there. Without -embedded the example uses the servers of
 // compose.yaml:
 //
 //	docker compose up -d --wait
 //	go run ./examples/payments
 //
-// What you would write yourself stands in service.go, notify.go and database.go. Exit
-// status: 0 if the books balance, 1 if they do not or something broke, 2 for wrong flags.
+// You would write service.go, notify.go and database.go yourself. Exit status: 0 if the books balance, 1 if they do not
+// or something broke, 2 for wrong flags.
 package main
 
 import (
@@ -122,7 +122,7 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 // closeTime is how long the end may take.
 const closeTime = 30 * time.Second
 
-// conduct makes what the run stands on, and plays on it. What it says to people goes to out.
+// conduct makes what the run stands on, and plays on it. Its messages to people go to out.
 func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Books, err error) {
 	if o.Embedded {
 		shop.Say(out, "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")

@@ -18,8 +18,8 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// newClient returns a client that takes a redirect for an answer: it would follow one by GET, and what it finds there,
-// such as the page of a login, would be taken for a transfer.
+// newClient returns a client that takes a redirect for an answer. It would follow one by GET otherwise, and take a
+// login page for a transfer.
 func newClient() *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{MaxIdleConnsPerHost: window},
@@ -28,8 +28,8 @@ func newClient() *http.Client {
 	}
 }
 
-// callAPI is the handler. It may call a second time, after a crash or a lost answer, and beside the first call if its
-// process stood still for longer than the lease; always with the same idempotency key.
+// callAPI is the handler. It may call a second time after a crash or a lost answer, and beside the first call if its
+// process stood still for longer than the lease. The idempotency key is always the same.
 func callAPI(client *http.Client, url string) natsjs.Handler {
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		var r receipt
@@ -64,8 +64,8 @@ func callAPI(client *http.Client, url string) natsjs.Handler {
 	}
 }
 
-// passing are the 4xx that say nothing of the transfer, only of this moment. 409 stands for a first call with this key
-// that still runs there, after a takeover: its transfer happens, and must not be stored as a failure here.
+// passing are the 4xx that say nothing about the transfer, only about this moment. 409 means that a first call with
+// this key still runs there, after a takeover. Its transfer happens, so it must not be stored as a failure here.
 var passing = []int{http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests}
 
 // An api is a stub of another company's API: POST /transfers with an Idempotency-Key transfers once, however often it

@@ -35,8 +35,7 @@ func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) erro
 		PollInterval: 100 * time.Millisecond, // rows of other processes wait for this; the default is 1 s
 
 		Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
-		// What a relay held when it died is taken over after 6 s. The defaults suit brokers that fail over: 30 s, 10 s,
-		// 1 min.
+		// A dead relay's rows are taken over after 6 s. The defaults suit brokers that fail over: 30 s, 10 s, 1 min.
 		PublishTimeout: 2 * time.Second, Lease: 6 * time.Second,
 	})
 	if err != nil {

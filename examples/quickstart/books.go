@@ -12,8 +12,7 @@ import (
 // A report is the books of all stacks.
 type report map[string]books
 
-// books are what came of one stack, since the first start on its directory. What is marked with + is counted since this
-// start.
+// books are what came of one stack, since the first start on its directory. A + marks what is counted since this start.
 type books struct {
 	Orders            int
 	Deliveries        int

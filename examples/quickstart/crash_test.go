@@ -26,10 +26,10 @@ const (
 	inRedis  = "redis"
 )
 
-// TestCrash_BooksBalance kills the quickstart's process, its NATS server and, if the dedup records are there, its Redis with
-// SIGKILL at random, and starts them again on the same files. In the end no order is lost, and each double charge goes back
-// to a process that was killed between its effect and its outcome: what a finished order's record says survives a kill, in
-// an SQLite file as in Redis.
+// TestCrash_BooksBalance kills the quickstart's process, its NATS server and, if it has the dedup records, its Redis
+// with SIGKILL at random. Then it starts them again on the same files. In the end no order is lost, and each double
+// charge goes back to a process that was killed between its effect and its outcome. A finished record survives a kill,
+// in an SQLite file as in Redis.
 func TestCrash_BooksBalance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts programs and kills them, for ten seconds and more")

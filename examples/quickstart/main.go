@@ -4,9 +4,9 @@
 //
 //	go run ./examples/quickstart
 //
-// It needs nothing but Go: NATS JetStream is embedded; the outbox, the ledger and the dedup store are SQLite files.
-// play, in this file, tells the story; the guard itself is guard, in stacks.go. Exit status: 0 if oncemill's ledger
-// balances, 1 if it does not or something broke, 2 for wrong flags.
+// It needs nothing but Go: NATS JetStream is embedded, and the outbox, the ledger and the dedup store are SQLite files.
+// The function play in this file tells the story; guard in stacks.go is the guard itself. Exit status: 0 if oncemill's
+// ledger balances, 1 if it does not or something broke, 2 for wrong flags.
 package main
 
 import (
@@ -168,8 +168,8 @@ func play(ctx context.Context, o options, out io.Writer) (all report, err error)
 }
 
 // openRecords opens the dedup store. SQLite has one writer a file, and the shop writes much, so the records have a file
-// of their own. The ledger is the outside world here, so nothing is lost by that; a handler whose effects are in a
-// database of its own would have both in one file, and use the store's inbox.
+// of their own. The ledger is the outside world here, so nothing is lost by that. A handler whose effects are in its
+// own database would keep both in one file, and use the store's inbox.
 func openRecords(ctx context.Context, o options) (dedupstore.Store, func() error, error) {
 	if o.redis != "" {
 		return shop.OpenRedis(ctx, o.redis)

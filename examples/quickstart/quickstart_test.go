@@ -77,8 +77,8 @@ func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testin
 	}
 }
 
-// TestQuickstart_RestartForgetsNothing restarts the quickstart on its files when all is done, with more orders, and lets its
-// producers send their copies once more, as they may when their confirmations were lost.
+// TestQuickstart_RestartForgetsNothing restarts the quickstart on its files when all is done, with more orders. Its
+// producers send their copies once more, as they may after they lost their confirmations.
 func TestQuickstart_RestartForgetsNothing(t *testing.T) {
 	t.Parallel()
 	o := options{orders: 10, seed: 1, dir: filepath.Join(t.TempDir(), "not", "there", "yet")}

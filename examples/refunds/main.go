@@ -1,6 +1,6 @@
-// The refunds example gives agents a tool that refunds orders, and lets happen to it what happens to tools of language
-// models: the model repeats its call in other words, two agents take one ticket at the same time, and a process is
-// killed (SIGKILL) between the payment and the answer. At the end it closes the books: each order was paid back once.
+// The refunds example gives agents a tool that refunds orders. The model repeats its call in other words, two agents
+// take one ticket at the same time, and a process is killed (SIGKILL) between the payment and the answer. At the end it
+// closes the books: each order was paid back once.
 //
 //	go run ./examples/refunds
 //

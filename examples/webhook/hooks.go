@@ -20,7 +20,7 @@ var readme = map[string]string{
 	"STANDARD_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
 }
 
-// secretsOf refuses to do without a secret, unless the service is to be played with.
+// secretsOf refuses to run without a secret, unless you only want to play with the service.
 func secretsOf(env func(string) string, play bool) (map[string]string, error) {
 	secrets := map[string]string{}
 	for name, known := range readme {

@@ -10,8 +10,7 @@
 // Events are forgotten with the temporary database, unless -db names a file. Then GITHUB_SECRET, STRIPE_SECRET and
 // STANDARD_SECRET have to be set; else those that are not are what README.md says.
 //
-// What you would write yourself stands in hooks.go. Exit status: 0 after an interrupt, 1 if something broke, 2 for
-// wrong flags.
+// You would write hooks.go yourself. Exit status: 0 after an interrupt, 1 if something broke, 2 for wrong flags.
 package main
 
 import (

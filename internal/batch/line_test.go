@@ -143,7 +143,7 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 	})
 }
 
-// What takes long to send holds up nobody.
+// A slow send holds up nobody.
 func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// Order reports whether a header is one of the NATS server (Nats-*), which are orders to the stream that a message is
-// published to: it would take an equal Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's
-// Nats-Expected-Stream, and purge itself for a Nats-Rollup.
+// Order reports whether a header is one of the NATS server (Nats-*). These are orders to the stream that a message is
+// published to: the stream drops a message with a known Nats-Msg-Id, refuses one with another stream's
+// Nats-Expected-Stream, and purges itself for a Nats-Rollup.
 func Order(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
-// Portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without
-// control characters or spaces around it.
+// Portable reports whether every broker carries a header as it is. Its name must be a token of RFC 9110, and its value
+// must have no control characters and no spaces around it.
 func Portable(name, value string) bool {
 	token := name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return r <= ' ' || r >= unicode.MaxASCII || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)

@@ -170,8 +170,8 @@ func TestHouse_PictureIsTrue(t *testing.T) {
 	}
 }
 
-// picture draws the library's packages by floor, as Mermaid does: modules with a thick border, and an arrow to what a
-// package imports unless another arrow leads there by a longer way.
+// picture draws the library's packages by floor, in Mermaid's language. Modules have a thick border. An arrow leads to
+// an imported package, unless another arrow leads there by a longer way.
 func (t table) picture(pkgs []pkg, modules []string) string {
 	imports := map[string][]string{}
 	for _, p := range pkgs {

@@ -48,14 +48,13 @@ var given = map[string]map[int]string{
 			ticket  string
 			pool    *pgxpool.Pool
 			receipt []byte
-			account func(*http.Request) (string, error)
-			mux     *http.ServeMux
-			pay     http.Handler
 		)
 		type Refund struct{}
-		var bank interface{ Refund(ctx context.Context, ticket, key string) (Refund, error) }`,
-		2: `var charge func(context.Context, jetstream.Msg) error`,
-		3: `var charge func(context.Context, *kgo.Record) error`,
+		var bank interface {
+			Charge(ctx context.Context, order []byte, key string) error
+			Refund(ctx context.Context, ticket, key string) (Refund, error)
+		}`,
+		2: `var chargeRecord func(context.Context, *kgo.Record) error`,
 	},
 	"docs/adopting.md": {0: `var store dedupstore.Store`},
 	"docs/brokers.md": {0: `
@@ -169,11 +168,11 @@ func snippets(page string) (found []snippet) {
 	return found
 }
 
-// leftOut is the end of a composite literal of which a page shows the beginning only.
+// leftOut is the end of a composite literal that a page cuts off.
 var leftOut = regexp.MustCompile(`,? ?…}`)
 
-// problems type-checks the snippets of a page as its reader reads them, from top to bottom: each sees the names of those
-// before it. What is declared for the reader to use later is no problem, nor is an error that the next line overwrites.
+// problems type-checks the snippets of a page as its reader reads them, from top to bottom: each sees the names of
+// those before it. A name declared for later use is no problem, and neither is an error that the next line overwrites.
 func problems(page, text string, known map[int]string, imports types.Importer) (found []string) {
 	var body strings.Builder
 	all := snippets(text)

@@ -54,8 +54,8 @@ func eachFinding(t *testing.T, files []string, rule func(*ast.File) []token.Pos,
 	}
 }
 
-// realSleeps finds the uses of time.Sleep in files that do not run their tests in virtual time: those that neither
-// import testing/synctest nor call a helper named virtual.
+// realSleeps finds the uses of time.Sleep in files whose tests run in real time. These neither import testing/synctest
+// nor call a helper named virtual.
 func realSleeps(f *ast.File) []token.Pos {
 	for _, imported := range f.Imports {
 		if imported.Path.Value == `"testing/synctest"` {

@@ -17,7 +17,7 @@ func New() string {
 }
 
 // Derive returns a UUIDv8 (RFC 9562) that depends on its arguments only: the first 16 bytes of a SHA-256 over the
-// namespace and the parts, each preceded by its length, so that ("a", "bc") and ("ab", "c") differ.
+// namespace and the parts. Each is preceded by its length, so ("a", "bc") and ("ab", "c") differ.
 func Derive(namespace string, parts ...string) string {
 	h := sha256.New()
 	write := func(s string) {

@@ -3,8 +3,8 @@ package isnil
 
 import "reflect"
 
-// Nil reports whether a value is nil, or an interface that holds a nil pointer, map, channel or function: one that was
-// forgotten, and would panic when it is used first.
+// Nil reports whether a value is nil, or an interface that holds a nil pointer, map, channel or function. Somebody
+// forgot to set such a value, and its first use would panic.
 func Nil(v any) bool {
 	if v == nil {
 		return true

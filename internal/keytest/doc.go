@@ -1,3 +1,3 @@
-// Package keytest has what tests of idempotencykey need, over stores in memory and over real ones: services, clients
-// that repeat themselves, handlers that miscount, and the tests that must hold over every store.
+// Package keytest has tests of idempotencykey that must hold over every store, in memory or real. It also has what they
+// need: services, clients that repeat themselves, handlers that miscount.
 package keytest

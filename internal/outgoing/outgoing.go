@@ -1,5 +1,5 @@
-// Package outgoing is what outboxes and their relays share: how a message becomes a row and comes back, and one call of
-// a publisher, what it said about each message, and the lines of the log about that.
+// Package outgoing is what outboxes and their relays share. It turns messages into rows and back. It calls a publisher
+// once, keeps what that said about each message, and writes the lines of the log.
 package outgoing
 
 import (
@@ -99,8 +99,8 @@ func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
 	batch.End(ctx, failed)
 }
 
-// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says
-// nothing about the messages: a message must not end one relay after the other.
+// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error that says nothing
+// about the messages. One message must not end relay after relay.
 func (s *Sender) protected(
 	ctx context.Context, messages []Message, sent []producer.Message,
 ) (within context.Context, batch *telemetry.Batch, err error) {
@@ -115,7 +115,7 @@ func (s *Sender) protected(
 }
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
-// fails at once would make one for each call. What comes in between is in metrics alone.
+// fails at once would make one for each call. Anything in between is in metrics alone.
 const complainEvery = time.Second
 
 // Complain says what of a call was not acknowledged, unless there was such a line just now.

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// What users of a service say about themselves goes no further than its owner wants: rows stay, and others read them.
+// What users of a service say about themselves stays with its owner: rows stay, and others read them.
 func TestNewRecord_BaggageStaysBehind(t *testing.T) {
 	t.Parallel()
 	said, err := baggage.Parse("tenant=7,session=secret")

@@ -11,9 +11,9 @@ const (
 	mostHung = 1000             // topics: where there are more, the broker is away as a whole
 )
 
-// Hung are topics of which a message got no answer lately. A call of a publisher returns when all of its messages are
-// answered or its time is over, and what must not overtake them waits for that: so what goes to these topics should go
-// by calls of its own. The zero value is usable. It is safe for concurrent use.
+// Hung are topics whose last messages got no answer. A publisher's call returns when all its messages are answered or
+// its time is over, and whatever must not overtake them waits for that. So messages to these topics should go by calls
+// of their own. The zero value is usable. It is safe for concurrent use.
 type Hung struct {
 	mu     sync.Mutex
 	topics map[string]time.Time // of the last such message
@@ -32,7 +32,7 @@ func (h *Hung) Note(topic string) (news bool) {
 }
 
 // Answered notes that a message to a topic was acknowledged. A topic that was away with the whole broker is forgotten
-// soon; one of which a part hangs is noted again before, by the attempts of what waits for that.
+// soon. If only a part of a topic hangs, the messages that wait for it note it again first.
 func (h *Hung) Answered(topic string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

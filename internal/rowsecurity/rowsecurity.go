@@ -1,5 +1,5 @@
-// Package rowsecurity finds tables whose row-level security may hide rows from the database user. What works on all
-// rows of a table takes hidden ones for gone, without an error.
+// Package rowsecurity finds tables whose row-level security may hide rows from the database user. Code that works on
+// all rows of a table takes hidden ones for gone, without an error.
 package rowsecurity
 
 import "context"
@@ -26,7 +26,7 @@ type querier[R interface{ Scan(dest ...any) error }] interface {
 	QueryRow(ctx context.Context, sql string, args ...any) R
 }
 
-// Hidden returns the first table of which the user may not see all rows, or "". Names are as statements have them.
+// Hidden returns the first table that may hide rows from the user, or "". Names are as statements have them.
 func Hidden[R interface{ Scan(dest ...any) error }](
 	ctx context.Context, conn querier[R], tables ...string,
 ) (table string, err error) {

@@ -121,7 +121,7 @@ func (p *Processing) describe(in *Incoming) {
 	}
 }
 
-// Count counts a delivery of which the engine does not know.
+// Count counts a delivery that the engine does not know.
 func (p *Processing) Count(ctx context.Context, a *Answer) {
 	p.consumer.meter.Claim(ctx, p.group, p.handler, p.id, a)
 }

@@ -47,8 +47,8 @@ func (t *table[K, V]) add(key K, made V) V {
 // no end gets one series for the rest.
 const maxKept = 1000
 
-// A scope is what deliveries, or messages that are sent, have in common. What is empty is no attribute: a guard that is
-// used without package consumer has no system and destination.
+// A scope is what deliveries, or messages that are sent, have in common. Empty values are no attributes: a guard that
+// is used without package consumer has no system and destination.
 type scope struct{ group, handler, system, destination string }
 
 // own is the same, of texts that are no pieces of a message.

@@ -152,12 +152,12 @@ const (
 	sendUnknown = "unknown"
 )
 
-// maxText is the longest text of others that is told, in bytes: no ID, no destination and hardly an error is longer,
-// and collectors refuse all that comes with some megabytes.
+// maxText is the longest foreign text that is told, in bytes. No ID, no destination and hardly an error is longer, and
+// collectors refuse everything that comes with some megabytes.
 const maxText = 4 << 10
 
-// text is what others wrote as it can be told: OTLP carries UTF-8 alone, and of one value that is not an exporter drops
-// all that it would have sent with it.
+// text makes a foreign string fit for telemetry. OTLP carries UTF-8 alone, and for one bad value an exporter drops
+// everything that it would have sent with it.
 func text(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

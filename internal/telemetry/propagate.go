@@ -65,8 +65,9 @@ func TraceID(traceparent string) string {
 	return traceparent[3:35]
 }
 
-// Inject writes the trace context of ctx into a message's header with the propagator of ctx, unless the header has
-// some already, in any case: who stamped first is the message's origin. Baggage alone is no trace context.
+// Inject writes the trace context of ctx into a message's header with the propagator of ctx. If the header
+// has one already, in upper or lower case, it stays: the first to stamp a message is its origin. Baggage alone is no
+// trace context.
 func Inject(ctx context.Context, h map[string]string) {
 	propagator := propagatorOf(ctx)
 	if !hasContext(propagator, h) {

@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Providers say where telemetry goes. What is nil is OpenTelemetry's global one.
+// Providers say where telemetry goes. A nil provider is OpenTelemetry's global one.
 type Providers struct {
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider
@@ -36,8 +36,8 @@ func (p Providers) propagator() propagation.TextMapPropagator {
 	return otel.GetTextMapPropagator()
 }
 
-// tracing finds the tracer. To start spans that nobody keeps would cost more than all the rest, and the API cannot be
-// asked, so it is found out here whether there is an SDK.
+// tracing finds the tracer. Starting spans that nobody keeps would cost more than all the rest, and the API cannot be
+// asked. So it is found out here whether there is an SDK.
 type tracing struct {
 	Providers
 	live atomic.Pointer[trace.Tracer]

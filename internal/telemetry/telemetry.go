@@ -152,7 +152,7 @@ func (m *Meter) sourceOf(d *Processing, mine bool, group, handler string) *sourc
 	return m.sources.of(scope{group: group, handler: handler})
 }
 
-// Times reports whether claims are to be timed.
+// Times reports whether to time claims.
 func (m *Meter) Times(ctx context.Context) bool { return m.claimTime.Enabled(ctx) }
 
 // ClaimTook records how long the store took to answer a claim, or to fail.

@@ -32,8 +32,8 @@ type counted struct {
 }
 
 // Watch counts the rows of an outbox every ten seconds, until ctx ends or its caller calls stop, which waits for the
-// last count. A collector of metrics gets what was counted last, and nothing while there is no count, or only an old
-// one: collecting waits for no database, and does not fail with one. Errors are OpenTelemetry's to handle. Without an
+// last count. A collector of metrics gets the last count, and nothing if there is none or only an old one. So
+// collecting never waits for a database, and does not fail with one. Errors are OpenTelemetry's to handle. Without an
 // SDK nothing is counted. Of several outboxes with one name, the gauges show any one's numbers.
 func (r *Relay) Watch(ctx context.Context, stats func(context.Context) (Stats, error)) (stop func(), err error) {
 	var last atomic.Pointer[counted] // nil: there is none

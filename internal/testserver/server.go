@@ -47,7 +47,7 @@ func Optional(t testing.TB, format string, args ...any) {
 	t.Skip("testserver: " + what)
 }
 
-// NeedProgram returns the path of a program that a test runs beside its server. Where it is not in PATH the test is
+// NeedProgram returns the path of a program that a test runs beside its server. If it is not in PATH, the test is
 // skipped, and fails with CI=true. The hint says how to get it.
 func NeedProgram(t testing.TB, name, hint string) string {
 	t.Helper()

@@ -11,9 +11,9 @@ import (
 // leak to every test that looks for one.
 const watch = `dir=$1; shift; "$@" </dev/null & read -r _; kill -9 $!; wait $!; ` + Remove
 
-// Remove is a script that removes the folder $dir of a server that has ended, and the System V segment of a PostgreSQL that
-// was killed: it keeps a second server off the same files, only a next start on these would remove it, and a system has
-// 4,096 of them. Line 7 of postmaster.pid has its key and ID.
+// Remove is a script that removes the folder $dir of a server that has ended, and the System V segment of a PostgreSQL
+// that was killed. PostgreSQL would remove that segment only on its next start with the same files, and a system has
+// just 4,096. Line 7 of postmaster.pid has its key and ID.
 const Remove = `id=$(sed -n '7s/.* //p' "$dir/data/postmaster.pid" 2>/dev/null); [ -z "$id" ] || ipcrm -m "$id"; rm -rf "$dir"`
 
 // StartWatched runs a command until the returned file is closed.

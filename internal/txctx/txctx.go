@@ -1,5 +1,5 @@
-// Package txctx carries a database transaction in a context, so that what is called with the context joins it, and the
-// claim of the run, so that it can be settled there.
+// Package txctx carries a database transaction in a context, so that everything called with the context joins it. It
+// also carries the claim of the run, so that it can be settled in there.
 package txctx
 
 import "context"

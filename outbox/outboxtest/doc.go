@@ -1,5 +1,5 @@
-// Package outboxtest is the conformance suite for authors of an [outbox.Store]. It turns each sentence of the Store's
-// contract into a case, and each case says why it exists when it fails.
+// Package outboxtest is the conformance suite for an [outbox.Store]. Run it if you write an outbox. Each case is one
+// sentence of the Store's contract, and says why it exists when it fails.
 //
 //	func TestOutbox_Conforms(t *testing.T) {
 //		outboxtest.Run(t, func(t *testing.T) outboxtest.Subject {
@@ -8,17 +8,18 @@
 //		})
 //	}
 //
-// A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. Cases for a Store that
-// is an [outbox.Inspector] or an [outbox.Replayer], has Wake, or keeps order, are skipped for others and say so.
+// If the store's clock is the clock of this process, test it in virtual time, with [RunVirtual]. Cases for an
+// [outbox.Inspector], an [outbox.Replayer], a Store with Wake or one that keeps order are skipped for others and say
+// so.
 //
 // # Guarantees
 //
-//   - A case that needs a lease to end uses one of milliseconds, cases run in parallel, and waiting is for the shortest
-//     time that proves something: a slow machine does not make a case fail.
-//   - The suite is itself tested with stores that break one rule each, and must reject them by the case of that rule.
+//   - A case that needs a lease to end uses one of milliseconds. Cases run in parallel and wait no longer than they
+//     must. A slow machine does not make one fail.
+//   - The suite is tested with stores that break one rule each. It must reject each by the case of that rule.
 //
 // # What it does not guarantee
 //
-// It drives a store by its interface. Crashes of a database, lost replies, and what happens to tables over months are
-// for the store's own tests.
+// It drives a store by its interface. Test the rest yourself: crashes of a database, lost replies, and what happens to
+// tables over months.
 package outboxtest

@@ -212,7 +212,7 @@ var replayCases = []testCase{
 	}},
 }
 
-// replayAll calls Replay until it says that there is no more, and wants so many rows in all.
+// replayAll calls Replay until there is no more, and checks the total.
 func replayAll(k *kit, r outbox.Replayer, request outbox.ReplayRequest, want int) {
 	k.Helper()
 	total := 0

@@ -11,8 +11,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Leases and delays are one of these. A long one never ends within a case, and one that is lasting not while three
-// short ones pass.
+// Leases and delays are one of these. A long one never ends within a case. A lasting one outlives three short ones.
 const (
 	long    = time.Hour
 	short   = 20 * time.Millisecond
@@ -140,7 +139,7 @@ func (k *kit) expired() leased {
 // pass lets short leases and delays end.
 func (k *kit) pass() { k.Advance(2 * short) }
 
-// wants leases and wants these rows, in any order, and gives them back.
+// wants leases, checks that it got these rows in any order, and gives them back.
 func (k *kit) wants(what string, ids ...string) {
 	k.Helper()
 	l := k.lease()

@@ -15,7 +15,7 @@ func (k *kit) ordered() {
 	}
 }
 
-// wantsLane wants what a lease got of a lane.
+// wantsLane checks which rows of a lane a lease got.
 func (k *kit) wantsLane(what string, l leased, lane string, ids ...string) {
 	k.Helper()
 	if got := l.lane(lane); !slices.Equal(got, ids) {

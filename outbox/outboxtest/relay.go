@@ -86,7 +86,7 @@ func (k *kit) eventually(what string, condition func() bool) {
 	}
 }
 
-// mute is a store whose relay dies before it can tell results, with leases that end soon.
+// mute is a store whose relay dies before it can record results, with leases that end soon.
 type mute struct{ outbox.Store }
 
 func (m mute) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
@@ -284,7 +284,7 @@ var relayCases = []testCase{
 	}},
 }
 
-// another is the store once more, as another process has it.
+// another is the store as another process has it.
 func (k *kit) another() outbox.Store {
 	k.Helper()
 	if k.Reopen == nil {

@@ -20,7 +20,7 @@ type Subject struct {
 	// Concurrent is set.
 	Begin func(ctx context.Context) (Tx, error)
 
-	// Concurrent says that several transactions of writers may be open at once, and that relays work meanwhile.
+	// Concurrent says that several writers may have open transactions while relays work.
 	Concurrent bool
 
 	// Ordered says that the store keeps the order of messages with a key: the key is their lane.
@@ -32,8 +32,8 @@ type Subject struct {
 	// Spoil makes the header of a message's row unreadable, as somebody else may. Nil: the case for that is skipped.
 	Spoil func(id string) error
 
-	// Advance makes at least d pass on the store's clock, and returns then. Nil: the suite waits for d, which suits
-	// real servers, and stores that are tested by RunVirtual.
+	// Advance returns after at least d has passed on the store's clock. Nil: the suite waits for d, which suits real
+	// servers and RunVirtual.
 	Advance func(d time.Duration)
 }
 
@@ -44,14 +44,14 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel, each with
-// an outbox of its own. What open needs closed it closes with t.Cleanup.
+// Run tests a store. It calls open once for each case, in a parallel subtest with its own outbox. open cleans up with
+// t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, func(t *testing.T, c testCase) { c.check(t, open(t)) })
 }
 
-// RunVirtual tests a store whose clock is time.Now of this process: as Run does, but each case, and open with it, runs
-// in a bubble of virtual time (package testing/synctest).
+// RunVirtual is Run for a store whose clock is this process's time.Now. Each case, with its open, runs in a bubble of
+// virtual time (package testing/synctest).
 func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.check(t, open(t)) })
@@ -67,7 +67,7 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 	}
 }
 
-// cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
+// cases are all cases. Read failures in this order: a store that fails an early case fails many.
 var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases,
 	orderCases, contextCases, relayCases)
 

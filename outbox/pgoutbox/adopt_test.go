@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect is what docs/adopting.md says of a hand-written outbox that drains
-// beside a new one: of requests that were repeated over the deployment, each table has a message.
+// TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect tests what docs/adopting.md says of a hand-written
+// outbox that drains beside a new one. If a request was repeated across the deployment, both tables have its message.
 func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)

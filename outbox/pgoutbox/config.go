@@ -22,8 +22,21 @@ type Config struct {
 	// "oncemill_outbox".
 	Table string
 
-	// Ordered keeps the order of messages that have a key: for each key, the first copies are published in the order in
-	// which their transactions committed. See the package doc for what that costs.
+	// Ordered keeps the order of each key: the first copies of its messages are published in the order in which their
+	// transactions committed, and within one transaction in the order of writing. A further copy may come at any later
+	// time. It costs this:
+	//
+	//   - A transaction that writes a key waits for all transactions that wrote a key of the same partition. One call
+	//     of Publish sorts its keys. Two transactions that write the same keys by several calls, in different orders,
+	//     can deadlock, and PostgreSQL ends one with 40P01. Write the keys by one call, or repeat the transaction.
+	//   - A message that is refused, gets no answer or is delayed by NotBefore holds up the later ones of its key only.
+	//     A dead one does too, until Requeue or Discard, unless SkipDead is set.
+	//   - Each look reads all delayed and dead rows that have a key. Half a million take a second. If it takes longer
+	//     than 10 s, as with some millions, new messages of all keys stand still.
+	//   - One message of a key is on its way at a time, as far as its relay knows.
+	//   - A dead message may still arrive behind those that Discard or SkipDead let pass, if an attempt of it got no
+	//     answer.
+	//   - Requeue and Replay publish at a later time. They do not put a message back into its old place.
 	Ordered bool
 
 	// SkipDead lets the messages of a key go on when one of them is dead, so refused for the last time. False: they

@@ -9,13 +9,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ErrNoTx says that Publish was called with a context that carries no transaction: use In or InSQL, or pass the context
-// that the handler of an inbox got.
+// ErrNoTx says that the context of Publish carries no transaction. Use In or InSQL, or pass the context that the
+// handler of an inbox got.
 var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), or pass the context that " +
 	"the handler of a pgstore inbox got")
 
-// unfit says that the tables are missing, older than this package, made for another config, or hide rows. Err is what
-// PostgreSQL said.
+// unfit says that the tables are missing, too old, made for another config, or hide rows. Err is PostgreSQL's error.
 func unfit(table, problem string, err error) error {
 	subject := fmt.Sprintf("outbox table %q", table)
 	return &dedupstore.SetupError{Package: "pgoutbox", Subject: subject, Problem: problem, Err: err}
@@ -30,7 +29,7 @@ const (
 	codeLockNotAvailable = "55P03"
 )
 
-// explain names the cause of an error that PostgreSQL knows only by its own words.
+// explain names the cause of a PostgreSQL error in our words.
 func (o *Outbox) explain(err error) error {
 	e, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {

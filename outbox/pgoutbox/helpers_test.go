@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 
 var schemas atomic.Int64
 
-// newPool returns a pool of connections to a new schema, with a table of orders: a database for each test takes longer.
+// newPool returns a pool of connections to a new schema, with a table of orders. A new database for each test would
+// take longer.
 func newPool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	schema := fmt.Sprintf("test_%d_%d", os.Getpid(), schemas.Add(1))

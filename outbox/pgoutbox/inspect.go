@@ -60,7 +60,7 @@ func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
 	return o.free(ctx, o.sql.discard, ids)
 }
 
-// free acts on dead rows, and on what waits for them.
+// free acts on dead rows, and on the rows that wait for them.
 func (o *Outbox) free(ctx context.Context, query string, ids []string) (int, error) {
 	tag, err := o.pool.Exec(ctx, query, ids)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
-// The server keeps plans: one that suits the few rows of a new table must not be one that reads all of a large one.
+// The server keeps plans, so a plan for the few rows of a new table must not read all of a large one.
 func TestStore_PlansForANewTableAreThoseForALargeOne(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {

@@ -16,19 +16,19 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// Leases are made one after the other, under a lock. Each statement sees what was committed before it began, so that
-// the one that chooses rows knows all leases and results of the others. No statement that holds the lock sends rows: a
+// Leases are made one after another, under a lock. A statement sees what was committed before it began, so the one that
+// chooses rows knows the leases and results of all others. No statement that holds the lock sends rows, because a
 // client that stops reading would keep it.
 const (
-	// The commit need not be on disk: a lease that is lost with the server ends early, no more. For the other settings
-	// see byIndexSQL.
+	// The commit need not be on disk: if the server loses a lease, it just ends early. For the other settings see
+	// byIndexSQL.
 	leaseLockSQL = `
 SELECT set_config('lock_timeout', $1::text, true), set_config('synchronous_commit', 'off', true),
 	set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	pg_advisory_xact_lock('{lease}'::regclass::oid::integer, -1)`
 
-	// After a crash of many relays there may be more rows than can be written in the time that a lease has: what is
-	// left is held until the next one, and a relay that had an error asks for fewer rows, and so takes over fewer.
+	// After a crash of many relays there may be more rows than can be written within a lease. The rest is held until
+	// the next one. A relay that had an error asks for fewer rows, and so takes over fewer.
 	takeOverSQL = `
 WITH ended AS (
 	DELETE FROM {lease} WHERE token = ANY(ARRAY(
@@ -65,15 +65,14 @@ INSERT INTO {lease} (token, ends_at, numbers)
 SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', array_agg(number ORDER BY due)
 FROM batch HAVING count(*) > 0`
 
-	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so
-	// that one that was good for a new table would read all of a large one. Values may come as text, which pgx reads in
-	// one style.
+	// The plan must not depend on the table's statistics. The server keeps plans, and a good plan for a new table would
+	// read all of a large one. Values may come as text, which pgx reads in one style.
 	byIndexSQL = `
 SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
-	// OFFSET 0 makes the server look for each row by its number, in the order of the lease. What it reads of a row is
-	// what is there: a NULL costs the server nothing, and what is made of it does.
+	// OFFSET 0 makes the server look for each row by its number, in the order of the lease. The columns are read as
+	// they are: a NULL costs the server nothing, an expression made of it does.
 	readSQL = `
 SELECT o.*
 FROM {lease} l CROSS JOIN LATERAL unnest(l.numbers) WITH ORDINALITY AS held (number, n)
@@ -105,7 +104,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	return read.rows, nil
 }
 
-// lockTimeoutOf makes the server stop waiting for a lock when nobody waits for its answer any more.
+// lockTimeoutOf makes the server stop waiting for a lock when its client has stopped waiting.
 func lockTimeoutOf(ctx context.Context) string {
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
@@ -148,7 +147,7 @@ func (r *reader) row(scan func(...any) error) error {
 	return nil
 }
 
-// Results that are not there any more, or not the token's, are passed over.
+// Rows that are gone, or no longer the token's, are passed over.
 const settleSQL = `
 WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers),
 mine AS MATERIALIZED (SELECT unnest(numbers) AS number FROM held),
@@ -202,7 +201,7 @@ func sortResults(results []outbox.Result) (s sorted, err error) {
 			s.unsent = append(s.unsent, r.Number)
 			s.delays = append(s.delays, r.Delay.Microseconds())
 			s.states = append(s.states, string(r.State))
-			// A text that the database's encoding does not take would make the whole batch fail for ever.
+			// A text that the database's encoding cannot store would fail the whole batch for ever.
 			s.errors = append(s.errors, strings.ReplaceAll(errtext.ASCII(r.Error), "\x00", "?"))
 		default:
 			return sorted{}, &dedupstore.InvalidError{Package: "pgoutbox", Field: "Result.State",

@@ -17,7 +17,7 @@ const (
 SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL,
 	to_regclass('{lease}') IS NOT NULL`
 
-	// What is missing belongs where the tables are, whatever else the search path leads to first.
+	// Anything missing belongs where the tables are, even if another schema comes first in the search path.
 	staySQL = `
 SELECT set_config('search_path', quote_ident(n.nspname), true)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{settings}')`
@@ -28,16 +28,15 @@ ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version);
 `
 )
 
-// Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
-// be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives
-// up on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for
-// as long, and behind each of several in turn: let one process do it. An outbox that is there is only looked at:
-// run SQL to get an index again that somebody dropped. A newer version than this package's is welcome, as versions only
-// add.
+// Migrate makes the schema, the tables and their indexes if they are missing. It only adds. It may be repeated, and
+// called by several processes at once while others use the outbox. It waits for other migrations, and gives up on any
+// other lock after a few seconds, with an error; call it again then. Writers wait behind it, and behind each of several
+// in turn, so let one process do it. If the outbox is there, it only looks: run SQL to get a dropped index back. A
+// newer version than this package's is fine, as versions only add.
 //
-// It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs
-// that use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings,
-// and, if it is ordered, USAGE on the sequence Table_places.
+// It needs the privilege to create tables in the schema, and to create the schema if that is missing. Programs that use
+// the outbox need SELECT, INSERT, UPDATE and DELETE on Table and Table_lease, and SELECT on Table_settings. An ordered
+// outbox also needs USAGE on the sequence Table_places.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {
@@ -50,19 +49,18 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. The
-// schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open
-// transactions that wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a
-// lock_timeout before.
+// SQL returns the statements that Migrate runs, for your own migration tool. The schema must be there. You may repeat
+// them, but unlike Migrate they do not look first. CREATE INDEX waits for open transactions that wrote to the outbox,
+// even if the index is there, and writers wait behind it. So set a lock_timeout.
 func (o *Outbox) SQL() string { return o.sql.schema }
 
-// lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
+// lockTimeout is how long a migration waits for locks on tables, while others queue up behind it.
 const lockTimeout = "3s"
 
 func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 	if o.cfg.Schema != "" {
-		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the
-		// same number. It comes first because what a session believes of a schema is old until it locks something new.
+		// Another package of this module may be making the schema, so all of them lock the same number. The lock comes
+		// first, because a session's view of a schema is old until it locks something new.
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`,
 			"oncemill schema "+o.cfg.Schema); err != nil {
 			return err
@@ -108,7 +106,7 @@ func (o *Outbox) create(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// createSchema looks first: IF NOT EXISTS asks for a privilege even where the schema is there.
+// createSchema looks first: IF NOT EXISTS needs the privilege even if the schema is there.
 func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
 	if o.cfg.Schema == "" {
 		return nil

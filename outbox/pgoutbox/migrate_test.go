@@ -220,7 +220,7 @@ func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
 	}
 }
 
-// Its indexes keep their names, so that a new one cannot have them: it must not be said that everything is there.
+// Its indexes keep their names, so a new table cannot have them. Migrate must not say that everything is there.
 func TestMigrate_SaysThatTheTableWasRenamed(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)

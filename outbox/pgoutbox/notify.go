@@ -16,21 +16,22 @@ const (
 	endTimeout    = time.Second
 )
 
-// channel is where processes tell each other of commits. Two long names would be more than PostgreSQL takes.
+// channel is where processes tell each other of commits. It is a hash, because two long names are more than PostgreSQL
+// takes.
 func (o *Outbox) channel() string { return fmt.Sprintf("oncemill_outbox_%016x", o.cfg.hash()) }
 
-// Notify makes the relays of all processes that Listen look at the outbox now. Call it after the commit: within the
-// inserting transaction NOTIFY makes all commits of the database wait for each other. It is a statement of its own, on
-// a connection of the pool, and its loss costs time, no more.
+// Notify makes the relays of all processes that Listen look at the outbox now. Call it after the commit: inside the
+// transaction, NOTIFY makes all commits of the database wait for each other. It is a separate statement on a connection
+// of the pool. If it is lost, that only costs time.
 func (o *Outbox) Notify(ctx context.Context) error {
 	_, err := o.pool.Exec(ctx, `SELECT pg_notify($1, '')`, o.channel())
 	return err
 }
 
 // Listen turns the notifications of other processes into Woken, until ctx ends; then it returns nil. It takes a
-// connection out of the pool for itself, and another one when that fails, for as long as it runs: errors are logged.
-// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work. That a silent network
-// has lost the connection, TCP's keepalive notices; relays poll meanwhile.
+// connection out of the pool for itself, and another one when that fails, and logs errors. It does not work behind
+// PgBouncer in transaction mode. If the network silently loses the connection, TCP's keepalive notices; relays poll
+// meanwhile.
 func (o *Outbox) Listen(ctx context.Context) error {
 	retry := pace.Pace{Shortest: shortestRetry, Longest: longestRetry}
 	for {
@@ -72,5 +73,5 @@ func (o *Outbox) listen(ctx context.Context) error {
 func closeConn(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	_ = conn.Close(ctx) // it is not needed any more
+	_ = conn.Close(ctx) // it has done its job
 }

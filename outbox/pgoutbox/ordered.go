@@ -1,11 +1,11 @@
 package pgoutbox
 
-// In an ordered outbox the rows of a key have places in the order in which their transactions committed: whoever writes
-// one has the lock of the key's partition from before the place is allocated until after the commit. So when a row is
-// visible, all earlier ones of its key are.
+// In an ordered outbox the rows of a key have places in the order of their commits. A writer holds the lock of the
+// key's partition from before it gets the place until after the commit. So when a row is visible, all earlier rows of
+// its key are visible.
 //
-// A lease holds the keys of its rows. Of a key that nobody holds, rows are handed out in their order up to the first
-// that has to wait. Rows without a key have no order; the two kinds take turns.
+// A lease holds the keys of its rows. If nobody holds a key, its rows are handed out in order, up to the first that
+// must wait. Rows without a key have no order; the two kinds take turns.
 const (
 	orderedLeaseSQL = `
 WITH busy AS MATERIALIZED (SELECT unnest(lanes) AS lane FROM {lease}),

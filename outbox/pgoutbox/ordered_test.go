@@ -322,7 +322,8 @@ func count1(t *testing.T, box *pgoutbox.Outbox, pool *pgxpool.Pool, key string) 
 	box.Wake()
 }
 
-// All of a batch were published at the same time, and where they lie in the table says nothing: several connections write.
+// All rows of a batch were published at the same time. Their place in the table says nothing, because several
+// connections write.
 func TestOrdered_ReplayInPartsKeepsTheOrderOfKeys(t *testing.T) {
 	t.Parallel()
 	box, pool := orderedBox(t, pgoutbox.Config{})

@@ -52,7 +52,7 @@ func (o *Outbox) Name() string {
 }
 
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
-// never blocks; several calls may be one look. Notify does the same for other processes.
+// never blocks, and several calls may cause one look. Notify does the same for other processes.
 func (o *Outbox) Wake() {
 	select {
 	case o.woken <- struct{}{}:

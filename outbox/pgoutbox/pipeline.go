@@ -9,15 +9,15 @@ import (
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
-// The isolation that the database has by default may be another one.
+// The database's default isolation may be another one.
 var (
 	begin  = statement{query: "BEGIN ISOLATION LEVEL READ COMMITTED"}
 	commit = statement{query: "COMMIT"}
 )
 
-// pipeline sends statements together, waits once, and calls each function for the rows of a statement, from the one
-// with the index on. The server goes on without the client: what the statements lock they do not keep while a client is
-// slow. After an error inside of a transaction the pool closes the connection, which rolls back.
+// pipeline sends statements together and waits once. It calls each function for the rows of one statement, beginning at
+// the index. The server does not wait for the client between statements, so a slow client keeps no locks. After an
+// error inside a transaction the pool closes the connection, which rolls back.
 func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, statements ...statement) error {
 	conn, err := o.pool.Acquire(ctx)
 	if err != nil {
@@ -36,7 +36,7 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fns...))
 }
 
-// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits
+// checkOn checks the schema in its own transaction, and that a relay sees all rows: a row that it does not see waits
 // for ever.
 func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	names := namesOf(o.cfg)

@@ -23,7 +23,7 @@ type record struct {
 	tries  int   // how often another message had the number
 }
 
-// A name is what names a row: messages with equal ones are one.
+// A name identifies a row: messages with equal names are one.
 type name struct{ topic, id, copy string }
 
 func (r record) name() name { return name{r.Topic, r.ID, r.Copy} }
@@ -37,7 +37,7 @@ const (
 	maxOrderedKey = 1024      // an index holds it
 )
 
-// records turns the messages of a call into what is written, each once.
+// records turns the messages of a call into records, each once.
 func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]record, error) {
 	records := make([]record, 0, len(messages))
 	index := make(map[name]int, len(messages))
@@ -74,9 +74,9 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 // uuid7 is a UUIDv7 in its usual form.
 var uuid7 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 
-// rowNumber is 64 bits of a hash of what names a row, or another 64 bits for each try, because two messages may share
-// some. That of an ID with a time in it begins with this time, in units of 1.024 s: rows that are written at about the
-// same time then lie close together in the index, and a checkpoint makes less of it be written again.
+// rowNumber is 64 bits of a hash of the row's name, other bits for each try, because two messages may share some. If
+// the ID has a time in it, the number begins with that time, in units of 1.024 s. Rows written at about the same time
+// then lie close together in the index, and the server writes fewer pages after a checkpoint.
 func rowNumber(r record, try int) int64 {
 	hash := ids.Derive("oncemill/outbox", r.Topic, r.ID, r.Copy, strconv.Itoa(try))
 	n := fromHex(hash[:8])<<32 | fromHex(hash[len(hash)-8:]) // neither has the bits of the version or the variant
@@ -93,11 +93,11 @@ func fromHex(digits string) uint64 {
 	return n
 }
 
-// partitions is how many locks the keys of an ordered outbox share: a transaction takes no more of the server's.
+// partitions is how many locks the keys of an ordered outbox share, so that a transaction never takes more.
 const partitions = 64
 
-// partition is the number of the lock that a key shares with others. Stored nowhere, but it must never change: programs
-// of several versions write to one outbox.
+// partition is the number of the lock that a key shares with others. It must never change, because programs of several
+// versions write to one outbox.
 func partition(key string) int64 {
 	h := fnv.New64a()
 	h.Write([]byte(key))

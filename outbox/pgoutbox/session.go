@@ -41,7 +41,7 @@ func (s pgxSession) each(ctx context.Context, last statement, fn eachRowFunc, be
 // An eachRowFunc takes a row.
 type eachRowFunc = func(scan func(...any) error) error
 
-// eachOfBatch passes over the results of the first statements, and calls each function for the rows of a further one.
+// eachOfBatch skips the results of the first statements, and calls each function for the rows of one of the others.
 func eachOfBatch(results pgx.BatchResults, skip int, fns ...eachRowFunc) error {
 	err := func() error {
 		for range skip {
@@ -82,8 +82,8 @@ func (pgxSession) texts(v []string) any  { return v }
 func (pgxSession) numbers(v []int64) any { return v }
 func (pgxSession) blobs(v [][]byte) any  { return v }
 
-// sqlSession is a transaction of database/sql, with any driver for PostgreSQL: arrays go as PostgreSQL writes them,
-// because drivers differ there.
+// sqlSession is a transaction of database/sql, with any driver for PostgreSQL. It sends arrays as text, because drivers
+// differ there.
 type sqlSession struct{ tx *sql.Tx }
 
 func (s sqlSession) each(ctx context.Context, last statement, fn eachRowFunc, before ...statement) error {

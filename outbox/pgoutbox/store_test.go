@@ -9,8 +9,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// All rows of leases that ended together, as after a crash of many relays, may be more than can be written in the time that a
-// call has.
+// After a crash of many relays, their leases may hold more rows than one call can write in time.
 func TestLease_TakesOverInParts(t *testing.T) {
 	t.Parallel()
 	box, db := newBox(t)
@@ -34,8 +33,8 @@ func TestLease_TakesOverInParts(t *testing.T) {
 	}
 }
 
-// The numbers of rows say nothing about their order, and those of a lease are in that of the rows: settling compares the two
-// lists, and is cheap when they are alike.
+// Row numbers say nothing about order. A lease has them in the order of its rows: settling compares the two lists,
+// which is cheap when they are alike.
 func TestLease_HandsOutTheLongestDueFirst(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"written_at", "date_trunc('day', written_at)"} { // due one after the other; at once

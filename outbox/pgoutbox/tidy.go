@@ -7,7 +7,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// What works on published rows takes turns, so that each call finds as many rows as there are.
+// Work on published rows takes turns, so that each call finds all rows.
 const (
 	tidyLockSQL = `
 SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true),
@@ -25,9 +25,9 @@ WITH gone AS (
 	RETURNING true)
 SELECT count(*) FROM gone`
 
-	// The column copy stays: it is what names the row for whoever repeats the action that wrote it. Rows of one batch
-	// were published at the same time: in an ordered outbox their places say which of a key belongs into this call, and
-	// which into the next.
+	// The column copy stays, because it identifies the row when the action that wrote it is repeated. Rows of one batch
+	// were published at the same time. In an ordered outbox their places say which rows of a key belong to this call,
+	// and which to the next.
 	replaySQL = `
 WITH again AS (
 	UPDATE {table} SET published_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL,
@@ -65,7 +65,7 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error
 	return n, err
 }
 
-// tidy runs a statement that counts, when it is its turn.
+// tidy waits for its turn, and runs a statement that counts.
 func (o *Outbox) tidy(ctx context.Context, s statement) (int, error) {
 	var n int
 	err := o.pipeline(ctx, 2, []eachRowFunc{func(scan func(...any) error) error { return scan(&n) }},

@@ -20,20 +20,20 @@ import (
 // In returns a publisher that writes rows in the caller's transaction. All messages of a call go in one round trip;
 // their payloads have at most 256 MB.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, its baggage does not. The caller's
-// messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one. The caller's message stays as it is, so set its ID (producer.NewID) if you
+// need to know it. The trace context of ctx travels along, its baggage does not.
 //
-// A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
-// again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
-// [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition. Finding that out
-// takes a second round trip.
+// While a row is kept, a message with the same ID and topic is not written again, so repeating an action does no harm.
+// (For deliberate copies, purpose and generation count too.) If its key or payload differs, that is an
+// [*outbox.ConflictError]. Headers are not compared, because the trace context changes with each repetition. Finding
+// that out takes a second round trip.
 //
-// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
-// new message: who repeats the action wants it published.
+// If that row is dead, the same transaction makes it pending again, because a repeated action wants it published.
+// Nothing is counted then, and the new headers replace the old ones.
 //
 // A message that cannot be written is a [*dedupstore.InvalidError], and two messages of one call that contradict each
-// other are a ConflictError: then nothing of the call was written, and the transaction can go on. After any other error
-// it must be rolled back.
+// other are a ConflictError. In both cases nothing of the call was written, and the transaction can go on. After any
+// other error it must be rolled back.
 func (o *Outbox) In(tx pgx.Tx) producer.Publisher {
 	if isnil.Nil(tx) {
 		return writer{outbox: o}
@@ -87,8 +87,8 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 }
 
 const (
-	// The condition is always true. What it does: the commit waits for the disk, because a relay publishes what it can
-	// see, and a server that crashed would have forgotten the rest of the transaction.
+	// The condition is always true. It makes the commit wait for the disk. Otherwise a relay could publish a row, and a
+	// server that crashes then would forget the rest of the transaction.
 	insertSQL = `
 INSERT INTO {table} (number, due_at, not_before, place, id, topic, copy, key, header, payload)
 SELECT m.number, m.not_before, m.not_before, {place},
@@ -121,12 +121,12 @@ WHERE o.number = m.number AND o.dead_at IS NOT NULL
 RETURNING o.number`
 )
 
-// tries is how often a row is looked for: at more than one number only where others have the first ones, and again
-// where it comes and goes.
+// tries is how often a row is looked for: at another number if another message has the first, and again if the row
+// comes and goes.
 const tries = 20
 
-// write writes records, each with a row of its own. What is there already is looked at: that may have gone, or changed
-// from dead to something else, until then, and so it is tried again.
+// write writes records, each with its own row. It looks at rows that are there already. Until then a row may go, or
+// stop being dead, so write tries again.
 func (w writer) write(ctx context.Context, records []record) error {
 	for range tries {
 		written, err := w.insert(ctx, records)
@@ -190,8 +190,8 @@ func (w writer) returned(ctx context.Context, s statement, before ...statement) 
 	return rows, err
 }
 
-// compare looks at rows that are there already, and makes dead ones pending again. It returns the records that have no
-// row yet: it is gone meanwhile, or dead no more, or another message has the number.
+// compare looks at rows that are there already, and makes dead ones pending again. It returns the records that must be
+// tried again: their row has gone, is no longer dead, or belongs to another message.
 func (w writer) compare(ctx context.Context, records []record) (again []record, err error) {
 	found, err := w.find(ctx, records)
 	if err != nil {

@@ -33,8 +33,8 @@ func (c *counter) Publish(_ context.Context, messages ...producer.Message) error
 	return nil
 }
 
-// BenchmarkDrain publishes a backlog of rows, each written by a transaction of its own, from the start of the relay to the
-// last acknowledgement. What JetStream adds to it, bench/outbox measures.
+// BenchmarkDrain publishes a backlog of rows, each written by a transaction of its own, from the start of the relay to
+// the last acknowledgement. bench/outbox measures what JetStream adds.
 func BenchmarkDrain(b *testing.B) {
 	for _, mode := range []struct {
 		name      string

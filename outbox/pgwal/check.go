@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
-// facts are what the server says about itself and what the relay needs there.
+// facts are what the server says about itself and about what the relay needs.
 type facts struct {
 	version  int
 	standby  bool
@@ -123,9 +123,9 @@ func (r *Relay) serverProblem(f facts) error {
 	return r.strangers(f)
 }
 
-// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only,
-// so two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside
-// it can.
+// strangers says that the slot serves another outbox. A relay confirms everything in the log but publishes only its own
+// part, so two outboxes with one slot would confirm each other's messages. The slot does not say whose it is; its
+// publication does.
 func (r *Relay) strangers(f facts) error {
 	if f.publication && f.foreign != "" && !f.covers {
 		return r.slotError("is for outbox table %q, as its publication says: set Config.Slot to a name of your own",
@@ -142,7 +142,7 @@ func (r *Relay) publicationError(format string, args ...any) error {
 	return unfit(fmt.Sprintf("publication %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil)
 }
 
-// check says what does not fit, so that reading the log would be useless.
+// check says why reading the log would be useless.
 func (r *Relay) check(ctx context.Context) (facts, error) {
 	f, err := r.look(ctx)
 	if err != nil {
@@ -174,9 +174,9 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 // lost is the wal_status of a slot that the server invalidated.
 const lost = "lost"
 
-// watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads
-// the slot there, or another relay does, so that the log comes from another server, which lives on although the pool's
-// name has moved; or the outbox table is another one than the log is read for, and shown too.
+// watch looks at the slot and the publication. It returns an error if the log must be read again. Either nobody or
+// another relay reads the slot there: the pool's name has moved, and this log comes from the old server, which lives
+// on. Or the outbox table was made again, and the publication shows the new one.
 func (r *Relay) watch(ctx context.Context, began facts) error {
 	f, err := r.look(ctx)
 	if err != nil {

@@ -38,15 +38,20 @@ type Config struct {
 	// BatchSize is the most messages that are published together. Zero: 500.
 	BatchSize int
 
-	// MaxInFlight is how many calls of the publisher there are at once, beside those for messages that got no answer
-	// before, and as many for topics of which one got none. One keeps the order of commits among all messages that are
-	// not retried; then a topic that hangs and goes on getting messages lets each key of the others have one message in
-	// each PublishTimeout. Zero: 4.
+	// MaxInFlight is how many calls of the publisher run at once. Calls for messages that got no answer before come on
+	// top, and as many again for topics of which a message got none.
+	//
+	// One keeps the order of commits among all messages that are not retried. Then a topic that hangs and goes on
+	// getting messages slows all keys down: each gets one message out in a PublishTimeout. Zero: 4.
 	MaxInFlight int
 
-	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown. A
-	// statement may take as long, but at most 10 s, and so may what is being published once the context of Run has
-	// ended. Zero: 30 s.
+	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown, and
+	// each of those messages then gets a call of its own, ever more slowly, up to 32 at once. Messages to a topic that
+	// gave no answer in the last ten minutes, or two if it answers again, get calls of their own too, unless
+	// MaxInFlight is 1.
+	//
+	// A statement may take as long, but at most 10 s. So may what is being published when the context of Run ends.
+	// Zero: 30 s.
 	PublishTimeout time.Duration
 
 	// MaxAttempts is how often a message may be refused before it is dead. Attempts without an answer do not count.

@@ -85,7 +85,7 @@ func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
 	return nil
 }
 
-// insert reads a row that is new and due: the others are found in the table when they are due.
+// insert reads a row that is due at once. The others are found in the table when they are due.
 func (d *decoder) insert(m *pglogrepl.InsertMessage) (event, error) {
 	if m.RelationID != d.table {
 		return event{}, nil
@@ -110,7 +110,7 @@ func (d *decoder) insert(m *pglogrepl.InsertMessage) (event, error) {
 	return event{kind: written, row: r}, nil
 }
 
-// readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
+// readHeader reads a header that somebody else may have written. If it cannot, the row becomes dead.
 func (r *row) readHeader(text []byte) {
 	header, err := outgoing.Header(r.message.ID, text, r.replays)
 	if err != nil {

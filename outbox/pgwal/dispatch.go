@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// dispatch publishes what is offered, whatever there is and without waiting for more.
+// dispatch publishes what is offered, without waiting for more.
 func (s *session) dispatch(working context.Context) {
 	for _, o := range [...]*outlet{&s.queue.fresh, &s.queue.slow, &s.queue.suspects} {
 		for o.calls < o.most && len(o.rows) > 0 && !time.Now().Before(o.at) {
@@ -109,12 +109,12 @@ func (s *session) die(r *row, reason string) {
 	s.judge(r, verdict{State: outbox.Dead, Reason: reason})
 }
 
-// hopelessAfter is how many attempts without an answer a row may have before it becomes the table's.
+// hopelessAfter is how many attempts without an answer turn a row over to the table.
 const hopelessAfter = 5
 
-// hopeless says that a row gets no answer while the broker acknowledges others. It becomes the table's, which gives it
-// back when it is due: it must hold up neither the log nor other messages for ever. A row with a key stays here: later
-// ones of its key, which the log shows, would overtake it.
+// hopeless reports whether a row gets no answer while the broker acknowledges others. Such a row goes to the table,
+// which gives it back when it is due. Otherwise it would hold up the log and other messages for ever. A row with a key
+// stays here: later rows of its key would overtake it.
 func (s *session) hopeless(r *row) bool {
 	before := r.acks
 	r.acks = s.acks

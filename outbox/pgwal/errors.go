@@ -9,7 +9,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// unfit says what of the server, the slot, the publication or the table does not fit. Err is what PostgreSQL said.
+// unfit says what is wrong with the server, the slot, the publication or the table. Err is PostgreSQL's error.
 func unfit(subject, problem string, err error) error {
 	return &dedupstore.SetupError{Package: "pgwal", Subject: subject, Problem: problem, Err: err}
 }
@@ -35,7 +35,7 @@ func isSetup(err error) bool {
 	return ok
 }
 
-// explain names the cause of an error that PostgreSQL knows only by its own words.
+// explain names the cause of a PostgreSQL error in our words.
 func (r *Relay) explain(doing string, err error) error {
 	e, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {

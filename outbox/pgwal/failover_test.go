@@ -82,8 +82,8 @@ func (f *failoverRig) caughtUp() {
 	})
 }
 
-// The name leads to a new primary, while the old one lives on, as in a switch-over that ends the clients' connections but no
-// walsender's: the log that the relay reads shows nothing of what is written from then on.
+// The name leads to a new primary while the old one lives on, as in a switch-over that ends the clients' connections
+// but not the walsender's. The log that the relay reads shows no new writes.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -103,7 +103,7 @@ func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
 	until(t, "the second message", func() bool { return f.broker.copies()["after"] == 1 })
 }
 
-// Of two relays the one that waited may be at the new primary before the other one looks: then somebody reads the slot there.
+// The relay that waited may reach the new primary before the other one looks. Then somebody reads the slot there.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMoreAlsoWhereAnotherRelayIsThere(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -124,7 +124,7 @@ func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMoreAlsoWhereAnotherRelay
 	until(t, "the relay to leave", func() bool { return strings.Contains(f.log.String(), "leads to another server") })
 }
 
-// The pool has connections to both servers then, and those to the old one would have the relay leave the new one again.
+// The pool then has connections to both servers, and the old ones would make the relay leave the new server again.
 func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -158,8 +158,8 @@ func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 	}
 }
 
-// A relay lives on while a standby takes over that lacks the last transactions: what is written again with the IDs that are lost, and
-// at their places in the log and in sequences, is published.
+// A standby without the last transactions takes over while the relay lives on. Their messages are written again, with
+// the same IDs and at the same places in the log and in sequences, and are published.
 func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)
@@ -213,8 +213,8 @@ func needCopies(t *testing.T) {
 	}
 }
 
-// PostgreSQL 17 copies the slot to a standby that is set up for it: the relay lives through the failover, and what had been
-// written, and not published, goes out there.
+// PostgreSQL 17 copies the slot to a standby that is set up for it. The relay survives the failover, and publishes
+// there what was written before.
 func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
 	needCopies(t)
 	primary := postgrestest.Start(t, "primary_slot_name=standby", "hot_standby_feedback=on")
@@ -256,7 +256,7 @@ func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
 	f.after.awaitConfirmed()
 }
 
-// A file of the table that is not there is no log that is not there, and comes back, as with a disk that was not mounted.
+// A missing file of the table is not a missing log. It comes back, as with a disk that was not mounted.
 func TestRelay_LivesThroughATableWhoseFileIsAway(t *testing.T) {
 	t.Parallel()
 	server := postgrestest.Start(t)
@@ -281,7 +281,7 @@ func TestRelay_LivesThroughATableWhoseFileIsAway(t *testing.T) {
 	until(t, "the row", func() bool { return g.broker.copies()["order"] == 1 })
 }
 
-// Connections that find no room on the primary may go to a standby that is named beside it: the log is read on.
+// Connections that find no room on the primary may go to a standby in the same list. The relay reads on.
 func TestRelay_ReadsOnWhileThePoolIsOnAStandby(t *testing.T) {
 	t.Parallel()
 	f := newFailoverRig(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The first of two hosts takes connections and says nothing, as a primary that is frozen: the second is the primary now.
+// The first of two hosts takes connections but says nothing, like a frozen primary. The second is the primary now.
 func TestRelay_AHostThatHangsDoesNotHideTheNextOne(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)

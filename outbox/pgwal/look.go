@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// looks are what is looked at from time to time, one job at a time.
+// looks are the periodic jobs that look at the server, one at a time.
 type looks struct {
 	at      time.Time // of the next look
 	busy    bool

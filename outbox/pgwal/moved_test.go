@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A name that leads to another server, as after a move to a new one: the pool still has connections to the old one, whose log was
-// confirmed further than the new one's goes.
+// The name leads to another server, as after a move. The pool still has connections to the old one, whose log was
+// confirmed beyond the end of the new one's.
 func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	t.Parallel()
 	before, after := postgrestest.Start(t), postgrestest.Start(t)
@@ -66,8 +66,8 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }
 
-// A name that led to a standby for a moment, as after a failover the old address does: connections to it work, and the pool would
-// keep them for an hour.
+// The name led to a standby for a moment, as an old address does after a failover. Connections to it work, and the pool
+// would keep them for an hour.
 func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
 	t.Parallel()
 	standby, primary := postgrestest.Start(t), postgrestest.Start(t)

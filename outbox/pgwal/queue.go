@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A rowID tells a row from others, also from a later one of the same number.
+// A rowID identifies a row, also against a later row with the same number.
 type rowID struct {
 	number int64 // in the table
 	at     int64 // when it was written, in PostgreSQL's microseconds
@@ -35,8 +35,8 @@ type row struct {
 // epoch is where PostgreSQL's time begins.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// outgoing is what the row publishes. It is as old as the clocks of the database and of this process say together; not
-// known is the age of what was delayed or published before.
+// outgoing is what the row publishes. Its age comes from the clocks of the database and of this process. The age of a
+// row that was delayed or published before is unknown.
 func (r *row) outgoing() outgoing.Message {
 	m := outgoing.Message{Message: r.message, Unknowns: r.unknowns}
 	if r.logged {
@@ -54,7 +54,7 @@ type outlet struct {
 	away        pace.Pace // between calls, while the broker acknowledges nothing
 }
 
-// A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
+// A queue holds messages until they are acknowledged or dead. It offers only the first message of each key.
 type queue struct {
 	keys     map[string][]*row // with the one that is offered, being published, or waiting
 	fresh    outlet            // no attempt without an answer
@@ -99,7 +99,7 @@ func (q *queue) offer(r *row) {
 	to.rows = append(to.rows, r)
 }
 
-// hang notes that a message to a topic got no answer: what else there is for it goes by calls of its own.
+// hang notes that a message to a topic got no answer: other messages to it go by separate calls.
 func (q *queue) hang(topic string) {
 	if q.together || !q.hung.Note(topic) {
 		return
@@ -126,7 +126,7 @@ func (q *queue) release(r *row) {
 	q.offer(rest[0])
 }
 
-// wake offers again what has waited long enough. The keys of the others wait with them.
+// wake offers again the messages that have waited long enough. The others wait on, and their keys with them.
 func (q *queue) wake(now time.Time) {
 	q.waiting = slices.DeleteFunc(q.waiting, func(r *row) bool {
 		due := !r.due.After(now)

@@ -86,14 +86,25 @@ func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 	}
 }
 
-// Run publishes until ctx ends, and then stops cleanly: it waits for what is being published, at most 10 s or a
-// PublishTimeout that is shorter, records and confirms what was acknowledged, which takes at most as long, and returns
-// nil. A publisher that does not obey its context makes it wait longer.
+// Run publishes until ctx ends, and then stops cleanly and returns nil. It waits for what is being published, for at
+// most 10 s or a shorter PublishTimeout. Recording what was acknowledged takes at most as long again. A publisher that
+// ignores its context makes Run wait longer.
 //
-// It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and
-// tried for as long as Run runs. It returns a *dedupstore.SetupError when trying again is useless: a slot, publication
-// or table that is missing or not what it should be, a slot whose log the server has thrown away, a right or a server
-// setting that is missing.
+// Run waits while another relay has the slot. It connects again whenever its connections fail, and logs that. It
+// returns a *dedupstore.SetupError when trying again is useless: a slot, publication or table is missing or wrong, the
+// server has thrown the slot's log away, or a right or a server setting is missing.
+//
+// The relay also looks at the table every second: for rows that have become due and for rows that were requeued or
+// replayed. Every tenth look also finds rows that are older than the slot, or that a lost slot did not show. It removes
+// rows whose retention is over.
+//
+// So run no outbox.Relay on the same table: it would publish everything a second time. To change from one kind of relay
+// to the other, stop all of the first kind before; nothing is lost in between. To keep the order of keys too, call
+// Setup first, let the old relay publish what was written before that, and then switch.
+//
+// A message without an answer keeps its place in memory and in the log, and those behind it in its key do too. Without
+// a key it goes to the table after five attempts without an answer, if the broker acknowledged something else between
+// the last two.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")

@@ -404,8 +404,8 @@ func TestRelay_CleanStopLeavesNothingToDoAgain(t *testing.T) {
 	}
 }
 
-// A call that has a message to a topic that hangs takes all of its time. The keys of other topics do not wait for that with each of
-// their messages.
+// A call with a message to a topic that hangs takes all of its time. The keys of other topics do not wait for it with
+// each of their messages.
 func TestRelay_TopicThatHangsHoldsUpNoOtherKey(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) { c.PublishTimeout = time.Second })

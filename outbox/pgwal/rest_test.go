@@ -125,8 +125,8 @@ func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
 }
 
-// What 1,000 rows need together may be more than the server's temp_file_limit, or StoreTimeout: that would be so for ever.
-// PostgreSQL has one code for that limit and for that of slots.
+// 1,000 rows together may need more than the server's temp_file_limit or the store's timeout, and would for ever.
+// PostgreSQL has one code for that limit and for the slot limit.
 func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 	t.Parallel()
 	server := postgrestest.Start(t, "max_replication_slots=1")
@@ -429,7 +429,7 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 	}
 }
 
-// What the table cannot keep must not stop the records of all.
+// One record that the table cannot keep must not stop all others.
 func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Shared(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)

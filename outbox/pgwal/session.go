@@ -11,16 +11,15 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
-// look, and hand the loop what is to be done about that.
+// A session is the work of one connection. One goroutine, the loop, owns its state. Jobs beside it publish, record and
+// look, and hand their results to the loop.
 type session struct {
 	r      *Relay
 	stream *stream
 	facts  facts
 
-	// Everything before shown was shown, but for the transaction that the log is inside of. It begins with nothing, and
-	// not with what the slot says: the connection that looks there may lead to another server than the one that shows
-	// the log.
+	// Everything before shown was shown, except the open transaction of the log. It begins at zero, not at the slot's
+	// position: the pool may lead to another server than the log.
 	shown    pglogrepl.LSN
 	inside   bool
 	behind   bool // what the log shows was written before this connection, and may be settled
@@ -47,7 +46,7 @@ type session struct {
 	broken error // why the session ends; nil: it goes on
 }
 
-// beatEvery is how often the server hears what is settled, and the loop looks what it is time for.
+// beatEvery is how often the server hears what is settled, and the loop looks for due work.
 const beatEvery = 100 * time.Millisecond
 
 func newSession(r *Relay, stream *stream, f facts) *session {
@@ -119,7 +118,7 @@ func (s *session) loop(ctx, working context.Context, bursts <-chan []event, ende
 	return s.broken
 }
 
-// finishJobs waits for what runs beside the loop, and for what follows from it. The server gets its answers meanwhile.
+// finishJobs waits for the jobs beside the loop, and for what they start. It answers the server meanwhile.
 func (s *session) finishJobs(stopWorking func()) {
 	grace := time.NewTimer(s.r.limits.stopTimeout)
 	defer grace.Stop()
@@ -139,13 +138,13 @@ func (s *session) finishJobs(stopWorking func()) {
 	}
 }
 
-// start runs a job beside the loop. What the job returns is done by the loop.
+// start runs a job beside the loop. The loop runs the function that the job returns.
 func (s *session) start(job func() (act func())) {
 	s.jobs++
 	go func() { s.done <- job() }()
 }
 
-// room is how many messages more can be in memory.
+// room is how many more messages fit into memory.
 func (s *session) room() int {
 	if s.bytes >= s.r.limits.maxPendingBytes {
 		return 0
@@ -153,8 +152,8 @@ func (s *session) room() int {
 	return max(0, s.r.limits.maxPending-len(s.rows))
 }
 
-// warnOfFull says that nothing new is read because all that fits into memory waits, and nothing was acknowledged for a
-// while.
+// warnOfFull warns that memory is full of waiting messages, that nothing was acknowledged for a while, and that nothing
+// new is read.
 func (s *session) warnOfFull(ctx context.Context, now time.Time) {
 	if s.room() > 0 || s.fullAcks != s.acks || s.fullSince.IsZero() {
 		s.fullSince, s.fullAcks = now, s.acks
@@ -164,8 +163,7 @@ func (s *session) warnOfFull(ctx context.Context, now time.Time) {
 	}
 }
 
-// arrived takes in what was read. What was written before this connection is looked up in the table first: it may be
-// settled.
+// arrived takes in what was read. It looks up rows from before this connection in the table first: they may be settled.
 func (s *session) arrived(working context.Context, burst []event) {
 	if !s.behind {
 		s.take(burst)
@@ -217,7 +215,7 @@ func (s *session) admit(r *row) {
 	s.die(r, r.problem)
 }
 
-// confirmed is up to where everything is settled: the log need not show it again.
+// confirmed is the place up to which everything is settled: the log need not show it again.
 func (s *session) confirmed() pglogrepl.LSN {
 	settled := s.shown
 	for _, r := range s.rows {
@@ -228,8 +226,8 @@ func (s *session) confirmed() pglogrepl.LSN {
 	return settled
 }
 
-// fail ends the session if an error says that the server stops: it would wait for a relay that has not confirmed
-// everything.
+// fail ends the session if an error says that the server is stopping: the server would wait for a relay that has not
+// confirmed everything.
 func (s *session) fail(err error) {
 	if hasCode(err, codeCannotConnectNow) {
 		s.broken = errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")

@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// A verdict is what became of a message, to be recorded. Of all but Failed ones the message leaves this process.
+// A verdict is what became of a message, to be recorded. Unless it is Failed, the message leaves this process.
 type verdict struct {
 	State    outbox.State  `json:"state"`
 	Reason   string        `json:"reason"` // Failed, Unknown, Dead: why
@@ -74,8 +74,8 @@ func (s *session) settle(working context.Context, atLeast, most int) {
 	})
 }
 
-// recorded forgets what was recorded. A row that the statement did not find may be one that nobody sees yet: with
-// synchronous replication the log shows a commit before others do. It gets a second chance.
+// recorded forgets what was recorded. A row that the statement did not find may not be visible yet: with synchronous
+// replication the log shows a commit early. It gets a second chance.
 func (s *session) recorded(ctx context.Context, batch map[*row]verdict, done map[int64]bool) {
 	again := map[*row]verdict{}
 	for r, v := range batch {
@@ -100,8 +100,8 @@ func (s *session) recorded(ctx context.Context, batch map[*row]verdict, done map
 	})
 }
 
-// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Attempts without an answer are
-// recorded only with the last word, or when the row becomes the table's: an outage writes nothing.
+// Rows that are no longer pending, or were replayed meanwhile, stay as they are. Attempts without an answer are
+// recorded with the final verdict only, or when the row goes to the table, so an outage writes nothing.
 const settleSQL = `
 WITH given AS MATERIALIZED (
 	SELECT * FROM jsonb_to_recordset($1::text::jsonb)

@@ -7,15 +7,34 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Setup makes the publication and the replication slot where they are missing. It may be repeated, and may be called by
-// several processes at once. pgoutbox's tables must be there. From then on the server retains log until a relay has
-// read it: do not call it long before the first Run. A slot that was lost is made again: pending rows are published all
-// the same.
+// Setup makes the publication and the replication slot where they are missing. You may repeat it, and several processes
+// may call it at once. pgoutbox's tables must be there. From then on the server retains log until a relay has read it,
+// so do not call Setup long before the first Run. If a slot was lost, Setup makes it again, and pending rows are
+// published all the same.
 //
-// It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions
-// that are writing when it makes the slot, as long as ctx allows.
+// Setup needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions
+// that are writing, as long as ctx allows. Errors: a *dedupstore.SetupError says what to do.
 //
-// Errors: a *dedupstore.SetupError says what to do.
+// A slot is lost when max_slot_wal_keep_size or idle_replication_slot_timeout (PostgreSQL 18) takes it away. It is left
+// behind by a failover to a standby without it, by a restore, and by pg_upgrade before PostgreSQL 17. Run then returns
+// a *dedupstore.SetupError; the rows are still in their table.
+//
+// # What standbys need
+//
+// Since PostgreSQL 17 Setup makes a slot that standbys can copy, and relays go on with the copy after a failover. The
+// standby needs sync_replication_slots = on, hot_standby_feedback = on, primary_slot_name, and a dbname in
+// primary_conninfo.
+//
+//   - Name its slot in the primary's synchronized_standby_slots. Otherwise messages are published that the standby does
+//     not have yet, also under synchronous replication. While that standby is away, nothing is published, and the
+//     server's log says so.
+//   - Before a planned failover, check that the standby's pg_replication_slots shows the slot as synced and not
+//     temporary.
+//   - A former primary that returns as a standby may still have the slot itself. Drop it there, or nothing is copied.
+//   - A slot from before PostgreSQL 17 becomes such a slot while no relay runs, by ALTER_REPLICATION_SLOT name
+//     (FAILOVER) on a connection with replication=database.
+//   - With a * in synchronous_standby_names the relay would count as a standby, and commits would wait for the broker.
+//     Setup and Run refuse that.
 func (r *Relay) Setup(ctx context.Context) error {
 	return r.alone(ctx, func(c *pgx.Conn, f facts) error {
 		if err := r.serverProblem(f); err != nil {

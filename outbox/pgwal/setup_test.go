@@ -212,7 +212,7 @@ func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
 	})
 }
 
-// A row of the log that the user does not see in the table would be taken for settled, and the log be confirmed beyond it.
+// If the user does not see a row in the table, the relay would take it for settled, and confirm the log beyond it.
 func TestRun_RefusesATableThatHidesRows(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
@@ -264,7 +264,7 @@ func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 	wantSetupError(t, r.Run(t.Context()), "wal_level", "set wal_level = logical")
 }
 
-// Whoever reads the log would be a synchronous standby: with the broker away no commit of the server would end.
+// The relay would count as a synchronous standby: with the broker away, no commit of the server would end.
 func TestSetup_RefusesToBeASynchronousStandby(t *testing.T) {
 	t.Parallel()
 	r := relayOn(t, "synchronous_standby_names=FIRST 1 (*)", "synchronous_commit=local")
@@ -352,8 +352,8 @@ func newError(c pgwal.Config, p producer.Publisher) error {
 	return err
 }
 
-// Somebody drops the table of a relay that runs, and makes it again: the publication does not have the new one, and the log shows it
-// under another number.
+// Somebody drops the table of a running relay, and makes it again. The publication does not have the new one, and the
+// log shows it under another number.
 func TestRelay_SaysThatTheLogShowsNoRowsAndReadsATableThatWasMadeAnew(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) { c.PollInterval = 3 * time.Second }) // rows that the log does not show are found after 30 s

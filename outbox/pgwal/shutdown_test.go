@@ -9,7 +9,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
-// The server stops when the relay has confirmed all of the log, or has gone: what waits for the broker must not hold it up.
+// The server stops when the relay has confirmed all of the log, or has gone. Messages that wait for the broker must not
+// hold it up.
 func TestRelay_LetsTheServerStop(t *testing.T) {
 	t.Parallel()
 	s := postgrestest.Start(t)

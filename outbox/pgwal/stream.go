@@ -23,7 +23,7 @@ const (
 	closeTimeout = 2 * time.Second
 )
 
-// open connects and begins to read where the slot is confirmed.
+// open connects, and begins to read at the slot's confirmed place.
 func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	conn, err := r.connect(ctx, f)
 	if err != nil {
@@ -41,8 +41,8 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{})}, nil
 }
 
-// connect makes a connection for replication. Each host has a timeout of its own: one that hangs must not take the time
-// of the next.
+// connect makes a connection for replication. Each host has its own timeout, so that one that hangs leaves time for the
+// next.
 func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 	pool := r.cfg.Pool.Config()
 	config := pool.ConnConfig.Copy()
@@ -60,7 +60,7 @@ func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 		config.RuntimeParams = map[string]string{}
 	}
 	config.RuntimeParams["replication"] = "database"
-	if f.version >= 170000 { // the server decodes a transaction in one of its own, for as long as it takes to send
+	if f.version >= 170000 { // the server sends each transaction inside a transaction, however long that takes
 		config.RuntimeParams["transaction_timeout"] = "0"
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &config.Config)
@@ -73,7 +73,7 @@ func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	_ = conn.Close(ctx) // it is not needed any more
+	_ = conn.Close(ctx) // it has done its job
 }
 
 // read hands on what the log shows, until the connection ends. Once ctx has ended it drops what is shown.
@@ -146,8 +146,8 @@ func (s *stream) confirm(ctx context.Context, lsn pglogrepl.LSN) error {
 		pglogrepl.StandbyStatusUpdate{WALWritePosition: lsn, ReplyRequested: true})
 }
 
-// leave confirms for the last time, and ends the reader. Should the server not see it, it shows the same once more, and
-// the table says what of it is settled.
+// leave confirms for the last time, and ends the reader. If the server misses that, it shows the same again, and the
+// table says what is settled.
 func (s *stream) leave(ctx context.Context, lsn pglogrepl.LSN) {
 	_ = s.confirm(ctx, lsn)
 	_ = s.conn.Conn().SetReadDeadline(time.Unix(0, 0))

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A list in a SELECT of its own is not looked at when the plan is made, which would cost as much as finding the rows.
+// The planner does not look into a list in a separate SELECT; doing so would cost as much as finding the rows.
 const knownSQL = `
 SELECT number, written_at, coalesce(failures, 0)
 FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
@@ -42,13 +42,12 @@ FROM unnest($1::bigint[], $2::timestamptz[]) AS r (number, written_at)
 WHERE o.number = r.number AND o.written_at = r.written_at
 	AND o.published_at IS NULL AND o.dead_at IS NULL AND o.due_at IS NULL`
 
-// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text,
-// which pgx reads in one style.
+// The plan must not depend on the table's statistics. Values may come as text, which pgx reads in one style.
 const planSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
-// eachPart is a query of all pending rows, in parts that have an index each.
+// eachPart queries all pending rows, in parts with an index each.
 func eachPart(query string) string {
 	var parts []string
 	for _, p := range [...][3]string{
@@ -72,8 +71,8 @@ func (c Config) located(ending string) string {
 	return `"` + c.Schema + `".` + quoted
 }
 
-// query runs a statement with a plan that uses indexes, in a transaction and one round trip, and calls fn for each row,
-// which it has scanned. After an error inside of the transaction the pool closes the connection, which rolls back.
+// query runs a statement with a plan that uses indexes, in one transaction and one round trip. It scans each row and
+// calls fn. After an error inside the transaction the pool closes the connection, which rolls back.
 func (r *Relay) query(ctx context.Context, scans []any, fn func(), query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
@@ -91,8 +90,8 @@ func (r *Relay) query(ctx context.Context, scans []any, fn func(), query string,
 // micros is a time as the log shows it.
 func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
 
-// lookUp takes the rows out of a burst that the table does not show as pending and new, and gives the others their
-// failures. A row that nobody sees yet is found in the table later.
+// lookUp removes rows from a burst unless the table shows them as pending and new, and gives the others their failures.
+// A row that is not visible yet is found in the table later.
 func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 	var numbers []int64
 	for _, e := range burst {
@@ -125,8 +124,7 @@ func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 	return nil
 }
 
-// rest returns rows that are due and that the log does not show as such: up to limit, and no more once they have so
-// many bytes.
+// rest returns rows that became due without the log showing it, up to limit rows or about so many bytes.
 func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (found []*row, err error) {
 	var o row
 	var at time.Time
@@ -142,8 +140,8 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (fo
 	return found, err
 }
 
-// An unseen is rows that are new, and a place in the log after their commits. Once everything before that place is
-// settled, those that are pending still were never shown: they were there before the slot.
+// An unseen holds new rows and a place in the log after their commits. If a row is still pending when everything before
+// that place is settled, the log never showed it: it is older than the slot.
 type unseen struct {
 	numbers []int64
 	written []time.Time
@@ -159,7 +157,7 @@ func (r *Relay) unseen(ctx context.Context, limit int) (u unseen, err error) {
 	return u, err
 }
 
-// mark makes rows due that the log never showed, and says how many there were.
+// mark makes rows due that the log never showed, and returns how many.
 func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()

@@ -2,7 +2,7 @@ package sqliteoutbox
 
 // Config configures an Outbox. The zero value is ready to use.
 type Config struct {
-	// Table is the name of the table, and the beginning of the names of its indexes. At most 48 ASCII letters, digits
-	// and underscores; it does not begin with a digit. Empty: "oncemill_outbox".
+	// Table is the name of the table; the names of its indexes begin with it. At most 48 ASCII letters, digits and
+	// underscores, not beginning with a digit. Empty: "oncemill_outbox".
 	Table string
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// childFolder is set for a copy of this test binary that is to be killed: the folder of its files.
+// childFolder is set for a copy of this test binary that will be killed: the folder of its files.
 const childFolder = "ONCEMILL_TEST_OUTBOX_FOLDER"
 
 // childStops makes the copy stop for ever between a publish and its mark, and say so.

@@ -18,9 +18,15 @@ import (
 // patience is how long connections wait for other writers.
 const patience = 10 * time.Second
 
-// Open opens the database file at path, and makes it if it is missing, with the settings that the package doc advises:
-// WAL, transactions that take the write lock when they begin, and 10 s of patience with other writers. The caller
-// closes it. In-memory databases are refused: each connection would have one of its own.
+// Open opens the database file at path, and makes it if it is missing. The caller closes it. It sets what avoids
+// needless "database is locked" errors (SQLITE_BUSY). If you open the database in another way, set the same:
+//
+//   - journal_mode WAL, so that readers and the writer do not block each other;
+//   - a busy_timeout, here 10 s, so that writers wait for each other;
+//   - _txlock=immediate, because a transaction that begins with a read and writes later is refused at once if somebody
+//     else wrote in between.
+//
+// In-memory databases are refused: each connection would have one of its own.
 func Open(ctx context.Context, path string) (*sql.DB, error) {
 	if path == "" || strings.HasPrefix(path, ":memory:") || strings.HasPrefix(path, "file:") {
 		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "path",

@@ -52,8 +52,8 @@ var schema string
 // Name implements [outbox.Named].
 func (o *Outbox) Name() string { return o.table }
 
-// Migrate makes the table and its indexes where they are missing. It only adds, may be repeated, and may be called by
-// several processes at once, while others use the outbox.
+// Migrate makes the table and its indexes if they are missing. It only adds. It may be repeated, and called by several
+// processes at once, while others use the outbox.
 func (o *Outbox) Migrate(ctx context.Context) error {
 	if _, err := o.db.ExecContext(ctx, o.sql.schema); err != nil {
 		return fmt.Errorf("migrate outbox: %w", err)
@@ -62,7 +62,7 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 }
 
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
-// never blocks; several calls may be one look.
+// never blocks, and several calls may cause one look.
 func (o *Outbox) Wake() {
 	select {
 	case o.woken <- struct{}{}:

@@ -12,13 +12,12 @@ import (
 	codes "modernc.org/sqlite/lib"
 )
 
-// shortWait is how long SQLite itself waits for the write lock, in milliseconds. It cannot be interrupted meanwhile.
+// shortWait is how long SQLite waits for the write lock, in milliseconds. Nothing can interrupt that wait.
 const shortWait = 50
 
-// patiently runs a write again while somebody else has the write lock, until ctx ends: SQLite's own patience
-// (busy_timeout) does not end with a context, and would hold up a relay that is to stop. The write gets a connection of
-// its own, must be safe to repeat after SQLITE_BUSY, which changes nothing, and begins with a write, so that it waits
-// for the lock instead of finding that its snapshot is old.
+// patiently repeats a write while somebody else has the write lock, until ctx ends. SQLite's own busy_timeout ignores
+// contexts, and would hold up a relay that must stop. The write gets its own connection. SQLITE_BUSY changes nothing,
+// so repeating is safe. It must begin with a write: then it waits for the lock instead of failing on an old snapshot.
 func (o *Outbox) patiently(ctx context.Context, write func(*sql.Conn) error) error {
 	conn, err := o.db.Conn(ctx)
 	if err != nil {
@@ -58,7 +57,7 @@ func setWait(ctx context.Context, conn *sql.Conn, milliseconds int) error {
 	return err
 }
 
-// setBack makes a connection as it was. If that fails, the connection does not go back to the pool.
+// setBack resets a connection. If that fails, the connection does not go back to the pool.
 func setBack(ctx context.Context, conn *sql.Conn, usual int) {
 	if setWait(ctx, conn, usual) != nil {
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })

@@ -13,22 +13,22 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of databases that have a client of
-// their own beside database/sql have the same method for *sql.Tx, so that code moves from one to the other unchanged.
+// InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of other databases have the same
+// method, so code moves from one to the other unchanged.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, its baggage does not. The caller's
-// messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one. The caller's message stays as it is, so set its ID (producer.NewID) if you
+// need to know it. The trace context of ctx travels along, its baggage does not.
 //
-// A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
-// again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
-// [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition.
+// While a row is kept, a message with the same ID and topic is not written again, so repeating an action does no harm.
+// (For deliberate copies, purpose and generation count too.) If its key or payload differs, that is an
+// [*outbox.ConflictError]. Headers are not compared, because the trace context changes with each repetition.
 //
-// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
-// new message: who repeats the action wants it published.
+// If that row is dead, the same transaction makes it pending again, because a repeated action wants it published.
+// Nothing is counted then, and the new headers replace the old ones.
 //
 // A message that cannot be written is a [*dedupstore.InvalidError], and then nothing of the call was written. After any
-// other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself,
-// because of a statement whose error was ignored: a message would be published without what was written with it.
+// other error the transaction must be rolled back. One of them says that SQLite ended the transaction because of a
+// statement whose error was ignored. The message would be published without the writes beside it.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher { return writer{o, tx} }
 
 // A writer writes rows in one transaction.
@@ -80,7 +80,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	return nil
 }
 
-// errOver keeps messages from being committed by themselves.
+// errOver keeps messages from being committed without the rest of their transaction.
 var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
 	"interrupted or a constraint says ROLLBACK; return the errors of its statements")
 

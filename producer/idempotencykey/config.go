@@ -13,45 +13,43 @@ import (
 
 // Config configures a Middleware. Account must be set; everything else has a default.
 type Config struct {
-	// Account names the account that a request acts for. Take it from what authentication has found out, never from
-	// what the client can choose freely: two accounts may use the same key and never see each other's responses. A
-	// repeat gets its response without the handler. If a user may not see what another may, make them accounts of
-	// their own here. An error or an empty name is answered with 403. SingleTenant is for services that have one
-	// account only.
+	// Account names the account that a request acts for. Take it from authentication, never from what the client can
+	// choose: accounts never see each other's responses, even with the same key. A repeat gets its response without the
+	// handler. If users may not see each other's responses, make each one an account here. An error or an empty name is
+	// answered with 403. SingleTenant is for services with one account.
 	Account func(*http.Request) (string, error)
 
-	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all
-	// keys. Services that share a store need different groups, unless their routes have the host. Empty: "http".
+	// Group is the API that the keys belong to, as in dedupstore.Key: 1 to 128 bytes. Renaming it forgets all keys.
+	// Services that share a store need different groups, unless their routes contain the host. Empty: "http".
 	Group string
 
-	// Route names the route of a request, one of few. The records are kept under it: with another name they are not
-	// found, and every repeat runs again. Nil: http.Request.Pattern, which a ServeMux sets, so wrap the handlers in
-	// it. Then another pattern, or another name of a wildcard in it, is another name. Give a fixed one where routes
-	// may be renamed. A request without a route is answered with 500.
+	// Route names the route of a request, one of few. Records are kept under it: after a change of name they are not
+	// found, and every repeat runs again. Nil: http.Request.Pattern, which a ServeMux sets, so wrap the handlers inside
+	// it. A new pattern, or a new name for a wildcard, is a new name then: return a fixed name if patterns may change.
+	// A request without a route is answered with 500.
 	Route func(*http.Request) string
 
-	// Required says which requests must have a key, without reading the body. The others run under a key that is made
-	// for the request alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: POST and
-	// PATCH. Optional: none.
+	// Required says which requests must have a key. It must not read the body. The others run under a key made for the
+	// request, so that a handler always has its Run and, with an inbox, its transaction. Nil: POST and PATCH. Optional:
+	// none.
 	Required func(*http.Request) bool
 
-	// MaxRequestBody bounds the body of a request, in bytes, which is read before the handler runs. A longer one is
+	// MaxRequestBody is the longest request body, in bytes. It is read before the handler runs. A longer one is
 	// answered with 413. Zero: 1 MiB.
 	MaxRequestBody int64
 
 	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
 	ServerErrors ServerErrors
 
-	// MaxWait is how long a request waits for another one with its key before it is answered with 409, and for a store
-	// that does not answer. Zero: not at all.
+	// MaxWait is how long a request waits for another one with its key, before a 409, or for a store that is down.
+	// Zero: not at all.
 	MaxWait time.Duration
 
 	// WaitLimit bounds how many requests wait at once. Nil: no bound.
 	WaitLimit *oncemill.WaitLimit
 
-	// WriteProblem answers a request that the middleware refuses. It also writes what takes the place of a response
-	// that is refused (CodeRefused), which is stored. Set Problem.DocsURL here to where your API describes its use of
-	// keys. Nil: Problem.Write.
+	// WriteProblem answers a request that the middleware refuses. It also writes the stored response in place of a
+	// refused one (CodeRefused). Set Problem.DocsURL here to your API's page on keys. Nil: Problem.Write.
 	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
 }
 
@@ -60,13 +58,12 @@ type ServerErrors string
 
 // What becomes of a server error.
 const (
-	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow: the handler had begun, and may have had an
-	// effect.
+	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow, because the handler may have had an effect.
 	StoreServerErrors ServerErrors = "store"
 
 	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last
-	// response is stored then. It is for handlers that can be repeated, such as those that have no effect but in an
-	// inbox's transaction, which is rolled back. Under a policy that parks, the response is stored all the same.
+	// response is stored. It is for handlers that can be repeated, such as those with effects only in an inbox's
+	// transaction, which is rolled back. A policy that parks stores the response all the same.
 	ReleaseServerErrors ServerErrors = "release"
 )
 
@@ -100,7 +97,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// pattern is the route that a ServeMux found, without the method that it may begin with.
+// pattern is the route that a ServeMux found, without its method.
 func pattern(r *http.Request) string {
 	if route, ok := strings.CutPrefix(r.Pattern, r.Method+" "); ok {
 		return strings.TrimLeft(route, " \t")
@@ -108,7 +105,7 @@ func pattern(r *http.Request) string {
 	return r.Pattern
 }
 
-// postOrPatch are the methods that HTTP does not call idempotent.
+// postOrPatch reports whether HTTP does not call the method idempotent.
 func postOrPatch(r *http.Request) bool {
 	return r.Method == http.MethodPost || r.Method == http.MethodPatch
 }

@@ -1,42 +1,47 @@
-// Package idempotencykey makes HTTP requests safe to be sent again: the header Idempotency-Key as
-// draft-ietf-httpapi-idempotency-key-header-07 describes it, and as Stripe practises it. The first request with a key
-// runs the handler; every repeat gets its response.
+// Package idempotencykey lets clients repeat HTTP requests safely. The first request with an Idempotency-Key runs the
+// handler, and every repeat gets its response. It follows draft-ietf-httpapi-idempotency-key-header-07 and Stripe's
+// practice.
 //
 //	keys, err := idempotencykey.New(guard, idempotencykey.Config{
 //		Account: func(r *http.Request) (string, error) { return auth.Account(r.Context()) },
 //	})
 //	mux.Handle("POST /payments", keys.Wrap(http.HandlerFunc(pay)))
 //
-// The handler passes [oncemill.Run.ID] on to services that it calls: it is the same for all repeats. A client keeps one
-// key over its retries:
+// In the handler, pass [oncemill.Run.ID] on to the services that you call. It is the same for all repeats. A client
+// keeps one key over its retries:
 //
 //	tr, err := idempotencykey.NewTransport(nil, idempotencykey.TransportConfig{})
 //	client := &http.Client{Transport: tr}
 //
 // # Guarantees
 //
-//   - Keys belong to an account, an API (Config.Group), a method and a route. Requests that differ in one of these
+//   - A key belongs to an account, an API (Config.Group), a method and a route. Requests that differ in one of these
 //     never see each other's responses.
-//   - A repeat gets the status, the body and the headers that describe it, and Idempotent-Replayed: true. Whatever the
-//     handler answered is kept, 500 included, for Policy.Window or Policy.FailureWindow. Cookies and credentials are
-//     not stored.
-//   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.MaxWait). A
-//     key that comes with another request, by path, query or body, is answered with 422. Refusals are
-//     application/problem+json (RFC 9457) and are never kept.
-//   - A client that goes away does not stop a run: it has 30 s to end. A handler that then gives up without a word has
-//     made no response.
-//   - A handler that panics releases its key. A repeat runs the handler again, at most Policy.MaxAttempts times; under
-//     a policy that parks, the outcome is unknown instead.
+//   - A repeat gets the status, the body, the headers that describe it, and Idempotent-Replayed: true. Every answer of
+//     the handler is kept, 500 included, for Policy.Window or Policy.FailureWindow. Cookies and credentials are not
+//     stored.
+//   - While a request runs, others with its key get 409 and a Retry-After, or wait (Config.MaxWait). If path, query or
+//     body differ, they get 422. Refusals are problem+json (RFC 9457) and are never kept.
+//   - A client that goes away does not stop a run: the run has 30 s to end. If the handler then gives up without
+//     writing anything, it has made no response.
+//   - A panic releases the key. Repeats run the handler again, at most Policy.MaxAttempts times. Under a policy that
+//     parks, the outcome is unknown instead.
 //   - Nothing of a body is in logs, spans or reasons.
 //
-// With a lease alone, effect and response are two writes: a crash in between runs the handler again after the lease.
-// With an inbox (dedupstore.Transactor), the handler's writes, its outbox rows and the response commit in one
-// transaction: a status of 500 and above rolls the writes back, a lower one commits them. See docs/http.md.
+// # What it does not guarantee
 //
-// # Responses
+// Under a lease, effect and response are two writes: after a crash in between, the handler runs again. Over an inbox
+// (dedupstore.Transactor) the handler's writes, its outbox rows and the response commit together. A status of 500 or
+// above rolls the writes back.
 //
-// A response is held back until it is stored: a handler can neither flush nor hijack the connection, and informational
-// responses and trailers are dropped. With a lease alone, a response that is longer than Policy.MaxResultBytes, or
-// shorter than its Content-Length, is sent once; repeats are told that the work is done (410, code response-dropped).
-// With an inbox it becomes a 500 (code response-refused), and the writes are rolled back.
+// A response is held back until it is stored. So a handler cannot flush or hijack the connection, and trailers and
+// informational responses are dropped. A response that is over Policy.MaxResultBytes, or shorter than its
+// Content-Length,
+//
+//   - under a lease is sent once, and repeats are told that the work is done (410, code response-dropped);
+//   - over an inbox becomes a 500 (code response-refused), and the writes are rolled back.
+//
+// [docs/http.md] has the settings.
+//
+// [docs/http.md]: https://github.com/oncemill/oncemill/blob/main/docs/http.md
 package idempotencykey

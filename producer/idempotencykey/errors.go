@@ -8,18 +8,18 @@ import (
 // ErrClientGone is the cause of a handler's cancelled context when its client has been gone for 30 s.
 var ErrClientGone = errors.New("idempotencykey: the client has gone")
 
-// ErrResponseTooLarge is what a handler's Write returns in a transaction of an inbox, once the body is longer than
+// ErrResponseTooLarge is what Write returns in an inbox's transaction once the body is longer than
 // Policy.MaxResultBytes. The response becomes a 500, and the transaction is rolled back.
 var ErrResponseTooLarge = errors.New("idempotencykey: the response is too large to be held until the commit")
 
-// statusError is how a guard gets to know that a handler answered with status 500 or above.
+// statusError tells the guard that a handler answered with status 500 or above.
 type statusError struct{ status int }
 
 func (e *statusError) Error() string {
 	return fmt.Sprintf("the handler answered with status %d", e.status)
 }
 
-// panicError is a handler's panic. What it panicked with is not part of the text, which is stored: it may be data.
+// panicError is a handler's panic. Its text is stored, so it leaves out the panic's value, which may be data.
 type panicError struct{ value any }
 
 func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked with a %T", e.value) }

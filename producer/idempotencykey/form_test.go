@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// TestMiddleware_BodyThatSomebodyHasReadBeforeIsNoEmptyBody is about what stands around the middleware and looks into a
-// form: handlers find the form where it was put, and bodies would count for nothing.
+// TestMiddleware_BodyThatSomebodyHasReadBeforeIsNoEmptyBody is about code around the middleware that reads the form.
+// The handler finds the form where that code put it, and the body would not count.
 func TestMiddleware_BodyThatSomebodyHasReadBeforeIsNoEmptyBody(t *testing.T) {
 	t.Parallel()
 	form := keytest.Header("Content-Type", "application/x-www-form-urlencoded")

@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/internal/headers"
 )
 
-// clientKey returns the key of a request, and "" if it has none. The problem says what is wrong with the header, in
-// words for the client. It never holds the key: a client may have sent something else there by mistake.
+// clientKey returns the key of a request, and "" if it has none. The problem tells the client what is wrong with the
+// header. It never holds the key: a client may have sent something else by mistake.
 func clientKey(h http.Header) (key, problem string) {
 	values := h.Values(keyHeader)
 	switch len(values) {
@@ -26,8 +26,9 @@ func clientKey(h http.Header) (key, problem string) {
 	return key, problem
 }
 
-// parseKey reads the value of the header: a string of structured fields (RFC 9651, section 3.3.3), whose parameters are
-// ignored, or bare text without a space, as most clients send it. Both spellings of a text are the same key.
+// parseKey reads the value of the header. It is a string of structured fields (RFC 9651, section 3.3.3), whose
+// parameters are ignored, or bare text without a space, as most clients send it. Both spellings of a text are the same
+// key.
 func parseKey(value string) (key, problem string) {
 	value = strings.Trim(value, " \t")
 	if !strings.HasPrefix(value, `"`) {
@@ -48,8 +49,7 @@ func parseKey(value string) (key, problem string) {
 	return text, ""
 }
 
-// bareProblem refuses what a bare key must not hold: characters that structured fields, lists or parameters give a
-// meaning.
+// bareProblem refuses characters that have a meaning in structured fields, lists or parameters.
 func bareProblem(s string) string {
 	if s == "" {
 		return "is empty"

@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// A Middleware gives handlers one run a key, and repeats its response. It is safe for concurrent use.
+// A Middleware runs handlers once for each key, and repeats the response. It is safe for concurrent use.
 type Middleware struct {
 	guard  *oncemill.Guard
 	config Config
@@ -23,9 +23,8 @@ type Middleware struct {
 	linger time.Duration // how long a run goes on after its client has gone
 }
 
-// New returns a middleware over a guard. The error names the field of the config that is wrong. How long responses are
-// kept is Policy.Window and, for those with status 500 and above, Policy.FailureWindow: say it in the API's
-// documentation.
+// New returns a middleware over a guard. The error names the field of the config that is wrong. Responses are kept for
+// Policy.Window, or Policy.FailureWindow from status 500 on: say that in your API's documentation.
 func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 	if guard == nil {
 		return nil, errors.New("idempotencykey: guard is nil")
@@ -46,10 +45,10 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 	return &Middleware{guard, c, policy.MaxResultBytes, policy.Logger, guard.Transacts(), linger}, nil
 }
 
-// Wrap returns a handler that runs next once a key, for all methods but GET, HEAD, OPTIONS, TRACE and CONNECT. Put it
-// inside of what authenticates, limits rates and recovers from panics, and outside of what must be repeated or rolled
-// back together with the handler. Nothing around it may read the body, also as a form. Nothing in next may go on once
-// that has returned, as http.TimeoutHandler lets its handler.
+// Wrap returns a handler that runs next once for each key, for all methods but GET, HEAD, OPTIONS, TRACE and CONNECT.
+// Put it inside of authentication, rate limits and panic recovery, and around everything that must be repeated or
+// rolled back with the handler. Nothing around it may read the body or the form. Nothing in next may go on after next
+// has returned, so it cannot be an http.TimeoutHandler.
 //
 // The handler returns when the run is over. http.Server.Shutdown does not always wait for that: see docs/http.md.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
@@ -76,7 +75,7 @@ func safe(method string) bool {
 	return false
 }
 
-// prepare finds out what a request is, and reads its body. A problem means that nothing has begun.
+// prepare finds the key of a request, and reads its body. A problem means that nothing has begun.
 func (x *exchange) prepare() *Problem {
 	c, r := &x.m.config, x.r
 	id, wrong := clientKey(r.Header)
@@ -92,7 +91,7 @@ func (x *exchange) prepare() *Problem {
 	if problem := x.readBody(); problem != nil {
 		return problem
 	}
-	// Of a form that was read before, the handler would find the values, and the fingerprint nothing.
+	// The handler would find the values of a form that was read before, but the fingerprint would not.
 	if len(x.body) == 0 && !made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
 		x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before the middleware "+
 			"got it: let neither an outer middleware nor Config.Required read it")

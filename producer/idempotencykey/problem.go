@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// A Problem is why the middleware answers a request by itself, as RFC 9457 writes it.
+// A Problem is an answer of the middleware instead of the handler, in the form of RFC 9457.
 type Problem struct {
 	Status int    // of the response
 	Code   string // one of the Code constants
 	Title  string
 	Detail string
 
-	// DocsURL is where the use of keys is described. Write makes it, with the code as fragment, the problem's type,
-	// and a Link. It is the docs of Oncemill, unless Config.WriteProblem sets it to those of the API.
+	// DocsURL is the page that describes the use of keys. With the code as fragment, it is the problem's type; Write
+	// also links to it. It is Oncemill's page, unless Config.WriteProblem sets it to your API's.
 	DocsURL string
 
-	// RetryAfter is when a repeat may succeed; the header is set, in whole seconds. Zero: never, or nobody knows.
+	// RetryAfter is when a repeat may succeed. It sets the header, in whole seconds. Zero: never, or nobody knows.
 	RetryAfter time.Duration
 
-	// Original is the status of a response that was sent to another request and is not kept. Zero: none.
+	// Original is the status of a response that another request got and that was not stored. Zero: none.
 	Original int
 
-	// Replayed says that another request decided the answer; the header Idempotent-Replayed is set.
+	// Replayed says that another request decided the answer. It sets the header Idempotent-Replayed.
 	Replayed bool
 }
 
@@ -85,7 +85,7 @@ func (p *Problem) after(wait time.Duration) *Problem {
 	return p
 }
 
-// Write sends the problem as application/problem+json. It is what Config.WriteProblem is if it is nil.
+// Write sends the problem as application/problem+json. It is the default of Config.WriteProblem.
 func (p Problem) Write(w http.ResponseWriter) {
 	body, _ := json.Marshal(struct { // it cannot fail for strings and numbers
 		Type     string `json:"type"`

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A recorder is the ResponseWriter of a handler. It holds the response back until the run is over, and keeps it, as
-// far as that is allowed. One goroutine at a time uses it, as any ResponseWriter. It has neither Flush nor Hijack,
-// which http.ResponseController reports as http.ErrNotSupported.
+// A recorder is the ResponseWriter of a handler. It holds the response back until the run is over, and records it up to
+// the limit. One goroutine at a time uses it, like any ResponseWriter. It has neither Flush nor Hijack, which
+// http.ResponseController reports as http.ErrNotSupported.
 type recorder struct {
 	to    http.ResponseWriter // what leads to the client
 	limit int                 // of the body that is kept
@@ -87,8 +87,8 @@ func (rec *recorder) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(rec.to).SetWriteDeadline(t)
 }
 
-// end says that the handler has returned. A response that is shorter than its Content-Length is not whole: it leaves
-// as it is, and the server lets the client know by ending the connection.
+// end says that the handler has returned. A response shorter than its Content-Length is not whole: it leaves as it is,
+// and the server ends the connection, which tells the client.
 func (rec *recorder) end() {
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
 	announced, err := strconv.Atoi(rec.sent.Get("Content-Length"))
@@ -108,14 +108,14 @@ func (rec *recorder) encoded() bool {
 	return len(encoding) > 0 && !slices.Equal(encoding, rec.coder)
 }
 
-// detectType sets the content type that net/http would find out, so that it is part of what is kept.
+// detectType sets the content type that net/http would find, so that it is stored too.
 func (rec *recorder) detectType() {
 	if _, typed := rec.sent["Content-Type"]; !typed && !rec.encoded() && rec.body.Len() > 0 {
 		rec.sent.Set("Content-Type", http.DetectContentType(rec.body.Bytes()))
 	}
 }
 
-// pass sends what has been written so far, and lets everything leave from now on.
+// pass sends what was written so far, and holds back nothing from now on.
 func (rec *recorder) pass() {
 	rec.detectType()
 	rec.passing = true

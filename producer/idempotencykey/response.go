@@ -10,8 +10,8 @@ import (
 	"strconv"
 )
 
-// storedHeaders are the response headers that a replay has: those that describe the body or lead to what was made. None
-// carries credentials.
+// storedHeaders are the response headers of a replay. They describe the body or lead to what was made. None carries
+// credentials.
 var storedHeaders = []string{
 	"Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition",
 	"X-Content-Type-Options", "Location", "Etag", "Last-Modified", "Link", "Retry-After",
@@ -20,8 +20,8 @@ var storedHeaders = []string{
 // droppedHeader says in a stored response why the response itself is not there.
 const droppedHeader = "Oncemill-Dropped"
 
-// encode returns the response as it is stored, in at most so many bytes: as HTTP/1.1 has it, with the body up to the
-// end. One that has no room becomes a note that it was sent.
+// encode returns the response as it is stored: in the form of HTTP/1.1, with the body up to the end, in at most so many
+// bytes. If it does not fit, it becomes a note that it was sent.
 func (rec *recorder) encode(most int) []byte {
 	status := fmt.Sprintf("HTTP/1.1 %d %s\r\n", rec.status, http.StatusText(rec.status))
 	if rec.lost == "" {

@@ -13,9 +13,10 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// The rules of draft-ietf-httpapi-idempotency-key-header-07, a row for each MUST and SHOULD that a server or client
-// library can follow, and of Stripe's pages on idempotent requests (docs.stripe.com/api/idempotent_requests) and on
-// advanced error handling (docs.stripe.com/error-low-level). The words are ours.
+// The rules of draft-ietf-httpapi-idempotency-key-header-07, with a row for each MUST and SHOULD that a server or
+// client library can follow. Beside them are the rules of Stripe's pages on idempotent requests
+// (docs.stripe.com/api/idempotent_requests) and on advanced error handling (docs.stripe.com/error-low-level). The words
+// are ours.
 func TestRules_OfTheDraftAndOfStripeAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, rule := range []struct {
@@ -298,8 +299,7 @@ func accounts(t testing.TB) (*keytest.Rig, *keytest.Ledger) {
 	}, l.Charge), l
 }
 
-// answering is a service that answers with one status after the other, the last one for ever, and says which run it
-// was.
+// answering is a service that answers with one status after another, the last one for ever, and says which run it was.
 func answering(t testing.TB, c idempotencykey.Config, statuses ...int) (*keytest.Rig, *keytest.Ledger) {
 	t.Helper()
 	l := &keytest.Ledger{}

@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// An exchange is one request and its way to a response.
+// An exchange is one request on its way to a response.
 type exchange struct {
 	m    *Middleware
 	w    http.ResponseWriter
@@ -47,9 +47,8 @@ func (x *exchange) run() {
 	x.done(res)
 }
 
-// detach returns the context of a run, with the values of the request's but an end of its own. Until begin is called,
-// it ends with the request, and begin returns false from then on. After it, the client must have been gone for some
-// time.
+// detach returns the context of a run, with the request's values but its own end. Before begin it ends with the
+// request, and begin then returns false. After begin it ends when the client has been gone for some time.
 func detach(request context.Context, linger time.Duration) (ctx context.Context, begin func() bool, end func()) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(request))
 	const begun, gone = 1, 2
@@ -70,7 +69,7 @@ func detach(request context.Context, linger time.Duration) (ctx context.Context,
 	return ctx, begin, func() { stop(); cancel(nil) }
 }
 
-// handle runs the handler once, and makes the outcome of its response.
+// handle runs the handler once, and makes the outcome from its response.
 func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error) {
 	x.rec, x.panics = newRecorder(x.w, x.m.most, x.m.inbox), nil
 	if !x.protected(x.r.Clone(ctx)) { // there may be another run, which must find the header as it was
@@ -117,8 +116,8 @@ func (x *exchange) protected(r *http.Request) (returned bool) {
 	return true
 }
 
-// replace puts a problem in the place of a response that an inbox cannot keep, and encodes it. One of
-// Config.WriteProblem that cannot be kept either, or would commit, is left out but for its status.
+// replace puts a problem in the place of a response that an inbox cannot store, and encodes it. If
+// Config.WriteProblem's answer cannot be stored either, or would commit, only its status remains.
 func (x *exchange) replace() []byte {
 	p := newProblem(CodeRefused, "Nothing was committed: the response was too large to be held until the commit.")
 	if x.rec.lost == lostShort {
@@ -172,7 +171,7 @@ func (x *exchange) replay(data []byte) {
 	}
 }
 
-// respond sends what the run of this request has come to. A panic goes on: it is for the server to end the connection.
+// respond sends the result of this request's run. A panic goes on: the server ends the connection.
 func (x *exchange) respond() {
 	if x.panics != nil {
 		if x.rec.passing {
@@ -183,7 +182,7 @@ func (x *exchange) respond() {
 	x.rec.finish()
 }
 
-// undone answers a request whose key has no outcome, or none that is known.
+// undone answers a request whose key has no known outcome.
 func (x *exchange) undone(err error) {
 	p := x.problemOf(err)
 	retry, again := errors.AsType[*oncemill.RetryError](err)
@@ -223,7 +222,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	return newProblem(CodeUnavailable, "").after(0)
 }
 
-// drop answers with a problem. It tells operators of a response that the handler has given and nobody gets.
+// drop answers with a problem. It tells operators that nobody gets the handler's response.
 func (x *exchange) drop(why any, p *Problem) {
 	if x.rec != nil {
 		x.m.log.WarnContext(x.r.Context(),

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// key returns the key of a request: account, API, method and route, and what the client sent. Two different
-// combinations never give the same key.
+// key returns the key of a request: account, API, method, route, and the client's key. Different combinations never
+// give the same key.
 func (c *Config) key(account, method, route, id string) dedupstore.Key {
 	return dedupstore.Key{
 		Tenant:  scopePart(account),
@@ -22,9 +22,8 @@ func (c *Config) key(account, method, route, id string) dedupstore.Key {
 	}
 }
 
-// scopePart replaces a name that does not fit into a key by a hash behind a "=". A name that begins with "=" is
-// replaced as well, so that no name can look like what replaces another. No method begins with it (RFC 9110, section
-// 5.6.2).
+// scopePart replaces a name that does not fit into a key by "=" and a hash. It also replaces a name that begins with
+// "=", so that no name looks like such a hash. No method begins with it (RFC 9110, section 5.6.2).
 func scopePart(name string) string {
 	fits := name != "" && len(name) <= dedupstore.MaxScopePart && printable(name) && name[0] != '=' &&
 		name[0] != '~' // which the engine keeps for itself
@@ -34,8 +33,8 @@ func scopePart(name string) string {
 	return "=" + ids.Derive("oncemill/idempotencykey", name)
 }
 
-// fingerprint identifies what a request asks for: method, route, path and query, as the handler sees them and as the
-// client sent them, and the body. The length before each part makes the boundaries count.
+// fingerprint identifies what a request asks for: the body, and method, route, path and query, both as the handler sees
+// them and as the client sent them. The length before each part makes the boundaries count.
 func fingerprint(r *http.Request, route string, body []byte) dedupstore.Fingerprint {
 	sum := sha256.New()
 	for _, part := range []string{r.Method, route, r.URL.EscapedPath(), r.URL.RawQuery, target(r)} {
@@ -45,8 +44,8 @@ func fingerprint(r *http.Request, route string, body []byte) dedupstore.Fingerpr
 	return dedupstore.Fingerprint{Scheme: "http-sha256", Sum: base64.RawURLEncoding.EncodeToString(sum.Sum(nil))}
 }
 
-// target is what the client asked for, before http.StripPrefix and the like changed the URL: path and query of the
-// request line, also of one that a proxy has sent with scheme and host.
+// target is the path and query of the request line, before http.StripPrefix and the like changed the URL. A proxy may
+// have sent them with scheme and host.
 func target(r *http.Request) string {
 	if u, err := url.ParseRequestURI(r.RequestURI); err == nil {
 		return u.RequestURI()

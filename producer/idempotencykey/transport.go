@@ -20,8 +20,7 @@ type TransportConfig struct {
 	// Header is the name of the header that carries the key. Empty: Idempotency-Key.
 	Header string
 
-	// Mint says which requests get a new key if they have none; a request without a key is sent once. Nil: POST and
-	// PATCH.
+	// Mint says which requests without a key get a new one. A request without a key is sent once. Nil: POST and PATCH.
 	Mint func(*http.Request) bool
 
 	// Retry says which responses are worth another try. Nil: RetryResponse. Errors of the connection always are.
@@ -30,23 +29,23 @@ type TransportConfig struct {
 	// MaxAttempts is how often a request is sent at most. Zero: 5.
 	MaxAttempts int
 
-	// MaxElapsed is how long after its beginning a request is sent once more at most. A server that wants a longer
-	// pause than what is left gets none: its response is returned. Zero: 1 min.
+	// MaxElapsed is the latest time, from the beginning, at which a request is sent once more. If the server wants a
+	// longer pause than what is left, its response is returned. Zero: 1 min.
 	MaxElapsed time.Duration
 }
 
-// A Transport is a http.RoundTripper that gives requests a key and sends them again with the same one, and the same
-// body, until there is a response that counts. It is safe for concurrent use.
+// A Transport is an http.RoundTripper that gives requests a key, and repeats them with the same key and body until a
+// response counts. It is safe for concurrent use.
 //
-// Use it only for servers that honour the key: to others a request that is sent again is another request, and its
-// effect happens twice. TransportConfig.Mint and a client of its own for each API keep it to those.
+// Use it only for servers that honour the key. At others a repeat is another request, and its effect happens twice. Use
+// one client for each API, or choose requests by TransportConfig.Mint.
 //
-// The key of a request is, in this order: the one in its header, which is left as it is; that of WithKey; a new one. A
-// new one lives for one call of RoundTrip. If you repeat requests outside of it, or after a restart, store a key first
-// and use WithKey. http.Client calls RoundTrip once more for each redirect.
+// The key of a request is the one in its header, which is left as it is, or that of WithKey, or a new one. A new key
+// lives for one call of RoundTrip. If you repeat requests outside of it, or after a restart, store a key first and use
+// WithKey. http.Client calls RoundTrip once more for each redirect.
 //
-// Pauses between tries double from 100 ms to 5 s, less up to a half at random; a longer Retry-After of the server
-// counts instead. A request whose body cannot be read twice (no Request.GetBody) is sent once.
+// Pauses double from 100 ms to 5 s, less up to a half at random. A longer Retry-After of the server counts instead. A
+// request whose body cannot be read twice (no Request.GetBody) is sent once.
 type Transport struct {
 	base   http.RoundTripper
 	config TransportConfig
@@ -54,9 +53,9 @@ type Transport struct {
 
 var _ http.RoundTripper = (*Transport)(nil)
 
-// NewTransport returns a transport over another one, or over http.DefaultTransport if that is nil. The error names the
-// field that is wrong. A server that hangs is for the base to give up (http.Transport.ResponseHeaderTimeout): then it
-// is tried again.
+// NewTransport returns a transport over base, or over http.DefaultTransport if that is nil. The error names the field
+// that is wrong. For servers that hang, set a timeout of the base (http.Transport.ResponseHeaderTimeout): the request
+// is then repeated.
 func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error) {
 	c.Header = cmp.Or(c.Header, keyHeader)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
@@ -81,9 +80,9 @@ func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error)
 	return &Transport{base, c}, nil
 }
 
-// RetryResponse is the default of TransportConfig.Retry: 429, 500 and above but 501 and 505, and 409 with a
-// Retry-After, by which servers say that a request with the key is in progress. A response with Idempotent-Replayed:
-// true is stored at the server, which would send it again.
+// RetryResponse is the default of TransportConfig.Retry. It repeats after 429, and after 500 and above except 501 and
+// 505. It also repeats after 409 with a Retry-After, which means that a request with the key is in progress. It does
+// not repeat after Idempotent-Replayed: true, because the server would send the stored response again.
 func RetryResponse(r *http.Response) bool {
 	if r.Header.Get(replayedHeader) == "true" {
 		return false
@@ -101,17 +100,16 @@ func RetryResponse(r *http.Response) bool {
 
 type contextKey struct{}
 
-// WithKey returns a context whose requests carry a key, but for those of methods without effect, such as GET. It is
-// for one request and its repeats: another request with the same key is refused by the server, or, at another route,
-// taken for another action.
+// WithKey returns a context whose requests carry a key, except those without effect, such as GET. It is for one request
+// and its repeats. The server refuses another request with the same key, or, at another route, takes it for another
+// action.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
 
-// RoundTrip implements http.RoundTripper. What it returns in the end is the last response, or the last error. It
-// returns an error and sends nothing if no header can carry the key, or if the header is there twice or, but for
-// methods without effect, empty. A response whose body breaks off has been returned by then: the caller repeats the
-// request, which needs WithKey.
+// RoundTrip implements http.RoundTripper. It returns the last response or the last error. It returns an error and sends
+// nothing if no header can carry the key, or if the header is there twice. The same goes for an empty header, except on
+// methods without effect. If the body of a returned response breaks off, repeat the request yourself, with WithKey.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	header, err := t.key(r)
 	if err != nil {

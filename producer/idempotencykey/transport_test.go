@@ -192,8 +192,7 @@ func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
 	}
 }
 
-// A client that is sent from its payment to a page about it must not be told there that something was wrong with the
-// payment.
+// A redirect from a payment to a page about it must not fail there because of the payment's key.
 func TestTransport_KeyOfAContextIsNotForWhereItIsRedirectedTo(t *testing.T) {
 	t.Parallel()
 	rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
@@ -228,7 +227,7 @@ func TestTransport_HeaderThatIsNoKeyIsNotReplaced(t *testing.T) {
 	}
 }
 
-// What has no effect needs no key: a program may set the header of all its requests.
+// A request without effects needs no key: a program may set the header of all its requests.
 func TestTransport_EmptyHeaderOfAMethodWithoutEffectIsNoError(t *testing.T) {
 	t.Parallel()
 	s := &script{answers: []func() (*http.Response, error){status(200)}}

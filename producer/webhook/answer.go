@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// useless answers a request that is not proven, or of no use. Nothing was claimed.
+// useless answers a request that is not proven or cannot be used. Nothing was claimed.
 func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slog.Logger, err error) {
 	if refused, ok := errors.AsType[*SignatureError](err); ok { // anybody can cause it, as often as they like
 		log.DebugContext(ctx, "webhook: request has no valid signature", "error", err)
@@ -29,8 +29,8 @@ func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slo
 	notNow(ctx, w, log, 0, err)
 }
 
-// answer says what became of the event. The guard's own error decides, never one that it wraps: that is the
-// publisher's, which may be somebody's guard or receiver as well.
+// answer says what became of the event. The guard's own error decides, never one that it wraps: the publisher may
+// contain another guard or receiver.
 func (rc *Receiver) answer(
 	ctx context.Context, w http.ResponseWriter, log *slog.Logger, res oncemill.Result, err error,
 ) {
@@ -75,8 +75,8 @@ func (rc *Receiver) answer(
 	}
 }
 
-// otherContent reports whether a publisher said that it holds the message's ID with other content: no retry mends that
-// while it does.
+// otherContent reports whether the publisher holds the message's ID with other content. No retry helps as long as it
+// does.
 func otherContent(err error) bool {
 	e, ok := errors.AsType[interface {
 		error
@@ -85,7 +85,7 @@ func otherContent(err error) bool {
 	return ok && e.OtherContent()
 }
 
-// notNow asks the sender to come again after an outage: in 5 s if nothing says when.
+// notNow asks the sender to come again after an outage, in 5 s unless an error says when.
 func notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
 	log.WarnContext(ctx, "webhook: event is not enqueued; the sender must send it again", "error", err)
 	later(w, cmp.Or(after, 5*time.Second), "the event could not be enqueued now")

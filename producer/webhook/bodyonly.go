@@ -6,11 +6,10 @@ import (
 	"net/http"
 )
 
-// GitHub verifies requests of GitHub: header X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is not looked at.
-// A secret is the webhook's, as it was typed there; several are for rotation, not for several webhooks. The event's ID
-// is X-GitHub-Delivery, which a redelivery keeps. Apps that get the same event may get it under one ID with different
-// bodies, so each webhook and app needs a name of its own (Config.Sender). X-GitHub-Event, which says what happened,
-// goes on with the message.
+// GitHub verifies requests of GitHub: header X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is not looked at. A
+// secret is the webhook's, as it was typed there; several are for rotation, not for several webhooks. The event's ID is
+// X-GitHub-Delivery, which a redelivery keeps. Apps may get one event under one ID with different bodies, so each
+// webhook and app needs its own Config.Sender. The message carries X-GitHub-Event, which says what happened.
 //
 // The signature covers the body alone, neither ID nor headers, and no time.
 func GitHub(secret string, others ...string) (Verifier, error) {
@@ -20,9 +19,9 @@ func GitHub(secret string, others ...string) (Verifier, error) {
 
 // Shopify verifies requests of Shopify: header X-Shopify-Hmac-Sha256. A secret is the app's client secret; several are
 // for rotation. The event's ID is X-Shopify-Webhook-Id, the delivery's, which a retry keeps (shopify.dev, "Verify
-// webhook deliveries"). X-Shopify-Topic, X-Shopify-Shop-Domain, X-Shopify-Triggered-At and X-Shopify-Event-Id go on
-// with the message. The last one is no ID of a message: webhooks of several topics or subscriptions that one action
-// causes share it.
+// webhook deliveries"). The message carries X-Shopify-Topic, X-Shopify-Shop-Domain, X-Shopify-Triggered-At and
+// X-Shopify-Event-Id. The last one is not a message ID: one action may cause webhooks of several topics or
+// subscriptions, which share it.
 //
 // The signature covers the body alone, neither ID nor headers, and no time.
 func Shopify(secret string, others ...string) (Verifier, error) {

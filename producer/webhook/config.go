@@ -13,19 +13,19 @@ import (
 
 // Config configures a Receiver. Sender, Verifier and Topic must be set.
 type Config struct {
-	// Sender names who sends, and with it the space in which event IDs are unique: one account or endpoint of a
-	// service, such as "stripe". The claims are kept under it, and it is part of every message ID: with another name
-	// every event is a new one.
+	// Sender names the sender, within which event IDs are unique: one account or endpoint of a service, such as
+	// "stripe". Claims are kept under it, and it is part of every message ID. With another name every event is a new
+	// one.
 	Sender string
 
-	// Verifier proves requests. One receiver trusts one sender: each has keys of its own.
+	// Verifier proves requests. One receiver trusts one sender, because each sender has its own keys.
 	Verifier Verifier
 
 	// Topic is where messages go.
 	Topic string
 
-	// Tenant separates data that must not share event IDs. A receiver is for one tenant, and costs little: make one for
-	// each, with the tenant's keys, and choose by path. Empty: "default".
+	// Tenant separates data that must not share event IDs. Receivers cost little: make one for each tenant, with its
+	// keys, and choose by path. Empty: "default".
 	Tenant string
 
 	// Group is the consumer group of the claims. Empty: "webhooks".
@@ -34,8 +34,7 @@ type Config struct {
 	// MaxBody is how many bytes a body may have. GitHub sends up to 25 MB. Zero: 1 MiB.
 	MaxBody int64
 
-	// MaxWait is how long a request waits for another one of the same event before it is answered with 503. Zero: not
-	// at all.
+	// MaxWait is how long a request waits for another one of the same event, before a 503. Zero: not at all.
 	MaxWait time.Duration
 
 	// Wake is called after an event was published and recorded, such as an outbox's Wake. Nil: nothing is.

@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
-// fuzzed checks a verifier: it accepts nothing but what proof, which is written independently of it, finds in the
-// header, and all that it answers is an event or one of its two errors.
+// fuzzed checks a verifier. It must accept only what proof, which is written independently, finds in the header. It
+// must return an event or one of its two errors.
 func fuzzed(t *testing.T, s scheme, h http.Header, body []byte, proof func(mac func(parts ...string) []byte) bool) {
 	t.Helper()
 	v := must(s.verifier(s.secret))

@@ -105,8 +105,8 @@ func TestReceiver_ExhaustedEventIsRunAgainByOneRequest(t *testing.T) {
 	})
 }
 
-// A publisher may be a guard's caller or a receiver's client itself: its errors are not about this request, however
-// the guard wraps them.
+// A publisher may use a guard or a receiver itself. Its errors are not about this request, however the guard wraps
+// them.
 func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{

@@ -31,9 +31,9 @@ type Receiver struct {
 
 // New returns a receiver. The error names the field of the config that is wrong, or contradicts the guard's policy.
 //
-// An error of the publisher, or its panic, makes the sender come again, as often as it likes, unless it is an
-// oncemill.Permanent one. An error with a method OtherContent() bool that returns true says that the publisher holds
-// the message's ID with other content, as an outbox may: it is answered with 422.
+// After an error or a panic of the publisher the sender may come again as often as it likes, unless the error is an
+// oncemill.Permanent one. An error whose method OtherContent() bool returns true is answered with 422: the publisher,
+// such as an outbox, holds the message's ID with other content.
 func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Receiver, error) {
 	switch {
 	case guard == nil:
@@ -48,14 +48,14 @@ func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Rece
 	return &Receiver{guard: guard, publisher: publisher, config: cfg, log: guard.Policy().Logger}, nil
 }
 
-// Headers of the messages that a Receiver publishes, beside those of the request.
+// Headers that a Receiver adds to its messages.
 const (
 	HeaderSender  = "oncemill-webhook-sender" // Config.Sender
 	HeaderEventID = "oncemill-webhook-id"     // the sender's ID of the event
 )
 
-// PublisherFunc is a function as a producer.Publisher, such as one that opens a transaction for an outbox, or joins the
-// inbox's.
+// PublisherFunc makes a producer.Publisher of a function, such as one that opens a transaction for an outbox, or joins
+// the inbox's.
 type PublisherFunc func(ctx context.Context, messages ...producer.Message) error
 
 // Publish implements [producer.Publisher].
@@ -63,8 +63,7 @@ func (f PublisherFunc) Publish(ctx context.Context, messages ...producer.Message
 	return f(ctx, messages...)
 }
 
-// MessageID returns the ID of the message for an event, as a Receiver with this tenant (empty: "default") and sender
-// gives it.
+// MessageID returns the message ID that a Receiver with this tenant (empty: "default") and sender gives to an event.
 func MessageID(tenant, sender, eventID string) string {
 	return ids.Derive("oncemill/webhook", cmp.Or(tenant, "default"), sender, eventID)
 }
@@ -138,8 +137,8 @@ func (rc *Receiver) message(e Event, h http.Header, body []byte) (producer.Messa
 	return producer.Message{ID: MessageID(c.Tenant, c.Sender, e.ID), Topic: c.Topic, Header: header, Payload: body}, nil
 }
 
-// enqueue publishes the event's message unless that has been done. It does not end with the request: some senders never
-// come again by themselves.
+// enqueue publishes the event's message unless that has been done. It does not end with the request, because some
+// senders never retry.
 func (rc *Receiver) enqueue(ctx context.Context, e Event, m producer.Message) (oncemill.Result, error) {
 	content := e.Fingerprint
 	if content.IsZero() {
@@ -152,7 +151,7 @@ func (rc *Receiver) enqueue(ctx context.Context, e Event, m producer.Message) (o
 		return dedupstore.Outcome{}, rc.publish(ctx, m)
 	}
 	res, err := rc.guard.Run(ctx, call, run)
-	// Publishers use up no attempts, so it was crashes, or a database that took no commit, that did: an outage as well.
+	// Publishers use up no attempts. So crashes or failed commits did, which are outages too.
 	if err == nil && res.Duplicate && res.Outcome.Exhausted {
 		call.Rerun = res.Fence
 		res, err = rc.guard.Run(ctx, call, run)
@@ -160,8 +159,8 @@ func (rc *Receiver) enqueue(ctx context.Context, e Event, m producer.Message) (o
 	return res, err
 }
 
-// publishError is an error of the publisher: the event may come again, as often as the sender likes. An outage must
-// not use up its attempts.
+// publishError is an error of the publisher. The event may come again as often as the sender likes: an outage must not
+// use up its attempts.
 type publishError struct{ err error }
 
 func (e *publishError) Error() string { return "publish the event: " + e.err.Error() }

@@ -169,8 +169,8 @@ func TestVerifiers_OneOfSeveralSignaturesIsEnough(t *testing.T) {
 	}
 }
 
-// ID, time and body are signed with full stops between them, so a request can be cut into other ones with one
-// signature. Here the sender's body begins with what looks like a time.
+// ID, time and body are signed with full stops between them, so one signature fits several ways to cut them. Here the
+// body begins with what looks like a time.
 func TestStandardWebhooks_PartsCannotBeCutElsewhere(t *testing.T) {
 	t.Parallel()
 	v := must(webhook.StandardWebhooks(base64.StdEncoding.EncodeToString([]byte("twenty-four bytes or more"))))

@@ -9,7 +9,7 @@ import (
 
 // Slack verifies requests of Slack's Events API: headers X-Slack-Signature (v0=…) and X-Slack-Request-Timestamp. A
 // secret is the app's signing secret; several are for rotation. The event's ID is the member event_id of the body,
-// which a retry keeps. The url_verification of a new endpoint is answered with its challenge, if it is signed as well.
+// which a retry keeps. A signed url_verification of a new endpoint is answered with its challenge.
 //
 // The Events API's app_rate_limited has no event_id. Its ID is "app_rate_limited", app, team and minute, with spaces
 // between them. Slash commands and interactions have no ID, and are refused with status 400.

@@ -10,11 +10,10 @@ import (
 // minStandardKey is the shortest key that Standard Webhooks allows, in bytes.
 const minStandardKey = 24
 
-// StandardWebhooks verifies requests by the specification Standard Webhooks, symmetric signatures (v1): headers
-// webhook-id, webhook-timestamp and webhook-signature, where one of several signatures must be that of one of the
-// keys. A secret is base64, with or without "whsec_" before it, of at least 24 bytes; several are for rotation. The
-// event's ID is webhook-id. It may hold no full stop, as the specification asks: ID, time and body are signed with
-// full stops between them.
+// StandardWebhooks verifies requests by the specification Standard Webhooks with symmetric signatures (v1). The headers
+// are webhook-id, webhook-timestamp and webhook-signature; one of the signatures must be that of one of the keys. A
+// secret is the base64 of at least 24 bytes, with or without "whsec_" before it; several are for rotation. The event's
+// ID is webhook-id. It must not hold a full stop, because ID, time and body are signed with full stops between them.
 //
 // Signatures of other versions are skipped. Asymmetric ones (v1a) are not supported.
 func StandardWebhooks(secret string, others ...string) (Verifier, error) {

@@ -9,12 +9,12 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Stripe verifies requests of Stripe: header Stripe-Signature (t=…,v1=…), where one of several signatures must be that
-// of one of the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The
-// event's ID is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
+// Stripe verifies requests of Stripe: header Stripe-Signature (t=…,v1=…). One of the signatures must be that of one of
+// the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The event's ID
+// is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
 //
-// Two bodies with one ID are the same event if they differ in nothing but pending_webhooks and the order of members. Of
-// a member that is there twice the last one counts.
+// Two bodies with one ID are the same event if they differ only in pending_webhooks and the order of members. If a
+// member is there twice, the last one counts.
 func Stripe(secret string, others ...string) (Verifier, error) {
 	return newScheme(verifyStripe, secret, others)
 }
@@ -40,7 +40,7 @@ func verifyStripe(ks keys, h http.Header, body []byte) (Event, error) {
 	if json.Unmarshal(body, &members) != nil || json.Unmarshal(members["id"], &id) != nil || id == "" {
 		return Event{}, &eventError{"the body has no member id"}
 	}
-	// Numbers stay text: as doubles, which canonical JSON makes of them, large integers look like their neighbours.
+	// Numbers stay text: canonical JSON makes doubles of them, in which large integers look like their neighbours.
 	delete(members, "pending_webhooks")
 	rest, err := json.Marshal(members)
 	if err != nil {

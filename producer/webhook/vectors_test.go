@@ -7,7 +7,7 @@ import (
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
-// A scheme is a way of signing, with one request that is signed right, and all that can be wrong with it.
+// A scheme is a way of signing, with one valid request and all that can be wrong with it.
 type scheme struct {
 	name      string
 	secret    string

@@ -14,30 +14,29 @@ import (
 
 // A Verifier proves that a request comes from a sender, and finds the event in it. It is safe for concurrent use.
 //
-// Verify gets the body as it came in, and does not change it. It returns a *SignatureError for what is not proven
-// (answered with 401), and any other error if it cannot tell (503). What is proven and of no use is an Event without
-// an ID (400). It does not look at the clock: it returns the time that was signed.
+// Verify gets the body as it came in, and does not change it. It returns a *SignatureError if the request is not proven
+// (answered with 401), and any other error if it cannot tell (503). For a proven request that cannot be used it returns
+// an Event without an ID (400). It returns the signed time, and does not look at the clock.
 type Verifier interface {
 	Verify(header http.Header, body []byte) (Event, error)
 }
 
 // An Event is what a proven request says.
 type Event struct {
-	// ID is the sender's name for the event, which stays through retries and redeliveries. Empty only with a Reply, or
-	// if the request is of no use.
+	// ID is the sender's ID of the event, which stays through retries and redeliveries. Empty only with a Reply, or if
+	// the request cannot be used.
 	ID string
 
-	// Sent is when the request was signed. Zero: the scheme does not sign a time, and requests never grow old.
+	// Sent is when the request was signed. Zero: the scheme signs no time, and requests never grow old.
 	Sent time.Time
 
-	// Headers are the names of request headers that the event cannot be understood without. They go on with the
-	// message.
+	// Headers are the names of request headers without which the event cannot be understood. The message carries them.
 	Headers []string
 
 	// Fingerprint identifies the content. Zero: the SHA-256 of the whole body.
 	Fingerprint dedupstore.Fingerprint
 
-	// Reply is answered as plain text with status 200, and nothing is published: a question of the sender's. Nil: none.
+	// Reply answers a question of the sender, as plain text with status 200. Nothing is published then. Nil: none.
 	Reply []byte
 }
 
@@ -49,20 +48,20 @@ func (e *SignatureError) Error() string { return "webhook: " + e.Problem }
 
 var errMismatch = &SignatureError{"no signature matches a known key"}
 
-// eventError says why a proven request is of no use. The sender gets the text, with status 400.
+// eventError says why a proven request cannot be used. The sender gets the text, with status 400.
 type eventError struct{ problem string }
 
 func (e *eventError) Error() string { return "webhook: " + e.problem }
 
-// minKey is how long a key must be, in bytes: as strong as HMAC-SHA256 needs it against guessing (RFC 2104 advises not
-// to go below the length of the hash, but senders hand out shorter ones). GitHub's own example has 26.
+// minKey is how long a key must be, in bytes, against guessing. RFC 2104 advises the length of the hash, but senders
+// hand out shorter keys; GitHub's own example has 26.
 const minKey = 16
 
 // keys are the secrets that a sender may sign with: more than one while keys are rotated.
 type keys [][]byte
 
-// newKeys takes secrets as they are. It refuses short ones: with an empty key anybody can sign. It also refuses what
-// was read from a file with its line end: each request would get a 401, and no operator would be told.
+// newKeys takes secrets as they are. It refuses short ones: with an empty key anybody can sign. It also refuses a
+// secret that was read from a file with its line end: each request would get a 401, and nothing would tell operators.
 func newKeys(secret string, others []string) (keys, error) {
 	var ks keys
 	for i, s := range append([]string{secret}, others...) {
@@ -77,8 +76,8 @@ func newKeys(secret string, others []string) (keys, error) {
 	return ks, nil
 }
 
-// signed reports whether one of the signatures is that of one of the keys, over the parts one after the other. Each
-// comparison takes the same time whatever the two have in common.
+// signed reports whether one of the signatures is that of one of the keys over the concatenated parts. It compares in
+// constant time.
 func (ks keys) signed(signatures [][]byte, parts ...[]byte) bool {
 	found := false
 	for _, key := range ks {
@@ -133,7 +132,7 @@ func signature(h http.Header, name, prefix string, decode func(string) ([]byte, 
 // maxHeader bounds the headers that verifiers read. Real ones have some hundred bytes.
 const maxHeader = 4 << 10
 
-// one returns the value of a header that must be there once: of two values it is not clear which one was signed.
+// one returns the value of a header that must be there once: with two values it is not clear which one was signed.
 func one(h http.Header, name string) (string, error) {
 	switch values := h.Values(name); {
 	case len(values) == 0 || values[0] == "":

@@ -35,7 +35,7 @@ func (w *watching) fetchFailed(ctx context.Context, topic string, partition int3
 	}
 }
 
-// What a broker refuses until somebody changes something.
+// These refusals of a broker last until somebody changes something.
 var (
 	topicRefusals = []struct {
 		err  error

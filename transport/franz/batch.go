@@ -14,11 +14,12 @@ import (
 )
 
 // A BatchHandler does the work for several records at once, such as an insert of many rows. It returns an error for
-// each record, in their order, which steers as that of a Handler does; nil: all have succeeded. One error for several
-// records, any other wrong number, or a panic says that the batch failed as a whole: then its records are handled one
-// by one, in batches of one, which costs no attempt. So are records that are handled again, one after the other.
-// oncemill.RunsFromContext returns the runs of a batch. Its records have no order among them; at most one of each order
-// key is in a batch.
+// each record, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
+// oncemill.RunsFromContext returns the runs of a batch.
+//
+// One error for several records, any other wrong number, or a panic says that the batch failed as a whole. Then its
+// records are handled in batches of one, which costs no attempt. Records that are handled again are handled in the same
+// way, one after the other. A batch has no order, and at most one record of each order key.
 type BatchHandler func(ctx context.Context, records []*kgo.Record) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for. Its
@@ -29,10 +30,11 @@ type BatchConfig struct {
 	// MaxBatch is how many records a batch has at most. Zero: 64.
 	MaxBatch int
 
-	// MaxBatchBytes is how many bytes of values a batch has at most. A larger record is a batch by itself. Zero: 1 MiB.
+	// MaxBatchBytes is how many bytes of values a batch has at most. A larger record is a batch of its own. Zero: 1
+	// MiB.
 	MaxBatchBytes int
 
-	// Linger is how long a batch that is not full waits for more records. Zero: not at all, a batch is what is there.
+	// Linger is how long a batch that is not full waits for more records. Zero: no wait, a batch is what is there.
 	Linger time.Duration
 }
 

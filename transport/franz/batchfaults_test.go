@@ -169,7 +169,7 @@ func TestBatchWorker_ABatchThatFailsAsAWholeIsHandledOneByOne(t *testing.T) {
 	}
 }
 
-// What lingers holds up neither a rebalance nor a drain. What is given up meanwhile is the next owner's.
+// A lingering batch holds up neither a rebalance nor a drain. Records that are given up meanwhile are the next owner's.
 func TestBatchWorker_WhatLingersHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	const n = 8

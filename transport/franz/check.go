@@ -20,10 +20,19 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Check looks at the client's options, at topics and group at the broker, and at where dead letters go, and returns a
-// *dedupstore.SetupError that says what to set if the worker cannot keep its promises with them. It changes nothing.
-// What may be meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that
-// records run again when offsets are set back that far.
+// Check looks at the client's options, at topics and group at the broker, and at where dead letters go. It returns a
+// *dedupstore.SetupError that says what to set if the worker cannot keep its promises with them. It changes nothing. It
+// refuses
+//
+//   - a client without the worker's options, with too short a rebalance timeout, or with a context that can end;
+//   - a client that begins at the end of partitions or at a time;
+//   - a missing topic or right;
+//   - a retry topic that may not be written to, is compacted, or deletes records before they are due;
+//   - a client that consumes the DeadLetterTopic of its own Processor;
+//   - a DeadLetterTopic of a Publisher of this package that is missing, may not be written to, or is compacted.
+//
+// It logs a warning if a topic keeps records for longer than the policy's Window: they run again when offsets are set
+// back that far.
 func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 	if cl == nil {
 		return setupError(theClient, "is nil")
@@ -102,7 +111,8 @@ func (w *Worker) clientProblem(cl *kgo.Client) string {
 const notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client " +
 	"that was made last"
 
-// keepingProblem says why a client may end by itself before its worker has drained, or end the run for nothing, or "".
+// keepingProblem says why a client may end before its worker has drained, or end the run for nothing. "": it does
+// neither.
 func keepingProblem(cl *kgo.Client) string {
 	ctx := option[context.Context](cl, kgo.WithContext)
 	switch {
@@ -280,8 +290,8 @@ func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
 	return nil
 }
 
-// groupProblem returns what to say about a look at a group that has failed, or nil where a broker has just started: the
-// client joins when the coordinator is there.
+// groupProblem returns what to say about a failed look at a group. It is nil if a broker has just started: the client
+// joins when the coordinator is there.
 func groupProblem(group string, err error) error {
 	for _, e := range [...]error{kerr.CoordinatorNotAvailable, kerr.CoordinatorLoadInProgress, kerr.NotCoordinator} {
 		if errors.Is(err, e) {

@@ -60,7 +60,8 @@ func (s *slow) claims() int {
 	return s.granted
 }
 
-// What is claimed when its partition goes does not start, does not count, and is not committed: the next owner runs it at once.
+// A record that is claimed when its partition goes does not start, does not count, and is not committed: the next owner
+// runs it at once.
 func TestWorker_ClaimThatIsGrantedWhileItsPartitionIsRevokedIsGivenBack(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)
@@ -106,7 +107,7 @@ func TestWorker_ClaimThatIsGrantedWhileItsPartitionIsRevokedIsGivenBack(t *testi
 	}
 }
 
-// What comes together is claimed together, but never more than has a place.
+// Records that come together are claimed together, but never more than there are places.
 func TestWorker_ClaimsWhatCanStart(t *testing.T) {
 	t.Parallel()
 	const n, places = 200, 20

@@ -14,15 +14,15 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// After manyTries offers of a record somebody is told, then again after twice as many, and so on; of many records that
-// wait for the same, of one each tellEvery.
+// After manyTries offers of a record there is a log line, then again after twice as many, and so on. Of many records
+// that wait for the same, one gets a line each tellEvery.
 const (
 	manyTries = 8
 	tellEvery = time.Second
 )
 
-// conclude carries out a decision that is more than an ack. It reports whether the record is settled, and else after
-// which delay it is to be offered again.
+// conclude carries out a decision that is more than an ack. It reports whether the record is settled, and otherwise the
+// delay until its next offer.
 func (r *record) conclude(ctx context.Context, decision consumer.Decision) (settled bool, delay time.Duration) {
 	d, _, _ := r.intake.delivery(r.Record) // the one before was the handler's to change
 	located := telemetry.Located(ctx, d.Header)
@@ -63,7 +63,7 @@ func isDeadLetter(d consumer.Delivery) bool {
 	return d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter
 }
 
-// delayOf is when a record is to be offered again that is not settled.
+// delayOf is how long a record that is not settled waits for its next offer.
 func delayOf(decision consumer.Decision, policy oncemill.Policy, tries int) time.Duration {
 	switch {
 	case decision.Action == consumer.Leave:
@@ -76,7 +76,7 @@ func delayOf(decision consumer.Decision, policy oncemill.Policy, tries int) time
 
 func backoff(tries int) time.Duration { return min(minDelay<<min(tries-1, 8), maxDelay) }
 
-// Delays of records that are to be offered again, when the decision names none.
+// Delays until a record's next offer, when the decision names none.
 const (
 	minDelay = 50 * time.Millisecond
 	maxDelay = 10 * time.Second

@@ -16,34 +16,37 @@ type Order string
 
 // Orders.
 const (
-	PerPartition Order = "partition" // one record of a partition at a time, in the order of offsets
-	// records of a partition with equal keys in the order of offsets, everything else at once; a record without a key
-	// has no order
+	// PerPartition handles one record of a partition at a time, in the order of offsets.
+	PerPartition Order = "partition"
+
+	// PerKey handles records of a partition with equal keys in the order of offsets, and everything else at once. A
+	// record without a key has no order. Records that are settled behind one that waits are committed with it, so a
+	// restart or a rebalance before delivers them again. A record that waits for longer than half the policy's Window
+	// is an error in the log, once a minute.
 	PerKey Order = "key"
 )
 
 // Config configures a Worker. Handler is required, everything else has a safe default.
 type Config struct {
 	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under
-	// it, and under another name everything within the policy's Window runs again. It is one for all topics of the
-	// worker: where one message ID may be in several of them, for messages that are each to be handled, give each topic
-	// a worker. Required for a Worker. A Source has none: a Router names its handlers.
+	// it, and under another name everything within the policy's Window runs again. It is the same for all topics of the
+	// worker. If one message ID may be in several topics, for messages that must each be handled, give each topic a
+	// worker. Required for a Worker. A Source has none: a Router names its handlers.
 	Handler string
 
 	// Order says which records are handled one after the other. Partitions are always independent of each other. Zero:
 	// PerPartition.
 	Order Order
 
-	// MaxInFlight is how many records are handled at once, over all partitions. Under PerKey it is also how many of a
-	// partition may be handled or wait, for their time or for others of their key: with so many, the partition takes no
-	// more. It does not bound how far a partition gets ahead of a record that waits: see PerKey in docs/brokers.md. Of
-	// each partition, about as many more are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if
-	// that is more. Zero: 256.
+	// MaxInFlight is how many records are handled at once, over all partitions. Under PerKey it also bounds the records
+	// of a partition that are handled, or wait for their time or for others of their key. It does not bound how far a
+	// partition gets ahead of a record that waits: see PerKey in docs/brokers.md. About as many more of each partition
+	// are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
 	MaxInFlight int
 
-	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
-	// At most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer
-	// than the longest handler, above all under a policy that parks: a run that is cut off ends as unknown there. At
+	// Grace is how long running handlers may go on when Run's context has ended. Then their contexts are cancelled. It
+	// is at most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer
+	// than the longest handler, above all under a policy that parks, where a run that is cut off ends as unknown. At
 	// most twelve days. Zero: 30 s.
 	Grace time.Duration
 
@@ -52,10 +55,11 @@ type Config struct {
 	CommitEvery time.Duration
 
 	// Retry lists retry topics, ordered by Delay. A record whose handler failed is published to the first, from there
-	// to the second, and so on, and from the last to itself, instead of holding up what comes behind it: so a failed
-	// record loses its place in the order. The worker's client must consume these topics too, and be allowed to write
-	// to them. A topic that is taken out of the list has to be empty: nobody else has the messages that wait in it
-	// (docs/operations.md says what to do). Nil: a failed record waits in its place.
+	// to the second, and so on, and from the last to itself. So it does not hold up the records behind it, but loses
+	// its place in the order. The worker's client must consume these topics too, and be allowed to write to them.
+	//
+	// Take a topic out of the list only when it is empty, because nobody else has the messages that wait in it:
+	// docs/operations.md says how. Nil: a failed record waits in its place.
 	Retry []RetryTopic
 
 	// Logger gets what operators must know. Nil: slog.Default().
@@ -64,15 +68,24 @@ type Config struct {
 
 // A RetryTopic is where failed records wait. All its records should belong to one group: another group would handle
 // them too.
+//
+// The worker's own client publishes a copy of the failed record, and settles the record's offset when that is
+// confirmed. The copy has the record's key, value and headers, so it has the same message ID: attempts add up, and the
+// dead letter comes after Policy.MaxAttempts. The headers oncemill-topic and oncemill-position name the source.
+// oncemill-not-before says when the copy is due, in Unix milliseconds, by the clock of its writer.
+//
+// A record waits in its place if its copy cannot be published. It also does if it waits for something other than its
+// own next attempt, such as a busy key or a store that is down. A dead letter does too, because its copy would not name
+// its source.
 type RetryTopic struct {
-	// Topic is its name. It must keep records for longer than they wait, which is for Delay, the policy's backoff or
-	// what oncemill.RetryAfter asks for, whichever is longest, and the time that the group may be away (retention.ms),
-	// and must not be compacted. It should take what the source topics take, and some hundred bytes more
-	// (max.message.bytes). Required.
+	// Topic is its name. Required. It must not be compacted, and must keep records for longer than they wait
+	// (retention.ms). That is the longest of Delay, the policy's backoff and the delays of oncemill.RetryAfter, plus
+	// the time that the group may be away. It should take what the source topics take, and some hundred bytes more
+	// (max.message.bytes).
 	Topic string
 
 	// Delay is how long a record waits there at least. A policy's backoff or oncemill.RetryAfter can ask for more.
-	// Records wait behind each other, so that one with a longer delay holds up others of its partition. At least zero.
+	// Records wait behind each other, so one with a longer delay holds up others of its partition. At least zero.
 	Delay time.Duration
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// With kgo 1.22.2 a heartbeat that is not sent because the source of credentials has returned an error ends the membership; one that
-// waits for them does not. Where this fails with a later kgo, docs/brokers.md has a row to change.
+// With kgo 1.22.2 a heartbeat that is not sent because the source of credentials has returned an error ends the
+// membership; one that waits for them does not. If this fails with a later kgo, change a row of docs/brokers.md.
 func TestWorker_CredentialsThatCannotBeHadForAMomentCostThePartitions(t *testing.T) {
 	t.Parallel()
 	for name, waits := range map[string]bool{"source that returns an error": false, "source that waits": true} {

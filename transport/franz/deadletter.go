@@ -19,8 +19,8 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// checkDeadLetters looks at where dead letters go. The guard knows those of a handler by its name, which here is the
-// topic: it does not know that a worker's handler is the same one for the topic of the dead letters.
+// checkDeadLetters looks at where dead letters go. The guard knows a handler's dead letters by the handler's name,
+// which here is the topic. It does not know that a worker's handler is the same for the topic of the dead letters.
 func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.Logger,
 	consumes func(string) bool) error {
 	publisher, topic := once.DeadLetters()
@@ -50,8 +50,8 @@ func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.L
 // lookTimeout bounds the look for the topic of dead letters.
 const lookTimeout = 5 * time.Second
 
-// checkDeadLetterTopic refuses a topic that does not take dead letters: the first would hold up all other records. What
-// cannot be found out is taken for good.
+// checkDeadLetterTopic refuses a topic that does not take dead letters: the first would hold up all other records. If
+// it cannot find out, it accepts the topic.
 func (p *Publisher) checkDeadLetterTopic(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its brokers may be others
 	defer cancel()

@@ -87,8 +87,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	return due, nil
 }
 
-// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the
-// end, since who sends a hundred thousand of one name must not have them copied as often.
+// header returns a record's headers by name. It joins different values of one name with ", ", as in RFC 9110. It does
+// so at the end, because a sender may send a hundred thousand values of one name, which must not be copied as often.
 func header(headers []kgo.RecordHeader) producer.Header {
 	first := make(producer.Header, len(headers))
 	var all map[string][]string // of names that are there more than once

@@ -102,7 +102,7 @@ func TestWorker_ShutdownDuringARevocationStartsNothingMore(t *testing.T) {
 	}
 }
 
-// What the broker says of a group for a while after it was started does not keep a worker from starting.
+// The broker's first answers about a new group do not keep a worker from starting.
 func TestWorker_WaitsForTheCoordinatorOfANewCluster(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)

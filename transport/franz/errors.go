@@ -21,7 +21,7 @@ func setupError(subject, format string, args ...any) error {
 	return refused(nil, subject, format, args...)
 }
 
-// refused is a setupError that comes of what the broker said.
+// refused is a setupError that comes from an answer of the broker.
 func refused(err error, subject, format string, args ...any) error {
 	return &dedupstore.SetupError{
 		Package: "franz", Subject: subject, Problem: fmt.Sprintf(format, args...), Err: err,

@@ -86,8 +86,8 @@ func (f *fetching) identify(fetches kgo.Fetches) {
 	}
 }
 
-// assigned returns a partition that records were fetched of. It is a new one if these are its first, which starts
-// nothing until an earlier assignment has ended: else one record could be handled twice at once, and out of order.
+// assigned returns the partition of some fetched records. If they are its first, it makes a new one, which starts
+// nothing until an earlier assignment has ended. Otherwise a record could be handled twice at once, and out of order.
 func (f *fetching) assigned(ctx context.Context, at place) *partition {
 	f.mu.Lock()
 	defer f.mu.Unlock()

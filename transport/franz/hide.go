@@ -6,11 +6,10 @@ import (
 	"github.com/oncemill/oncemill/internal/contexts"
 )
 
-// At each poll, kgo (1.22.2) accepts what it handed out with the poll before and nobody has acknowledged: a record
-// whose handler still runs would be lost with the process. It finds what it knows of a record in the record's context,
-// which interceptors may replace. So there is a veil over that until the poll has returned, and kgo remembers none of
-// the records that it hands out. That this holds with the client at hand is looked at in each Run: see
-// shareSession.prove.
+// At each poll, kgo (1.22.2) accepts the records of the poll before that nobody has acknowledged. A record whose
+// handler still runs would be lost with the process. It keeps its state of a record in the record's context, which
+// interceptors may replace. So that is hidden until the poll has returned, and kgo remembers none of the records that
+// it hands out. Each Run proves that with its client: see shareSession.prove.
 
 // hide hides what the client knows of a record. It is for a record that was not polled.
 func hide(rec *kgo.Record) {

@@ -16,7 +16,7 @@ type places struct {
 	ready []func() bool
 }
 
-// add asks for a place: fill calls start when there is one. If that returns true, the place is to be left.
+// add asks for a place: fill calls start when there is one. If start returns true, the place must be left afterwards.
 func (p *places) add(start func() bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +87,7 @@ func (r *running) end() {
 	r.look()
 }
 
-// halt lets nothing more begin. What runs goes on.
+// halt stops new runs. Those that run go on.
 func (r *running) halt() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -54,8 +54,8 @@ func TestAfter_WaitEndsWhenDueOrHalted(t *testing.T) {
 	})
 }
 
-// Places are given in the order in which they were asked for, never more than there are. What does not need its place
-// leaves it to the next.
+// Places are given in the order in which they were asked for, never more than there are. A record that does not need
+// its place leaves it to the next.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	p := places{free: 2}

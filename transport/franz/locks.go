@@ -28,8 +28,8 @@ type locks struct {
 	lost    bool                 // it has refused something because a lock was lost
 }
 
-// unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it
-// marks as "all of the last poll", to kgo, it would also accept by itself. A mark that is not answered keeps flush from
+// unknown reports whether the client knows nothing of the first records that it has just handed out. If it marks
+// records for "all of the last poll", kgo would also accept them on its own. A mark without an answer keeps flush from
 // returning, and answers are not let through here. If there are marks, they prolong locks, and do no harm.
 func (l *locks) unknown(ctx context.Context) bool {
 	l.mu.Lock()
@@ -106,9 +106,9 @@ func (l *locks) flush(ctx context.Context, timeout time.Duration) error {
 	return l.cl.FlushAcks(ctx)
 }
 
-// answered notes what the broker said. If a lock was lost, it refuses all that it is told of the partition together
-// with that, and does not say which it was: all locks there are given up. Their records come again, here or elsewhere,
-// and the guard keeps the copies apart.
+// answered notes the broker's answers. If a lock was lost, the broker refuses everything of that partition in one
+// answer and does not say which lock it was. So all locks there are given up. Their records come again, here or
+// elsewhere, and the guard keeps the copies apart.
 func (l *locks) answered(results kgo.ShareAckResults) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

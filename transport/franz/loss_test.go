@@ -126,7 +126,7 @@ func TestWorker_OffsetBeyondTheEndIsSaid(t *testing.T) {
 	}
 }
 
-// What a worker commits has an epoch. While that lasts, the broker says of it that it ends where the partition does.
+// A worker's commit has an epoch. While that lasts, the broker says of it that it ends where the partition does.
 func TestWorker_OffsetBeyondTheEndOfItsEpochGoesToThatEnd(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
@@ -183,7 +183,7 @@ func TestWorker_SpellingsOfTheKeyDoNotKeepADeadLetterBack(t *testing.T) {
 	}
 }
 
-// What others put into a retry topic fails and is tried again like any other record.
+// A record that others put into a retry topic fails and is tried again like any other.
 func TestWorker_RecordThatOthersPutIntoARetryTopicIsRetried(t *testing.T) {
 	t.Parallel()
 	b, config, topics := retrying(t)
@@ -227,7 +227,7 @@ func TestWorker_RecordsOfATopicThatWasAddedAreRetried(t *testing.T) {
 	m.leave()
 }
 
-// What was settled in a topic that is gone cannot be committed, however long it is tried.
+// Records that were settled in a topic that is gone can never be committed.
 func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1, kfake.SeedTopics(1, "other"))
@@ -333,7 +333,7 @@ func TestWorker_RecordThatCannotBeGuardedKeepsOnlyItsOwnPartition(t *testing.T) 
 	wantLog(t, b, "level=WARN", "offered many times", "topic=orders", "partition=1", "offset=0")
 }
 
-// Who holds up a partition for long is said, but not each time.
+// The log says which message holds up a partition for long, but not each time.
 func TestWorker_RecordThatWaitsForLongIsSaid(t *testing.T) {
 	t.Parallel()
 	const runs = 40
@@ -409,7 +409,7 @@ func TestWorker_PartitionThatCannotBeFetchedFloodsNoLog(t *testing.T) {
 	}
 }
 
-// Whoever has records in a topic that was made again would miss as many as the old one had.
+// A group with records in a topic that was made again would miss as many as the old one had.
 func TestWorker_OffsetsOfATopicAreNotForItsNamesake(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]kfake.Opt{
@@ -507,8 +507,8 @@ func TestWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
 	}
 }
 
-// A member that joins waits until the others have given up what they have, and these for their handlers: up to the rebalance timeout,
-// which may be far longer than the session's.
+// A member that joins waits until the others have given up what they have, and these wait for their handlers. That may
+// take the rebalance timeout, which may be far longer than the session's.
 func TestWorker_MemberThatWaitsForHandlersOfOthersIsNoAlarm(t *testing.T) {
 	t.Parallel()
 	const session = 5 * time.Second // the first must not be put out on a machine that is busy

@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// A broker may hear of a topic a moment after who created it, and a client that does not consume it remembers for 5 s that there was
-// none.
+// A broker may hear of a new topic a moment late. A client that does not consume it then remembers for 5 s that there
+// was none.
 func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)

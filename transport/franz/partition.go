@@ -147,8 +147,8 @@ func (p *partition) confirm(o kgo.EpochOffset) {
 	p.tracker.confirm(o)
 }
 
-// warnOfGap says that what is settled may run again: it cannot be committed while a record before it waits, and the
-// guard forgets outcomes when the policy's Window or, for failures, FailureWindow is over.
+// warnOfGap logs that settled records may run again. They cannot be committed while a record before them waits, and the
+// guard forgets outcomes after the policy's Window or, for failures, FailureWindow.
 func (p *partition) warnOfGap(ctx context.Context) {
 	forgets := min(p.s.policy.Window, p.s.policy.FailureWindow)
 	p.mu.Lock()

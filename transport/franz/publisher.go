@@ -24,8 +24,8 @@ type PublisherConfig struct {
 	// s.
 	AckTimeout time.Duration
 
-	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
-	// outbox's relay are in the relay's.
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. The relay of
+	// an outbox has telemetry of its own for its messages.
 	Telemetry oncemill.Telemetry
 }
 
@@ -43,10 +43,10 @@ func (c PublisherConfig) validate() error {
 	return nil
 }
 
-// PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all
-// replicas in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s, if no broker may
-// have them. Where a topic takes less than 1 MB (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes:
-// messages of a batch that is too large are sent again in smaller ones.
+// PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS. All replicas in sync
+// acknowledge, and the producer is idempotent (kgo's defaults). A record that could not be sent for 30 s is given up,
+// if no broker may have it. If a topic takes less than 1 MB (max.message.bytes), add kgo.ProducerBatchMaxBytes with its
+// limit. Otherwise batches that are too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -54,8 +54,19 @@ func PublisherOpts() []kgo.Opt {
 	}
 }
 
-// A Publisher is a producer.Publisher for Kafka. It is safe for concurrent use. It has nothing to close: what it uses
-// ends with its client.
+// A Publisher is a producer.Publisher for Kafka. It is safe for concurrent use. It has nothing to close: it ends with
+// its client. It guarantees:
+//
+//   - Publish returns nil only when all replicas in sync have every message. Otherwise a *producer.PublishError says
+//     which messages are not acknowledged, and whether they may be in the topic all the same.
+//   - If the client repeats a message, that makes no copy and keeps the order of a partition (idempotent producer). If
+//     you publish it again, it is another record with the same oncemill-id.
+//   - A message that is too large, or that its topic does not take, does not take others along: those that Kafka
+//     refused together with it are sent again.
+//   - Payload, key and headers arrive as they were given. A message that Kafka cannot carry is refused with an error
+//     that names the field. Publish adds this project's headers and trace context, and leaves oncemill-name out, as
+//     producer.Outgoing does. The header oncemill-key becomes the record's key, and is refused if it differs from
+//     Message.Key.
 type Publisher struct {
 	cl     *kgo.Client
 	config PublisherConfig
@@ -64,11 +75,12 @@ type Publisher struct {
 	left   *unanswered   // of earlier calls
 }
 
-// NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate
-// quota for it: kgo holds back all else then, a group's heartbeats too. One a client is enough. It returns a
-// *dedupstore.SetupError if the client was made with options that weaken what Publish promises: other acknowledgements
-// than of all replicas in sync, without idempotence or with cancellation of records in flight, transactions, manual
-// flushing, or one topic for everything.
+// NewPublisher returns a Publisher on a client. One a client is enough. The client may consume too, unless the brokers
+// have a producer_byte_rate quota for it: kgo then holds back everything else, a group's heartbeats too.
+//
+// It returns a *dedupstore.SetupError if the client's options weaken what Publish promises. Those are: acknowledgements
+// of fewer than all replicas in sync, no idempotence, cancellation of records in flight, transactions, manual flushing,
+// and one topic for everything.
 func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -108,22 +120,25 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 // MessagingSystem names Kafka in telemetry.
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 
-// Publish sends all messages, in order (but for those that are sent again because a message beside them was refused),
-// and then waits for all acknowledgements, until they are there, their timeout ends, or ctx does. Messages must be
-// stamped, or at least have an ID. A message's Key is the record's key; without one, its header oncemill-key is. A nil
-// Payload is a tombstone, an empty one is not.
+// Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
+// ends, or ctx does. Only messages that are sent again, because one beside them was refused, may lose their place.
+// Messages must be stamped, or at least have an ID. A message's Key is the record's key; without one, its header
+// oncemill-key is. A nil Payload is a tombstone, an empty one is not.
 //
-// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
-// by the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one
-// without keys), and was alone when it was sent again: others are held up for that, for a tenth of AckTimeout at most.
-// Everything else is unknown, also when a topic does not exist or may not be written to, or the clock is wrong
-// (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give
-// rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was deleted and made
-// again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be
-// sent until the client's kgo.RecordDeliveryTimeout ends, and one that a broker may have had, or that stands behind
-// such a one in its partition, until the partition answers, however late. When such messages take a tenth of the
-// client's buffer (kgo.MaxBufferedRecords, 50,000), their topics get no more until some are answered: what is published
-// to them is unknown at once.
+// The error is nil or a *producer.PublishError. A failure is definite if the message itself was refused, here or by the
+// broker. It is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
+// keys). A broker must also have refused it when it was sent again alone. Others are held up for that, for a tenth of
+// AckTimeout at most.
+//
+// Everything else is unknown, because it can be mended and an outbox must not give rows up for it. That includes a
+// topic that does not exist or may not be written to, and a wrong clock (kerr.InvalidTimestamp: by an hour or more,
+// with Kafka's defaults). Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was deleted
+// and made again, and after kerr.ClusterAuthorizationFailed.
+//
+// A message that is unknown because ctx or its timeout ended may still be sent until the client's
+// kgo.RecordDeliveryTimeout ends. If a broker may have had it, or one before it in its partition, it may be sent until
+// the partition answers, however late. When such messages take a tenth of the client's buffer (kgo.MaxBufferedRecords,
+// 50,000), further messages to their topics are unknown at once, until some are answered.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	all := make([]*produced, len(messages))
 	for i, m := range messages {
@@ -205,8 +220,8 @@ func (p *Publisher) deliver(ctx context.Context, all []*produced) {
 	}
 }
 
-// begin waits until nobody else hands messages to the client, and reports false if ctx ends before. Otherwise end has
-// to follow.
+// begin waits until nobody else hands messages to the client, and reports false if ctx ends before. Call end after it
+// reported true.
 func (p *Publisher) begin(ctx context.Context) bool {
 	select {
 	case p.gate <- struct{}{}:
@@ -218,8 +233,8 @@ func (p *Publisher) begin(ctx context.Context) bool {
 
 func (p *Publisher) end() { <-p.gate }
 
-// send hands a record to the client. The client gets a context that does not end: a record that is cancelled there
-// takes all that are buffered for its partition along, those of other calls too.
+// send hands a record to the client with a context that does not end. If that ended, kgo would cancel all records that
+// are buffered for the partition, also those of other calls.
 func (p *Publisher) send(ctx context.Context, f *produced) {
 	switch {
 	case f.record == nil:
@@ -244,7 +259,7 @@ func (p *Publisher) send(ctx context.Context, f *produced) {
 	})
 }
 
-// await waits for an answer. What is there already counts even if ctx has ended.
+// await waits for an answer. An answer that is there counts even if ctx has ended.
 func (p *Publisher) await(ctx context.Context, f *produced) {
 	if f.answer == nil {
 		return
@@ -281,7 +296,7 @@ func refusedOf(all []*produced) []*produced {
 }
 
 // sendAgain sends refused messages once more. Others are held up for that, for a while, so that a message in a batch of
-// its own shows whether it is to blame, unless the client has some that get no answers.
+// its own shows whether it is to blame. It does not hold them up if the client has some that get no answers.
 func (p *Publisher) sendAgain(ctx context.Context, refused []*produced) {
 	ctx, stop := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer stop()

@@ -187,8 +187,8 @@ func TestPublisher_SaysThatARightComesTooLate(t *testing.T) {
 		return resp, nil, true
 	})
 	pub := b.publisher()
-	// Makes the client know the topic without asking for a producer ID: while it learns of a topic's partitions, kgo 1.22.2
-	// without a linger, as here, may fail none of the records that it has just given to them.
+	// Makes the client know the topic without asking for a producer ID. While it learns of a topic's partitions, kgo
+	// 1.22.2 without a linger may fail none of the records that it has just given to them.
 	large := messages(1)
 	large[0].Payload = make([]byte, 2_000_000)
 	if f := failuresOf(t, pub.Publish(t.Context(), large...))[0]; !errors.Is(f.Err, kerr.MessageTooLarge) {

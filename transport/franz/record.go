@@ -74,7 +74,7 @@ func (r *record) rest(ctx context.Context, due time.Time) {
 	})
 }
 
-// decided carries out what is to be done with the record. It waits for nothing.
+// decided carries out the decision about the record. It waits for nothing.
 func (r *record) decided(ctx context.Context, decision consumer.Decision) {
 	r.places.leave()
 	if decision.Action == consumer.Ack {

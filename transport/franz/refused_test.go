@@ -47,8 +47,8 @@ func (r *road) set(closed bool) {
 	}
 }
 
-// With kgo 1.22.2 a member of the old kind whose heartbeat finds no broker at all gives its membership up at once; one whose partitions
-// the broker assigns tries on. Where this fails with a later kgo, docs/brokers.md has a row to change.
+// With kgo 1.22.2 a member of the old kind gives its membership up at once when its heartbeat finds no broker. A member
+// whose partitions the broker assigns tries on. Where this fails with a later kgo, docs/brokers.md has a row to change.
 func TestWorker_BrokersThatRefuseConnectionsCostThePartitions(t *testing.T) {
 	t.Parallel()
 	for name, serverSide := range map[string]bool{"member of the old kind": false, "member that the broker assigns to": true} {

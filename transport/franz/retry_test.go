@@ -159,7 +159,7 @@ func TestWorker_RetryTopicsOfOthersStopIt(t *testing.T) {
 	}
 }
 
-// Who runs dead letters again needs them as they were.
+// To run dead letters again, one needs them as they were.
 func TestWorker_DeadLetterThatFailsKeepsItsHeaders(t *testing.T) {
 	t.Parallel()
 	b, config, topics := retrying(t)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Of the rebalance timeout, a revocation gives handlers a half to finish, then a tenth to see that their contexts have
-// ended, and the commit a quarter. Whoever takes longer is put out of the group by the coordinator.
+// A revocation gives handlers half of the rebalance timeout to finish, then a tenth to see that their contexts have
+// ended, and the commit a quarter. The coordinator puts a member that takes longer out of the group.
 const (
 	finishShare = 2
 	cancelShare = 10

@@ -16,7 +16,7 @@ import (
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// handling is what the runs of both workers have: how records are handled, once they are in hand.
+// handling is shared by the runs of both workers: how records in hand are handled.
 type handling struct {
 	*watching
 	policy    oncemill.Policy

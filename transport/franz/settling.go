@@ -61,8 +61,8 @@ func (c *settling) commit(ctx context.Context) error {
 	return c.commitLocked(ctx, c.s.fetching.all)
 }
 
-// goneFor is for how long the last commit is tried if nothing but topics that are gone is wrong: a new topic is unknown
-// to the broker, too, for a moment.
+// goneFor is for how long the last commit is tried if the only trouble is that topics are gone. A new topic is unknown
+// to the broker for a moment too.
 const goneFor = 5 * time.Second
 
 // finally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
@@ -147,9 +147,9 @@ func (c *settling) commitLocked(ctx context.Context, partitions func() []*partit
 	return failed
 }
 
-// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made
-// again. Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and
-// brokers refuse them.
+// dropNamesakes takes topics out of a commit that were deleted and made again since they were consumed. Offsets of the
+// old topic would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers refuse the
+// old ones.
 func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
 	if c.byID {
 		return nil, nil

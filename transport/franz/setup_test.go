@@ -363,8 +363,8 @@ func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
 	}
 }
 
-// With kgo 1.22.2 a client is a member from when it is made on, also where no worker may run on it. Where this fails with a later kgo,
-// docs/brokers.md has rows to change.
+// With kgo 1.22.2 a client is a member from when it is made on, also where no worker may run on it. If this fails with
+// a later kgo, change rows of docs/brokers.md.
 func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)

@@ -19,17 +19,19 @@ type ShareConfig struct {
 	// Handler names the handler within the group: see Config.Handler. Required.
 	Handler string
 
-	// RetryTopic is where a record goes, as a copy with the same ID, when its handler failed, and before it has used up
-	// the deliveries that the broker allows it (share.delivery.count.limit), because then the broker drops it: when it
-	// has had more than half of them. The worker's client must consume the topic, and be allowed to write to it. All
-	// its records should belong to one group: another group would handle them too. It should take what the source
-	// topics take, and some hundred bytes more (max.message.bytes), and so should the client
-	// (kgo.ProducerBatchMaxBytes). It must keep records for longer than they wait (retention.ms), and not be compacted.
-	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
+	// RetryTopic is where a record goes, as a copy with the same ID, when its handler failed. It also goes there when
+	// it has had more than half of share.delivery.count.limit, because the broker drops a record after that many
+	// deliveries. Required.
+	//
+	// The worker's client must consume the topic, and be allowed to write to it. The topic must not be compacted, and
+	// must keep records for longer than they wait (retention.ms). All its records should belong to one group: another
+	// group would handle them too. Topic (max.message.bytes) and client (kgo.ProducerBatchMaxBytes) should take what
+	// the source topics take, and some hundred bytes more. Nobody else has the messages that wait in it:
+	// docs/operations.md says how to replace it.
 	RetryTopic string
 
-	// MaxInFlight is how many records are handled at once. Records that wait take no room in it; up to ten times as
-	// many are in the worker's hands. When so many wait, nothing more comes. Zero: 256.
+	// MaxInFlight is how many records are handled at once. Records that wait take no room in it. The worker holds up to
+	// ten times as many; when so many wait, nothing more comes. Zero: 256.
 	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
@@ -64,9 +66,41 @@ func (c ShareConfig) validate() error {
 	return nil
 }
 
-// A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor: many
-// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made
-// first, then the client with the worker's Opts, then it runs, once.
+// A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor. Many
+// members can work on one partition, and others pass a record that waits. It needs Kafka 4.3 or later. Make it first,
+// then the client with the worker's Opts, then call Run, once. It guarantees:
+//
+//   - A record is accepted only when it is settled, as a Worker's is, or when its copy in the retry topic is confirmed.
+//     A rejected record is rejected at the broker and logged as an error: set consumer.Config.DeadLetters to keep it.
+//   - A record whose handler failed goes on as a copy in ShareConfig.RetryTopic and waits there. A record that waits
+//     for something else is held here, and its lock is prolonged, as that of a running one. That is one delivery,
+//     however long it takes, and takes no room in ShareConfig.MaxInFlight.
+//   - Only shutdowns, crashes, lost connections, moves of a partition's leader and brokers that cannot write the
+//     group's state use up deliveries. The broker drops a record after share.delivery.count.limit of them. So a record
+//     that has had more than half is not run. It goes on as a copy with the same ID, and nothing else is begun until
+//     that is confirmed. If the topic refuses it as too large, it is run where it is.
+//   - A lost lock brings the record again, here or elsewhere. The guard keeps the copies apart, and a record with an
+//     outcome does not run again. If the process stood still and no broker has the number 0, Run ends with an error,
+//     because kgo 1.22.2 would fetch nothing more.
+//   - When Run's context ends, running handlers may finish within ShareConfig.Grace, acknowledgements reach the broker,
+//     and everything else is given back. No goroutine is left.
+//
+// It does not guarantee
+//
+//   - order;
+//   - that others always pass a record that waits or runs. The broker stops a partition, for all members, when
+//     share.partition.max.record.locks (2000) offsets have come after its first record that is not settled. A member
+//     gets nothing when ten times MaxInFlight records wait;
+//   - that a record survives if process or connection die in each delivery that is left when it should be copied: half
+//     of the limit, rounded up;
+//   - that partitions which a dead member had alone go on before share.session.timeout.ms is over;
+//   - a log line for records that the broker deletes too early, or does not deliver because its log lost its end and
+//     their offsets were used before;
+//   - anything beside members of the group that are no ShareWorkers: they can release records and so use up deliveries;
+//   - that a dead letter stays one. Its copy in the retry topic does not name its source, and consumer.Rerun refuses
+//     it. Let a Worker run dead letters again.
+//
+// docs/brokers.md has the settings of the group.
 type ShareWorker struct {
 	config  ShareConfig
 	once    *consumer.Processor
@@ -93,11 +127,11 @@ func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig
 // maxShareFetch is how many records one fetch brings at most.
 const maxShareFetch = 500
 
-// Opts returns the options that a worker's client must be made with, beside those of its own: seed brokers,
-// kgo.ShareGroup, kgo.ConsumeTopics with the source topics and the retry topic, TLS. They are for one client at a time.
+// Opts returns the options that a worker's client must be made with. Add your own: seed brokers, kgo.ShareGroup,
+// kgo.ConsumeTopics with the source topics and the retry topic, TLS. They are for one client at a time.
 //
-// They bound what one fetch brings, let the client fetch nothing ahead, as nobody prolongs the locks of what lies
-// there, set the callback for acknowledgements, and what PublisherOpts does. Options behind them win; Check refuses
+// They bound what one fetch brings, and let the client fetch nothing ahead, because nobody prolongs the locks of such
+// records. They set the callback for acknowledgements, and what PublisherOpts sets. Later options win; Check refuses
 // what would break a guarantee.
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
@@ -125,17 +159,17 @@ var (
 	_ kgo.HookFetchRecordBuffered = shareHooks{}
 )
 
-// Run consumes until ctx ends, and then drains: no record is started any more, running handlers may go on for
-// ShareConfig.Grace until their contexts are cancelled, what is settled is acknowledged, and the rest is released. It
-// returns nil when the broker has answered all that, and ErrUnconfirmed if it has not, or has refused some. It waits
-// for every handler, also for one that ignores its context.
+// Run consumes until ctx ends, and then drains. No record is started any more, and running handlers may go on for
+// ShareConfig.Grace until their contexts are cancelled. Settled records are acknowledged, and the rest is released. Run
+// waits for every handler, also for one that ignores its context. It returns nil when the broker has accepted all that,
+// and ErrUnconfirmed otherwise.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: a *dedupstore.SetupError, one that
-// says that the process has to be started again, or kgo.ErrClientClosed.
+// says that the process must be started again, or kgo.ErrClientClosed.
 //
-// The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its
-// group from when it is made on, partitions that it has alone rest until it leaves, and what it may have fetched last
-// is locked. A client and a worker are for one Run.
+// The client stays yours. Close it soon after Run returns, also if Check refuses it. It is a member of its group as
+// soon as it is made. Partitions that it has alone rest until it leaves, and what it fetched last may be locked. A
+// client and a worker are for one Run.
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	rules, err := w.check(ctx, cl)
 	if err != nil {

@@ -525,7 +525,8 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 	}
 }
 
-// Which come first cannot be told by the time on a machine that is busy: the ones that wait stay busy until the others are done.
+// Which come first cannot be told by the time on a machine that is busy: the ones that wait stay busy until the others
+// are done.
 func TestShareWorker_RecordsThatWaitHoldUpNoOthers(t *testing.T) {
 	t.Parallel()
 	const n, waiting, window = 40, 7, 3
@@ -743,8 +744,8 @@ func TestShareWorker_RunReturnsWhenItsClientIsClosed(t *testing.T) {
 	}
 }
 
-// release has all records of the group delivered n times, to nobody who handles them. The last time, they go back when the
-// client leaves: a fetch that it has begun as a poll ended takes what it gives back before, and that is another delivery.
+// release has all records of the group delivered n times, to nobody who handles them. The last time, they go back when
+// the client leaves. A fetch that began as a poll ended takes what was given back before, and that is another delivery.
 func (b *shareBench) release(records, n int) {
 	b.t.Helper()
 	cl := b.raw()
@@ -1055,8 +1056,8 @@ func TestShareWorker_Rights(t *testing.T) {
 	})
 }
 
-// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
-// fetches nothing any more, without a word, also when the right is back.
+// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader. Where there
+// is none kgo silently fetches nothing any more, also when the right is back.
 func rightThatIsTakenAwayEndsTheRun(t *testing.T, b *shareBench, inHand int) {
 	t.Helper()
 	proceed := make(chan struct{})

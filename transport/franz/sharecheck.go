@@ -17,7 +17,7 @@ import (
 type shareRules struct {
 	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
 	limit   int           // how many deliveries it may have (share.delivery.count.limit)
-	renewal time.Duration // how often locks are to be prolonged
+	renewal time.Duration // how often to prolong locks
 }
 
 // Bounds of what a group may be set to.
@@ -28,10 +28,10 @@ const (
 	fetchWaitShare = 2 * renewalShare // of a lock: nothing is prolonged while a fetch waits
 )
 
-// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to
-// set if the worker cannot keep its promises with them: a *dedupstore.SetupError. It changes nothing. A topic that
-// keeps records for longer than the policy's Window is logged as a warning. The group's settings are looked at once: do
-// not make share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
+// Check looks at the client's options, and at topics and group at the broker. It returns a *dedupstore.SetupError that
+// says what to set if the worker cannot keep its promises with them. It changes nothing. It logs a warning for a topic
+// that keeps records for longer than the policy's Window. It looks at the group's settings once: do not make
+// share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
 func (w *ShareWorker) Check(ctx context.Context, cl *kgo.Client) error {
 	_, err := w.check(ctx, cl)
 	return err

@@ -16,7 +16,7 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// Who waits then sees records that nobody handles, and a member without an error.
+// An operator who waits then sees records that nobody handles, and a member without an error.
 func TestShareWorker_RecordsThatKeepAMemberFromGettingOthersAreSaid(t *testing.T) {
 	t.Parallel()
 	const window, taken = 2, 20

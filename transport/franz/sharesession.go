@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// takenMost is how many times MaxInFlight a worker takes at most, with records that wait.
+// takenMost bounds the records that a worker holds, waiting ones included, in multiples of MaxInFlight.
 const takenMost = 10
 
 // A shareSession is one Run of a ShareWorker.
@@ -167,7 +167,8 @@ const knowing = "does not leave its records to this worker, and would accept the
 	"the version of franz-go that this module asks for, and no hook that replaces the contexts of records with " +
 	"others than those made of them"
 
-// prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
+// prove tells the client about records that it has handed out without knowing them. First it makes sure that the client
+// did not know them.
 func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	s.proven = s.proven || s.locks.unknown(ctx)
 	known := s.proven
@@ -203,7 +204,7 @@ func (s *shareSession) handle(ctx context.Context, records []*kgo.Record) {
 
 // carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
 // confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no
-// other try would change that, and nothing else could be begun any more.
+// other try would change that, and nothing else could begin.
 func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries",
 		rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
@@ -253,7 +254,7 @@ func (s *shareSession) waits(more int) { s.count(0, more) }
 
 func (s *shareSession) giveBack(ctx context.Context, r *record) { s.release(ctx, r.Record) }
 
-// release has a record delivered again, to whoever comes first.
+// release has a record delivered again, to any member.
 func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 	if int(rec.DeliveryCount()) >= s.rules.limit {
 		s.log.ErrorContext(ctx,
@@ -264,15 +265,15 @@ func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 	s.acknowledge(rec, kgo.AckRelease)
 }
 
-// errNoBrokerZero ends a run that kgo (1.22.2) would leave without a partition, without a word: a broker that refuses
-// an acknowledgement names no leader beside that, which it writes as broker 0, and kgo looks for the partition there.
-// Broker 0 knows who leads it. Try without when kgo is raised.
+// errNoBrokerZero ends a run that kgo (1.22.2) would leave without a partition, without a log line. A broker that
+// refuses an acknowledgement names no leader, which it writes as broker 0, and kgo looks for the partition there.
+// Broker 0, if there is one, knows the leader. Try without this when kgo is raised.
 var errNoBrokerZero = errors.New("franz: a lock was lost, and no broker has the number 0, where the client looks for " +
 	"the partition now: start the process again")
 
-// watchTopics ends the run for what kgo (1.22.2) tells nobody, until ctx ends: see errNoBrokerZero; a topic that may
-// not be read any more; and one that was deleted and made again, as Kafka 4.3 answers a fetch that names the old one
-// with an error of the whole, so that nothing comes of other topics either.
+// watchTopics looks, until ctx ends, for trouble that kgo (1.22.2) tells nobody, and then ends the run. That is the
+// case of errNoBrokerZero, a topic without the right to read it, or a topic that was made again. Kafka 4.3 answers a
+// fetch that names the old topic with an error of the whole, so other topics bring nothing either.
 func (s *shareSession) watchTopics(ctx context.Context) {
 	consumed := map[string]kadm.TopicID{}
 	tick := time.NewTicker(s.rules.renewal)

@@ -23,8 +23,8 @@ type SourceConfig struct {
 
 // A Source is a consumer.Source for Kafka. Each Run has a client of its own. It is safe for concurrent use.
 //
-// The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain
-// or a revocation waits for deliveries that the guard holds too.
+// The source cannot see when a handler in a Router starts. A delivery counts as running once it is handed over, so a
+// drain or a revocation also waits for deliveries that the guard holds.
 type Source struct {
 	once     *consumer.Processor
 	config   SourceConfig
@@ -34,8 +34,8 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a source whose deliveries once guards. The error names the field of the config that is wrong, or
-// what kgo does not like about the options. It does not talk to a broker.
+// NewSource returns a source whose deliveries are guarded by once. The error names the field of the config that is
+// wrong, or what is wrong with the options for kgo. It does not talk to a broker.
 func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
 	switch {
 	case once == nil:

@@ -26,8 +26,8 @@ type entry struct {
 }
 
 // take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and
-// what comes now are other records under offsets that were used before. Then settling starts anew from here, or from
-// what is before it and not settled, and that is due at once: a restart would go on where the log ended before.
+// now other records come under offsets that were used before. Then settling starts anew from here, or from an earlier
+// record that is not settled. That is due at once, because a restart would go on where the log ended before.
 func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
 	e = &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
 	if back = t.last != nil && e.offset <= t.last.offset; back {
@@ -64,7 +64,7 @@ func (t *tracker) gap(old time.Duration) *entry {
 	return t.open[0]
 }
 
-// due returns what is to be committed, if there is anything.
+// due returns the offset to commit, if there is one.
 func (t *tracker) due() (kgo.EpochOffset, bool) {
 	return t.settled, t.settled.Offset > t.committed
 }

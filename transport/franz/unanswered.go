@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// unanswered are messages that the client still has though nobody waits for their answers any more, by topic. kgo
-// (1.22.2) gives up none that a broker may have had, and none behind such a one in its partition, for as long as the
-// partition has no leader, or too few replicas in sync. Publishing them again adds more each time: without a bound they
-// would fill the client's buffer, and nothing could be published to any topic. Try without when kgo is raised:
-// TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers fails as long as this is needed.
+// unanswered are messages that the client still has although nobody waits for their answers any more, by topic. While a
+// partition has no leader, or too few replicas in sync, kgo (1.22.2) gives up no message that a broker may have had,
+// and none behind it. Each repetition adds more. Without a bound they would fill the client's buffer, and nothing could
+// be published to any topic. Try without this when kgo is raised:
+// TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers fails as long as it is needed.
 type unanswered struct {
 	most int64
 
@@ -21,7 +21,7 @@ type unanswered struct {
 var errUnanswered = errors.New("franz: a tenth of the client's buffer (kgo.MaxBufferedRecords) is full of messages " +
 	"that got no answer, some of them to this topic, which gets no more until some are answered; " + whyUnacknowledged)
 
-// full reports whether there are so many that a topic which has some is to get no more.
+// full reports whether there are so many that a topic with some of them gets no more.
 func (u *unanswered) full(topic string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -55,7 +55,7 @@ func (w *watching) failure(ctx context.Context) error {
 	}
 }
 
-// result returns what Run does: why it has failed, or else what is not confirmed. Of both it says the second.
+// result returns Run's error: why it has failed, or else what is not confirmed. If both happened, it logs the second.
 func (w *watching) result(ctx context.Context, failed, unconfirmed error, line string) error {
 	if failed != nil && unconfirmed != nil {
 		w.log.WarnContext(ctx, line, "group", w.group, "error", unconfirmed)
@@ -63,8 +63,8 @@ func (w *watching) result(ctx context.Context, failed, unconfirmed error, line s
 	return cmp.Or(failed, unconfirmed)
 }
 
-// lookOut says what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It says
-// so when it was found twice, and then once a minute. One look takes as long as the timeout at most.
+// lookOut logs what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It does
+// so when two looks have found it, and then once a minute. One look takes as long as the timeout at most.
 func (w *watching) lookOut(ctx context.Context, every, timeout time.Duration, member func(context.Context) error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

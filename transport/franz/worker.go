@@ -11,12 +11,25 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 )
 
-// A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
+// A Handler does the work for one record. Its error decides what happens next: see oncemill.RunFunc. A record that
 // comes from a retry topic has that topic, partition and offset. The record is not changed, and must not be.
 type Handler func(ctx context.Context, rec *kgo.Record) error
 
-// A Worker consumes topics as a member of a group, and handles each record under a Processor. It is made first, then
-// the client with the worker's Opts, then it runs, once.
+// A Worker consumes topics as a member of a group, and handles each record under a Processor. Make it first, then the
+// client with the worker's Opts, then call Run, once.
+//
+// A delivery's topic and origin are the source topic. Its position is partition, offset and leader epoch ("3-1042-7").
+// Headers pass as they are, binary values too; different values of one name are joined with ", ". The record's key is
+// in the header oncemill-key, so that dead letters keep it. Watermill's header _watermill_message_uuid is the UUID.
+// Tombstones are records like any other. Records of aborted transactions are not handled.
+//
+// A record that waits takes no room in the window and asks nobody. Fetching pauses when enough lies ready, and
+// heartbeats go on. After eight offers of a record there is a warning in the log, of many at once one a second. When a
+// partition is revoked, records that wait are dropped at once, and nothing new is fetched until the revocation ends.
+// Partitions that stay work off what was fetched. The next commit makes up for one that failed.
+//
+// If records were deleted before the group got to them, the error in the log may be a false alarm: compaction and
+// markers of transactions look the same.
 type Worker struct {
 	config  Config
 	process func(*handling) process
@@ -50,12 +63,12 @@ func newWorker(once *consumer.Processor, config Config, process func(*handling) 
 
 const defaultRebalanceTimeout = time.Minute // kgo's
 
-// Opts returns the options that a worker's client must be made with, beside those of its own: seed brokers,
-// kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
+// Opts returns the options that a worker's client must be made with. Add your own: seed brokers, kgo.ConsumerGroup,
+// kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
-// They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
-// (see Config.Grace), and that only committed records of transactions are read, and with Config.Retry
-// what PublisherOpts does. Options behind them win; Check refuses what would break a guarantee.
+// They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer and the rebalance
+// timeout (see Config.Grace). Only committed records of transactions are read. With Config.Retry they set what
+// PublisherOpts sets. Later options win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.WithHooks(birth{w}),
@@ -84,23 +97,24 @@ func (b birth) OnNewClient(cl *kgo.Client) {
 
 var _ kgo.HookNewClient = birth{}
 
-// Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
-// handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns
-// nil when the broker has confirmed that, and ErrUnconfirmed if it has not within twice the rebalance timeout, or
-// within 5 s where that fails only because topics are gone; behind connections that are taken and not answered, kgo
-// 1.22.2 may hold that up for the better part of a minute more. It waits for every handler, also for one that ignores
-// its context.
+// Run consumes until ctx ends, and then drains. No record is started any more, and those that wait are dropped. Running
+// handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. Run waits
+// for every handler, also for one that ignores its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, or a
-// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it
-// is consumed is noticed only when the broker says so, at the latest when it is made again; stop workers before you
-// delete one.
+// It returns nil when the broker has confirmed the commit. It returns ErrUnconfirmed if the broker has not within twice
+// the rebalance timeout, or within 5 s if only topics that are gone stand in the way. Behind connections that are taken
+// and not answered, kgo 1.22.2 may hold that up for almost a minute more.
 //
-// Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
-// that was fetched for done, and what was not handled of it would be passed over.
+// Run calls Check first. Afterwards it returns an error only if it cannot go on. That is kgo.ErrClientClosed, or a
+// *dedupstore.SetupError if a right, a topic or its place in the group is gone. A topic that is deleted while it is
+// consumed is noticed only when the broker says so, at the latest when it is made again. Stop workers before you delete
+// one.
 //
-// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also where Check
-// refuses it: it is a member of its group from when it is made on, and its partitions rest until it leaves. A client
+// Nobody else may poll the client or commit with it, not even after Run. Kgo's CommitUncommittedOffsets takes
+// everything fetched for done, and would pass over records that were not handled.
+//
+// The client stays yours. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also if Check refuses
+// it. It is a member of its group from the moment that it is made, and its partitions rest until it leaves. A client
 // and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 	if err := w.Check(ctx, cl); err != nil {

@@ -99,7 +99,7 @@ func TestWorker_DeliveriesAreNoPartOfWhatStartedIt(t *testing.T) {
 	}
 }
 
-// Who stops a service that has just been started stops it as well as any other.
+// A service that has just been started can be stopped as well as any other.
 func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)

@@ -343,7 +343,7 @@ func TestPublisher_RefusedSubscriptionToAnswersIsMadeAgain(t *testing.T) {
 	wantOnce(t, b.stored(t, "orders"), 2)
 }
 
-// What is slow only looks like a subscription that was refused: nothing that waits meanwhile is given up.
+// A slow server only looks like a refused subscription: nothing that waits meanwhile is given up.
 func TestPublisher_AnswersToAReplacedSubscriptionAreHeard(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, natsjs.PublisherConfig{AckTimeout: time.Minute})

@@ -15,11 +15,12 @@ import (
 )
 
 // A BatchHandler does the work for several messages at once, such as an insert of many rows. It returns an error for
-// each message, in their order, which steers as that of a Handler does; nil: all have succeeded. One error for several
-// messages, any other wrong number, or a panic says that the batch failed as a whole: then its messages are handled one
-// by one, in batches of one, which costs no attempt. So are messages that are delivered again, one after the other.
-// oncemill.RunsFromContext returns the runs of a batch. Its messages have no order among them; at most one of each
-// order key is in a batch. The worker settles them: see Handler.
+// each message, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
+// oncemill.RunsFromContext returns the runs of a batch. The worker settles the messages: see Handler.
+//
+// One error for several messages, any other wrong number, or a panic says that the batch failed as a whole. Then its
+// messages are handled in batches of one, which costs no attempt. Messages that are delivered again are handled in the
+// same way, one after the other. A batch has no order, and at most one message of each order key.
 type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.
@@ -29,11 +30,11 @@ type BatchConfig struct {
 	// MaxBatch is how many messages a batch has at most. Zero: 64.
 	MaxBatch int
 
-	// MaxBatchBytes is how many bytes of payload a batch has at most. A larger message is a batch by itself. Zero: 1
+	// MaxBatchBytes is how many bytes of payload a batch has at most. A larger message is a batch of its own. Zero: 1
 	// MiB.
 	MaxBatchBytes int
 
-	// Linger is how long a batch that is not full waits for more messages. Zero: not at all, a batch is what is there.
+	// Linger is how long a batch that is not full waits for more messages. Zero: no wait, a batch is what is there.
 	Linger time.Duration
 }
 

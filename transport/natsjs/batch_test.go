@@ -210,7 +210,7 @@ func TestBatchWorker_AMessageWhoseRunEndedInAnExpiredLeaseRunsAlone(t *testing.T
 	}
 }
 
-// What waits for a busy key holds up nobody else.
+// A message that waits for a busy key holds up nobody else.
 func TestBatchWorker_ABusyMessageHoldsUpNoBatch(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)
@@ -258,7 +258,7 @@ func TestBatchWorker_KeepsTheOrderOfEachKey(t *testing.T) {
 	}
 }
 
-// What is not started when the drain begins is given back.
+// Messages that are not started when the drain begins are given back.
 func TestBatchWorker_TheDrainStartsNoBatch(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)

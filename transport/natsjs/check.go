@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// limits is what a run has to know of a consumer.
+// limits are the settings of a consumer that a run needs.
 type limits struct {
 	stream, consumer string
 	log              *slog.Logger // which names them
@@ -77,7 +77,7 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 	return cons, l, err
 }
 
-// warn says what is unwise about a consumer. A stream of nil is not known.
+// warn logs what is unwise about a consumer. A nil stream is not known.
 func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
 	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
@@ -108,8 +108,8 @@ func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInf
 	}
 }
 
-// sees returns an error if the JetStream of the engine, which asks for the messages, does not see the consumer that was
-// looked at: one of another domain or account would be asked for in vain, or its namesake here for its messages.
+// sees returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that was
+// looked at. A consumer of another domain or account would not answer, or its namesake here would.
 func (e *engine) sees(ctx context.Context, l limits, info *jetstream.ConsumerInfo) error {
 	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
 	switch {
@@ -147,7 +147,7 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 	return nil, fmt.Errorf("natsjs: %s cannot be looked at: %w", l.name(), err)
 }
 
-// api is what the subjects of requests to JetStream begin with.
+// api is the beginning of the subjects of requests to JetStream.
 func api(js jetstream.JetStream) string {
 	switch o := js.Options(); {
 	case o.Domain != "":
@@ -225,9 +225,9 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	return "", ""
 }
 
-// checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has
-// deleted that the consumer, with all up to done acknowledged, has not done with. It returns the stream's
-// configuration, or nil if that cannot be had.
+// checkStream warns of a stream that keeps messages longer than their outcomes are remembered. It logs which messages
+// the stream has deleted before the consumer was done with them, if it has acknowledged all up to done. It returns the
+// stream's configuration, or nil if it cannot look.
 func (e *engine) checkStream(
 	ctx context.Context, l limits, done uint64, policy oncemill.Policy,
 ) *jetstream.StreamConfig {
@@ -258,9 +258,9 @@ func (e *engine) checkStream(
 	return &config
 }
 
-// losesWhatIsDeleted reports whether what a stream deletes at its beginning is what the consumer has not done with:
-// with filters it may be others', a consumer of the last of each subject wants no older ones, where each subject has a
-// limit newer messages are to replace it, and a mirror begins where it likes.
+// losesWhatIsDeleted reports whether messages deleted at the stream's beginning were certainly this consumer's. With
+// filters they may be others'. A consumer of the last of each subject wants no older ones. Under a limit for each
+// subject newer messages replace them, and a mirror begins where it likes.
 func (l limits) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
 	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 &&
 		l.config.DeliverPolicy != jetstream.DeliverLastPerSubjectPolicy && l.config.FilterSubject == "" &&

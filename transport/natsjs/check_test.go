@@ -502,7 +502,7 @@ func TestWorker_RightToAnswersThatIsGoneForAWhileIsNamedAndOutlived(t *testing.T
 	r.stops(stop)
 }
 
-// What a stream has deleted while nobody was there is never handled, and only the start can say so.
+// A message that the stream deleted while nobody was there is never handled, and only the start can say so.
 func TestWorker_MessagesThatTheStreamDeletedBeforeTheyWereHandledAreSaid(t *testing.T) {
 	t.Parallel()
 	const said = "the stream has deleted messages before the consumer was done with them"

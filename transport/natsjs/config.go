@@ -18,20 +18,31 @@ type Config struct {
 	// work. Required for a Worker. A Source has none: a Router names its handlers.
 	Handler string
 
-	// MaxInFlight is how many messages are in flight at most: running, waiting for others of their order key, kept
-	// for a retry, or asked for. 1 is the strict order of the whole consumer. It must not be more than the consumer's
-	// MaxAckPending. Zero: 256, or the consumer's MaxAckPending if that is less.
+	// MaxInFlight is how many messages are in flight at most. They run, wait for others of their order key or for a
+	// retry, or are asked for. All are in memory. With 1 the whole consumer has a strict order. It must not be more
+	// than the consumer's MaxAckPending. Zero: 256, or the consumer's MaxAckPending if that is less.
+	//
+	// A retry waits here if its message has an order key, or if delayed naks take up half of MaxAckPending. It also
+	// waits here for the last Policy.MaxAttempts deliveries of a MaxDeliver. When as many messages as MaxInFlight wait
+	// here, the worker stops until the first is due.
+	//
+	// At most 4 MiB, or one message, are on the way at a time. If messages are suddenly much larger, MaxInFlight of
+	// them may be.
 	MaxInFlight int
 
-	// Order returns the order key of a message: messages with the same one run one after the other, in the order of the
-	// consumer, all others at once. It must be a function of the message alone. Messages with the key "" have no order.
-	// Nil: none has. See BySubject, BySubjectToken and ByHeader, and the package's documentation for the limits of the
-	// order.
+	// Order returns the order key of a message. Messages with the same key run one after the other, in the order of the
+	// consumer; all others run at once. It must be a function of the message alone. Messages with the key "" have no
+	// order. Nil: none has. See BySubject, BySubjectToken and ByHeader.
+	//
+	// Two workers, or two subscriptions, of one consumer each keep the order of what they get, but nothing keeps it
+	// between them. After a crash, a broken connection, a lost claim or an ended grace, messages in flight come again
+	// after AckWait, behind later ones. A drain gives the rest of an order key back in its order, but not before what
+	// another worker has. For a strict order over all workers, set the consumer's MaxAckPending to 1.
 	Order func(jetstream.Msg) string
 
-	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make
-	// it longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not
-	// return oncemill.NoEffect, ends as unknown there. Zero: 30 s.
+	// Grace is how long handlers may go on after the end of Run's context. Then their own contexts are cancelled. Make
+	// it longer than the longest handler, above all under a policy that parks. There a run that is cut off and does not
+	// return oncemill.NoEffect ends as unknown. Zero: 30 s.
 	Grace time.Duration
 
 	// Logger gets what operators must know. Nil: slog.Default().
@@ -66,7 +77,7 @@ func (c Config) validate() error {
 type SourceConfig struct {
 	Config
 
-	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which
-	// asks for them. It is called by each Check and Run. Required.
+	// Consumer returns the consumer of a topic. It must be one of the JetStream that NewSource got, which asks for its
+	// messages. Each Check and Run calls it. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
 }

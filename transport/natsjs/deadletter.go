@@ -13,9 +13,9 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// checkDeadLetters refuses those that no stream takes, and says when they come back to the consumer, or nobody keeps
-// them. The guard knows its own dead letters and acknowledges them, which is the end of them in a work-queue stream. A
-// stream of nil is not known.
+// checkDeadLetters refuses dead letters that no stream takes, and logs when they come back to the consumer or nobody
+// keeps them. The guard knows its own dead letters and acknowledges them, which deletes them from a work-queue stream.
+// A nil stream is not known.
 func (e *engine) checkDeadLetters(ctx context.Context, l *limits, stream *jetstream.StreamConfig) error {
 	publisher, topic := e.once.DeadLetters()
 	named, ok := publisher.(interface{ MessagingSystem() string })
@@ -100,9 +100,9 @@ func covers(pattern, subject string) bool {
 // lookTimeout bounds the look for the stream of dead letters.
 const lookTimeout = 5 * time.Second
 
-// keeps returns an error if no stream listens on a subject. It reports false if the one that does has no consumer for
-// whom it keeps what comes. The consumer of the limits is none: it acknowledges its own dead letters, and the stream
-// deletes what all who wanted it have acknowledged. What cannot be found out is taken for good.
+// keeps returns an error if no stream listens on a subject. It reports false if the stream has no consumer for which it
+// keeps such a message. The consumer of the limits does not count: it acknowledges its own dead letters, and the stream
+// deletes what all that wanted it have acknowledged. If it cannot find out, it reports true.
 func (l limits) keeps(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its connection may be another
 	defer cancel()

@@ -82,7 +82,7 @@ func TestWorker_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 				t.Errorf("at the start it was said: %v", at)
 			}
 
-			// Who is meant to have them has them.
+			// The intended consumer gets them.
 			cons, err := r.js.CreateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{Durable: "undertaker", FilterSubject: "orders.dead", AckPolicy: jetstream.AckExplicitPolicy})
 			if err != nil {
 				t.Fatal(err)
@@ -254,8 +254,8 @@ func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testin
 	}
 }
 
-// Who makes dead letters acknowledges those that come back, and a stream with retention interest deletes what all who wanted it
-// have acknowledged.
+// The maker of dead letters acknowledges those that come back. A stream with retention interest deletes a message once
+// everybody who wanted it has acknowledged it.
 func TestWorker_DeadLettersThatOnlyTheirMakerWantsAreSaidAtTheStart(t *testing.T) {
 	t.Parallel()
 	const said = "dead letters are gone at once"
@@ -322,7 +322,7 @@ func TestWorker_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 	}
 }
 
-// What the documentation of ErrCutShort says of policies that park.
+// The documentation of ErrCutShort says this about policies that park.
 func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("orders.dead")

@@ -220,8 +220,8 @@ func (w *waiting) Claim(ctx context.Context, requests []dedupstore.Request) []de
 	return w.Store.Claim(ctx, requests)
 }
 
-// What is claimed while the drain begins runs, or is given back with its claim, so that others need not wait for the end
-// of a lease. Nothing else is acknowledged.
+// A message that is claimed while the drain begins runs, or is given back with its claim. So others need not wait for
+// the end of a lease. Nothing else is acknowledged.
 func TestWorker_ClaimsThatAreGrantedDuringTheDrain(t *testing.T) {
 	t.Parallel()
 	const messages = 20

@@ -73,8 +73,8 @@ func (e *encoder) set(name, value string) {
 	e.message.Header[name] = e.values[n-1 : n : n]
 }
 
-// msgID is the ID by which a stream deduplicates. It is not the message ID alone: a dead letter, a retry or a replay
-// of a message is another thing to store, on the same stream perhaps.
+// msgID is the ID by which a stream deduplicates. It is more than the message ID, because a dead letter, a retry or a
+// replay of a message must be stored too, perhaps on the same stream.
 func msgID(id, topic, purpose, generation string) string {
 	named := make([]byte, 0, 256) // of most messages: not on the heap
 	for _, part := range [...]string{id, topic, purpose, generation} {

@@ -41,8 +41,8 @@ func newEngine(name string, once *consumer.Processor, js jetstream.JetStream, co
 	return &engine{once: once, js: js, config: config, lookEvery: lookEvery}, nil
 }
 
-// process begins to process a message, and tells done what to do with it, once. It waits for nothing, and neither must
-// done. What waits runs in a goroutine of the session's pool.
+// process begins to process a message, and tells done what to do with it, once. Neither waits for anything: work that
+// waits runs in a goroutine of the session's pool.
 type process func(ctx context.Context, m *message, done func(consumer.Decision))
 
 // A session is what everybody in one run of an engine knows. It does not change.
@@ -60,9 +60,9 @@ type session struct {
 // flushTimeout bounds the wait for acks to reach the server at the end of a run, and for the confirmation of an ack.
 const flushTimeout = 10 * time.Second
 
-// run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains: the fetcher asks for
-// messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
-// watcher keeps the server informed and looks whether the consumer is still the same.
+// run works on the messages of a consumer until ctx ends or it cannot go on, and then drains. The fetcher asks for
+// messages, inFlight has them processed in their order, and the settler carries out decisions. The watcher keeps the
+// server informed and looks whether the consumer is still the same.
 func (e *engine) run(ctx context.Context, topic string, with func(context.Context, *inFlight) process) error {
 	cons, l, err := e.check(ctx, topic)
 	if errors.Is(ctx.Err(), context.Canceled) && err != nil {

@@ -11,19 +11,19 @@ import (
 var ErrRunning = errors.New("natsjs: Worker is running")
 
 // ErrCutShort says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and Run
-// has waited for them. The message of a handler that then returned an error was given back, and the run did not use up
-// an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run again.
-// Make Grace longer than the longest handler.
+// waited for them. If such a handler returned an error, its message was given back and the run used up no attempt.
+// Under a policy that parks (oncemill.Irreversible) its outcome is unknown instead, and it does not run again. Make
+// Grace longer than the longest handler.
 var ErrCutShort = errors.New("natsjs: handlers took longer than Config.Grace, and their contexts were cancelled")
 
-// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason:
-// the worker settles it, by what the handler returns.
+// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason.
+// The worker settles it, by the handler's error.
 var ErrWorkerSettles = errors.New("natsjs: the Worker settles the message: return nil, or an error")
 
 // errGrace is the cause of the contexts of handlers that took longer than the grace.
 var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
 
-// setupError returns a *dedupstore.SetupError. The error, if any, is what the server said.
+// setupError returns a *dedupstore.SetupError. The error, if any, is the server's.
 func setupError(err error, subject, format string, args ...any) error {
 	return &dedupstore.SetupError{
 		Package: "natsjs", Subject: subject, Problem: fmt.Sprintf(format, args...), Err: err,

@@ -16,14 +16,14 @@ const (
 	// maxFetches bounds how many requests are outstanding.
 	maxFetches = 4
 
-	// smallFetches is how long room for less than two thirds of MaxInFlight waits for more: to ask for one message at a
+	// smallFetches is how long room for less than two thirds of MaxInFlight waits for more. Asking for one message at a
 	// time would cost more than the messages.
 	smallFetches = 2 * time.Millisecond
 
-	// bytesOnTheWay is how much may be on the way to us. The server cuts a connection for which it holds more than its
-	// max_pending, 64 MB, and would do so again and again. Its own limit of a request, max_bytes, is none to use: a
-	// message that is over it goes to the end of those that come again, or is never sent, where a consumer has the last
-	// of each subject.
+	// bytesOnTheWay is how many bytes may be on the way to us. The server cuts a connection for which it holds more
+	// than its max_pending, 64 MB, and would do so again and again. The server's limit of a request, max_bytes, does
+	// not help. A message over it goes behind those that come again. A consumer of the last of each subject never gets
+	// it.
 	bytesOnTheWay = 4 << 20
 )
 
@@ -85,8 +85,8 @@ func (f *fetcher) pull(ctx, work context.Context) {
 	}
 }
 
-// lookAnew looks at the consumer after a reconnect, before anything is asked for: the server may have been restored to
-// an earlier time, of which nothing tells any more when as many messages have been delivered again.
+// lookAnew looks at the consumer after a reconnect, before the fetcher asks for anything. The server may have been
+// restored to an earlier time, which does not show any more when as many messages have been delivered again.
 func (f *fetcher) lookAnew(ctx context.Context) {
 	_, _ = f.watcher.look(ctx, 500*time.Millisecond) // without an answer, requests tell
 }

@@ -68,8 +68,8 @@ func TestWorker_WorksInAnAccountThatImportsJetStream(t *testing.T) {
 	r.stops(stop)
 }
 
-// An account may import the API of JetStream under the name of a domain that is not the servers', and acknowledgements have
-// theirs: as a prefix of the API the name is not taken for that of the streams.
+// An account may import the API of JetStream under a domain name that is not the servers'. Acknowledgements have the
+// servers' name. As a prefix of the API the other name is not taken for that of the streams.
 func TestPublisher_DomainThatIsNotTheServersIsNamed(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "nats.conf")

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// inFlight has the messages that the server has given us and that are not settled: it has them processed, each as soon
-// as those before it that share its order key are settled.
+// inFlight holds the messages that the server has given us and that are not settled. It has each processed as soon as
+// those before it with its order key are settled.
 type inFlight struct {
 	*session
 	process process
@@ -120,10 +120,10 @@ func (f *inFlight) seen() uint64 {
 	return f.delivered
 }
 
-// compare disowns the messages if their consumer is another than the server has now, after so many deliveries were
-// seen. One that was made again counts from one again, and perhaps its stream does: acks of what is in flight could be
-// taken for those of other messages. A consumer that a cluster's only node has lost, with its files or its memory, has
-// the old time of creation when it is back, and has counted less than was seen.
+// compare disowns the messages if the server's consumer is not the one that they came from, after so many deliveries
+// were seen. A consumer that was made again counts from one again, and perhaps its stream does, so acks could hit other
+// messages. A consumer that a cluster's only node has lost is back with its old time of creation, but has counted fewer
+// deliveries than were seen.
 func (f *inFlight) compare(ctx context.Context, info *jetstream.ConsumerInfo, seen uint64) {
 	f.mu.Lock()
 	another := !info.Created.Equal(f.created) || info.Delivered.Consumer < seen
@@ -137,7 +137,7 @@ func (f *inFlight) compare(ctx context.Context, info *jetstream.ConsumerInfo, se
 	}
 }
 
-// disown has nothing said of the messages any more: another stream of the same name would take acks for its own.
+// disown stops all acks and naks of the messages: another stream of the same name would take them for its own messages.
 func (f *inFlight) disown(ctx context.Context, why string) {
 	messages := f.all()
 	f.log.WarnContext(ctx, why, "messages", len(messages))

@@ -55,7 +55,7 @@ func TestWorker_LargeMessagesDoNotCostTheConnection(t *testing.T) {
 	r.stops(stop)
 }
 
-// Where a message is over the limit of a request's bytes, the server does not send it at all.
+// If a message is over the limit of a request's bytes, the server does not send it at all.
 func TestWorker_TheLastOfEachSubjectIsTakenHoweverLarge(t *testing.T) {
 	t.Parallel()
 	const n = 60
@@ -71,7 +71,7 @@ func TestWorker_TheLastOfEachSubjectIsTakenHoweverLarge(t *testing.T) {
 	r.stops(stop)
 }
 
-// Where a message is over the limit of a request's bytes, the server sends it behind the others that come again.
+// If a message is over the limit of a request's bytes, the server sends it behind the others that come again.
 func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const n = 60

@@ -87,7 +87,7 @@ func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
 	r.stops(stop)
 }
 
-// What a run has learnt of its consumer must stay true.
+// A run's view of its consumer must stay true.
 func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})

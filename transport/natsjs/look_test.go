@@ -57,8 +57,8 @@ var changes = map[string]struct {
 	"MaxRequestExpires": {"MaxRequestExpires", "0s", "2s", func(c *jetstream.ConsumerConfig) { c.MaxRequestExpires = 2 * time.Second }},
 }
 
-// What the worker has learnt of its consumer is not true any more: it drains and says what was changed. Nothing is lost
-// by that, and run again it works with what the consumer is now.
+// The worker's view of the consumer is not true any more: it drains and says what was changed. Nothing is lost by that,
+// and run again it works with what the consumer is now.
 func TestWorker_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range changes {
@@ -204,7 +204,7 @@ func TestWorker_ConsumerThatIsMadeAnewWithoutAcksEndsTheRun(t *testing.T) {
 	r.wantChanged(await(t, ended), "AckPolicy", "AckExplicit", "AckNone")
 }
 
-// What is not about how the worker works is no reason to end, nor is a look that fails: fetches tell.
+// A change that does not concern the worker's own work is no reason to end, nor is a look that fails: fetches tell.
 func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 	t.Parallel()
 	missing := error(jetstream.ErrConsumerNotFound)

@@ -62,7 +62,7 @@ func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMeta
 }
 
 // position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
-// does one of the same name in another cluster: the time tells them apart.
+// does one of the same name in another cluster. The time tells them apart.
 func position(meta *nats.MsgMetadata) string {
 	text := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
 	return string(strconv.AppendInt(append(text, '@'), meta.Timestamp.UnixNano(), 10))
@@ -98,7 +98,7 @@ func (s *session) orderKey(ctx context.Context, m *message) (key string) {
 	return s.config.Order(m)
 }
 
-// What the server is told of a message (ADR-15 of NATS).
+// The answers to a delivery (ADR-15 of NATS).
 var (
 	sayAck      = []byte("+ACK")
 	sayNak      = []byte("-NAK")
@@ -128,7 +128,7 @@ func (m *message) silence() {
 	m.settled = true
 }
 
-// disown has nothing said of a message any more.
+// disown stops all acks and naks of a message.
 func (m *message) disown() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 // BySubject is the Config.Order that makes each subject an order key.
 func BySubject(msg jetstream.Msg) string { return msg.Subject() }
 
-// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject an order key, counted
+// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject an order key. It counts
 // from 0: with 1, "orders.c7.created" has the order key "c7". Messages with fewer tokens have no order. It panics if n
 // is negative.
 func BySubjectToken(n int) func(jetstream.Msg) string {
@@ -28,8 +28,8 @@ func BySubjectToken(n int) func(jetstream.Msg) string {
 	}
 }
 
-// ByHeader returns the Config.Order that makes each value of a header an order key, such as producer.HeaderKey. The
-// name is looked up in any case; of several values the first counts. Messages without it have no order.
+// ByHeader returns the Config.Order that makes each value of a header an order key, such as producer.HeaderKey. It
+// finds the name in any case, and takes the first of several values. Messages without the header have no order.
 func ByHeader(name string) func(jetstream.Msg) string {
 	return func(msg jetstream.Msg) string {
 		header := msg.Headers()

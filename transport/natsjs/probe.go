@@ -18,8 +18,8 @@ func (w *watcher) probe(ctx context.Context, m *message) {
 }
 
 // probeAcks reports whether the next message need not be asked about. An account may import the API of another
-// account's JetStream and not its acks. While a consumer's leader changes or is out of reach, nobody listens to them,
-// either: only what is so for a while, and while the consumer answers, is believed.
+// account's JetStream without its acks. Nobody listens to acks either while a consumer's leader changes or is out of
+// reach. So a failure counts only if it lasts for a while and the consumer answers.
 func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscription) bool {
 	err := await(answer)
 	if !errors.Is(err, nats.ErrNoResponders) {
@@ -50,7 +50,7 @@ func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscr
 	return false
 }
 
-// ask sends an in-progress ack that is to be answered.
+// ask sends an in-progress ack and asks for an answer.
 func (w *watcher) ask(m *message) (answer *nats.Subscription, err error) {
 	inbox := w.nc.NewInbox()
 	if answer, err = w.nc.SubscribeSync(inbox); err == nil {

@@ -27,12 +27,12 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although no relay was repeating it, and
-	// one for a connection that will not try for ever to reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although no relay was repeating it. It
+	// also gets one for a connection that will give up reconnecting. Nil: slog.Default().
 	Logger *slog.Logger
 
-	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
-	// outbox's relay are in the relay's.
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. The relay of
+	// an outbox has telemetry of its own for its messages.
 	Telemetry oncemill.Telemetry
 }
 
@@ -60,8 +60,31 @@ func (c PublisherConfig) validate() error {
 	return nil
 }
 
-// A Publisher is a producer.Publisher for JetStream. It is safe for concurrent use. It has nothing to close: what it
-// uses ends with the connection.
+// A Publisher is a producer.Publisher for JetStream. It is safe for concurrent use. It has nothing to close: it ends
+// with the connection. It guarantees:
+//
+//   - Publish returns nil only when a stream has acknowledged every message. Otherwise a *producer.PublishError says
+//     which messages are not acknowledged, and whether they may be in the stream all the same.
+//   - Within a stream's duplicate window, a message that is published again is stored once. The header Nats-Msg-Id is a
+//     hash of message ID, subject, purpose and generation. So the broker does not swallow dead letters and deliberate
+//     replays.
+//   - Payload and headers arrive as they were given. A message that NATS cannot carry is refused with an error that
+//     names the header or field, and the others of the call are published. Only in oncemill-reason, a dead letter's
+//     text for people, control characters become spaces and white space around it is cut off. Publish adds this
+//     project's headers and trace context, and leaves oncemill-name out, as producer.Outgoing does.
+//   - A message gives no orders to the stream. Every header whose name begins with "Nats-", in any case, is refused: a
+//     copied Nats-Expected-Stream would block the message, and Nats-Rollup would purge the stream.
+//   - A header oncemill-key that differs from the message's Key is refused, not overwritten.
+//
+// It does not guarantee
+//
+//   - order: a message that is published again can land behind later ones;
+//   - one copy in the stream: a repeat after the duplicate window (two minutes by default) is stored again, with the
+//     same oncemill-id;
+//   - that a stream keeps what it acknowledges. A stream with retention interest deletes at once what no consumer
+//     wants. Without sync_interval: always, nats-server syncs its files every two minutes, and a machine that loses
+//     power loses the rest. A stream with persist_mode async acknowledges before it writes. An outbox can replay;
+//   - another connection: see NewPublisher.
 type Publisher struct {
 	conn       *nats.Conn
 	js         jetstream.JetStream // for start-up checks alone
@@ -77,9 +100,11 @@ type Publisher struct {
 
 // NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending messages
 // are its own, not those of js. One Publisher per connection is enough: it subscribes to acknowledgements once for each
-// call that runs at the same time, and uses that again. A connection should be made with
-// nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is
-// unknown.
+// call that runs at the same time, and uses that again.
+//
+// Connect with nats.MaxReconnects(-1) and nats.IgnoreAuthErrorAbort(). Otherwise nats.go closes the connection for good
+// after 60 attempts to reconnect, about two minutes, or when a server refuses its credentials twice. Everything
+// published after that is unknown.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -105,22 +130,21 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although no relay was repeating them
-// (producer.HeaderResend). Somebody may have published them twice, as after a lost acknowledgement, for a repeated
-// request, or in another process. If not, two messages have one ID, and one of them is not in the stream.
+// (producer.HeaderResend). Perhaps somebody published them twice: after a lost acknowledgement, for a repeated request,
+// or in another process. If not, two messages have one ID, and one of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
 // ends, or ctx does. Messages must be stamped, or at least have an ID. The Key travels as header oncemill-key.
 //
-// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
-// by a stream: it is too big, the stream is sealed, or takes counters only. Where no stream judged it, it is unknown:
-// because of ctx, a timeout, trouble or limits of the server or account, a connection that is lost or closed, which
-// ends the call at once, or because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a
-// second of retries). JetStream that is restarting answers like a stream that does not exist, and an outbox must not
-// give rows up for that.
+// The error is nil or a *producer.PublishError. A failure is definite if the message itself was refused, here or by a
+// stream: it is too big, the stream is sealed, or takes counters only. It is unknown if no stream judged the message.
+// The reason may be ctx, a timeout, trouble or limits of the server or account. A connection that is lost or closed
+// ends the call at once. Or no stream listens on the subject (jetstream.ErrNoStreamResponse, after half a second of
+// retries). A restarting JetStream answers in the same way, and an outbox must not give rows up for that.
 //
-// What is being written to a server that reads no more is held up beyond ctx, until the connection's write deadline
-// (nats.FlusherTimeout, by default a minute).
+// If the server stops reading, a write may outlast ctx, until the connection's write deadline (nats.FlusherTimeout, by
+// default a minute).
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	if len(messages) == 0 {
 		return nil

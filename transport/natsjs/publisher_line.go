@@ -19,9 +19,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A line sends the messages of one call of Publish at a time, and gets the answers. Each message has a subject for its
-// answer that is never used again, because an answer may come when nobody waits for it any more. Only take runs in
-// another goroutine than the call's. The subscription ends with the connection.
+// A line sends the messages of one call of Publish at a time and gets the answers. Each message has a subject for its
+// answer that is never used again, because an answer may come when nobody waits any more. Only take runs outside the
+// call's goroutine. The subscription ends with the connection.
 type line struct {
 	publisher *Publisher
 	prefix    string // of the subjects for answers, with the dot
@@ -40,7 +40,7 @@ type line struct {
 	messages []outgoing
 }
 
-// An outgoing message is on its way, or has an error, or an ack. What comes after waiting is guarded by the line while
+// An outgoing message is on its way, or has an error, or an ack. The fields after waiting are guarded by the line while
 // the message waits for its answer.
 type outgoing struct {
 	message  producer.Message // as it goes on the wire
@@ -60,8 +60,8 @@ const (
 	retryWait = 250 * time.Millisecond
 )
 
-// begin returns a line for a call: an idle one, or a new one. A silent one is dropped: a subscription that the server
-// has refused, because of a right or of its limit, stays refused until the connection is made again, and only the
+// begin returns a line for a call: an idle one, or a new one. It drops a silent one. A subscription that the server
+// refused, because of a right or of its limit, stays refused until the connection is made again, and only the
 // connection is told.
 func (p *Publisher) begin(messages int) *line {
 	l, conn := p.takeIdle(), p.conn
@@ -104,8 +104,8 @@ func (p *Publisher) takeIdle() *line {
 	return l
 }
 
-// end leaves the line to the next call. Answers that come later are nobody's. It does not touch the connection, whose
-// lock is held while something is written: that may take longer than the call's context allows.
+// end leaves the line to the next call. Answers that come later are ignored. It does not touch the connection, whose
+// lock is held during a write that may take longer than the call's context allows.
 func (l *line) end() {
 	l.abandon(context.Canceled) // nothing, unless there was a panic
 	l.mu.Lock()
@@ -178,7 +178,7 @@ func (l *line) enter(ctx context.Context) error {
 	return l.broken
 }
 
-// await waits until there is an answer to every message, or none is to be had.
+// await waits until every message has an answer, or none can come.
 func (l *line) await(ctx context.Context) {
 	timer := time.NewTimer(l.publisher.config.AckTimeout)
 	defer timer.Stop()

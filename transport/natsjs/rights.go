@@ -10,15 +10,15 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// What is sent to find out whether it may be: it changes nothing.
+// Probes of the right to publish: they change nothing.
 const (
 	probeInfo = ""
 	probeNext = "{" // not a request: the server answers that it is a bad one
 )
 
-// refusal finds out whether the server lets us publish to a subject. It tells so only by an error of the connection,
-// which comes before the answer to a flush, and which may be somebody else's: only one that names the subject counts.
-// It returns nil also if that cannot be found out.
+// refusal finds out whether the server lets us publish to a subject. The server tells only by an error of the
+// connection, before the answer to a flush. That error may be another caller's, so only one that names the subject
+// counts. It returns nil also if it cannot find out.
 func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 	if !nc.IsConnected() {
 		return nil
@@ -52,8 +52,8 @@ func newRefusal(nc *nats.Conn, before error) error {
 	return nil
 }
 
-// withRefusal adds to an error that no answer came what the server has refused the connection last, if it has: where
-// that is the subscription to the answer, the server tells the connection only.
+// withRefusal adds the server's last refusal, if any, to an error that no answer came. If the server refuses the
+// subscription to the answer, it tells only the connection.
 func withRefusal(err error, nc *nats.Conn) error {
 	if last := nc.LastError(); errors.Is(last, nats.ErrPermissionViolation) ||
 		errors.Is(last, nats.ErrMaxSubscriptionsExceeded) {
@@ -62,8 +62,8 @@ func withRefusal(err error, nc *nats.Conn) error {
 	return err
 }
 
-// withReason adds to an error that there is no connection why the last attempt to have one failed, such as a
-// certificate or credentials that are refused, of which nats.go tells the connection only.
+// withReason adds to an error that there is no connection why the last attempt failed, such as a refused certificate or
+// credentials. Only the connection knows that.
 func withReason(err error, nc *nats.Conn) error {
 	closed := errors.Is(err, nats.ErrConnectionClosed)
 	if !closed && !errors.Is(err, nats.ErrDisconnected) { // the connection's lock is held while something is written

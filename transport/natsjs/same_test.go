@@ -91,8 +91,8 @@ func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
 	}
 }
 
-// A stream that a cluster keeps in the memory of one node is empty when that was restarted, counts from one again, and is as
-// old as before: acks of what was in flight would be for others.
+// A stream in the memory of a cluster's one node is empty when that node was restarted. It counts from one again, and
+// is as old as before. Acks of messages in flight would be for others.
 func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	t.Parallel()
 	const before = 5
@@ -138,8 +138,8 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	}
 }
 
-// A consumer that is reset, or that has lost its last deliveries with a server that was killed, is not what was lost with its
-// stream, but looks like it.
+// A consumer may be reset, or lose its last deliveries with a server that was killed. It looks as if its stream was
+// lost, but is not.
 func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T) {
 	t.Parallel()
 	const n = 5

@@ -21,7 +21,7 @@ type settler struct {
 	delayed int // naks whose delay is not over: their messages are still pending
 }
 
-// settle carries a decision out. It reports whether the message is to be tried again now.
+// settle carries a decision out. It reports whether to try the message again now.
 func (s *settler) settle(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	switch d.Action {
 	case consumer.RetryLater:
@@ -72,7 +72,7 @@ func (s *settler) send(ctx context.Context, m *message, what []byte) {
 	}
 }
 
-// retry deals with a message that is to come again. It reports whether that is here, and now.
+// retry deals with a message that must come again. It reports whether to try it here and now.
 func (s *settler) retry(ctx context.Context, m *message, d consumer.Decision) (again bool) {
 	delay := delayOf(m, d)
 	s.log.DebugContext(ctx, "natsjs: message will come again", "sequence", m.sequence, "delay", delay, "error", d.Err)
@@ -159,8 +159,8 @@ func (s *settler) less(count *int) {
 	*count--
 }
 
-// giveBack has the server deliver a message again at once, to somebody else: not before our own requests are over,
-// which it would answer with it.
+// giveBack has the server deliver a message again at once, to somebody else. It waits until our own requests are over,
+// which the server would answer with the message.
 func (s *settler) giveBack(ctx context.Context, m *message) {
 	<-s.pulled
 	s.send(ctx, m, sayNak)

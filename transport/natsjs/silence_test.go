@@ -37,8 +37,8 @@ func (c *sluggishConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The network, or this process, stands still for longer than a request for messages lasts. What the server has sent comes
-// then, and before what comes after it.
+// The network, or this process, stands still for longer than a request for messages lasts. Messages that the server has
+// sent come then, and before later ones.
 func TestWorker_MessagesThatAreLongOnTheirWayAreTaken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: 8 * time.Second})

@@ -16,8 +16,8 @@ type Source struct{ engine *engine }
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a Source whose deliveries once guards. The error names the field of the config that is wrong.
-// Nothing is sent to the server.
+// NewSource returns a Source whose deliveries are guarded by once. The error names the field of the config that is
+// wrong. Nothing is sent to the server.
 func NewSource(once *consumer.Processor, js jetstream.JetStream, config SourceConfig) (*Source, error) {
 	e, err := newEngine("NewSource", once, js, config.Config)
 	switch {

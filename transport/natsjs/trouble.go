@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// trouble is what stands between the fetcher and the messages. It is for one goroutine.
+// trouble deals with what keeps the fetcher from its messages. It is for one goroutine.
 type trouble struct {
 	*fetcher
 	until time.Time // no request before
@@ -23,15 +23,15 @@ const (
 	minPause = 50 * time.Millisecond
 	maxPause = 5 * time.Second
 
-	// awayFor is how long a connection may be away before that is said: most are back at once.
+	// awayFor is how long a connection may be away before the log says so: most are back at once.
 	awayFor = 3 * time.Second
 
-	// sayAgain is how often it is said while it lasts: the reason may be another then.
+	// sayAgain is how often the log says it while it lasts: the reason may have changed.
 	sayAgain = time.Minute
 )
 
-// connection says that there is no connection, and why, where that lasts: while there is none nothing is asked for that
-// would fail. One that is closed ends the run: without room no request tells.
+// connection logs that there is no connection, and why, if that lasts. Meanwhile the fetcher asks for nothing, because
+// that would fail. A closed connection ends the run: without room no request would show it.
 func (t *trouble) connection(ctx context.Context) {
 	now := time.Now()
 	switch {
@@ -108,9 +108,9 @@ func (t *trouble) diagnose(ctx context.Context) (gone bool) {
 	return missing(err)
 }
 
-// leaderIsAlone reports whether the consumer's leader has lost its majority, which it takes up to 20 s to notice: until
-// then it counts, for each request, deliveries of messages that it does not send. Where nobody says how it is, a
-// request does no harm, and may be what is answered first.
+// leaderIsAlone reports whether the consumer's leader has lost its majority. The leader takes up to 20 s to notice.
+// Until then it counts, for each request, deliveries of messages that it does not send. If nobody answers, a request
+// does no harm, and may be answered first.
 func (f *fetcher) leaderIsAlone(ctx context.Context) bool {
 	info, err := f.watcher.look(ctx, 500*time.Millisecond)
 	return ctx.Err() != nil || err == nil && alone(info.Cluster)
@@ -120,8 +120,8 @@ func (f *fetcher) leaderIsAlone(ctx context.Context) bool {
 // two.
 const heardWithin = 2 * time.Second
 
-// alone reports whether a leader hears of too few replicas to make a majority with them. A replica that has said
-// nothing since it leads has a zero, and counts as heard: better asked once too often than never again.
+// alone reports whether a leader hears of too few replicas to make a majority with them. A replica that has not been
+// heard since it leads has a zero and counts as heard: one request too many is better than none ever again.
 func alone(c *jetstream.ClusterInfo) bool {
 	if c == nil {
 		return false

@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// watcher tells the server that the messages in flight are worked on, looks whether their consumer is still what it was
-// at the beginning of the run, and probes whether acks arrive.
+// watcher tells the server that the messages in flight are in progress. It looks whether their consumer is still what
+// it was at the beginning of the run, and probes whether acks arrive.
 type watcher struct {
 	*session
 	cons     jetstream.Consumer
@@ -52,8 +52,7 @@ const (
 	// lookEvery is how often the consumer is looked at while nothing is wrong.
 	lookEvery = 30 * time.Second
 
-	// blindLooks is how many looks in a row go without an answer before that is said: one may be a leader that is being
-	// chosen.
+	// blindLooks is how many looks in a row go without an answer before the log says so: a leader may be being chosen.
 	blindLooks = 3
 
 	// goneFor is how long a consumer must be missing to be believed deleted: a server that is starting knows nothing
@@ -61,7 +60,7 @@ const (
 	goneFor = 3 * time.Second
 )
 
-// watch looks at the consumer now and then. Of one that is changed or gone no request tells while there is no room.
+// watch looks at the consumer now and then. While there is no room, no request shows that it has changed or is gone.
 func (w *watcher) watch(ctx context.Context) {
 	timer := time.NewTimer(w.every)
 	defer timer.Stop()
@@ -93,8 +92,8 @@ func (w *watcher) watch(ctx context.Context) {
 	}
 }
 
-// look asks the server for the consumer. If that is changed, or gone for good, what the run has learnt of it is not
-// true any more: look stops the run, and returns its error.
+// look asks the server for the consumer. If that has changed, or is gone for good, the run cannot rely on it any more:
+// look stops the run, and returns its error.
 func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -140,8 +139,8 @@ func missing(err error) bool {
 		errors.Is(err, jetstream.ErrStreamNotFound)
 }
 
-// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
-// what it must not.
+// changed returns an error if a consumer is not what the run has seen. Other filters are fine, unless they give it what
+// it must not have.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	is, was := reflect.ValueOf(info.Config), reflect.ValueOf(l.config)
 	for _, field := range []string{

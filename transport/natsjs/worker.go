@@ -12,21 +12,41 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
-// settles the message: its acks return ErrWorkerSettles, except InProgress, which the worker sends by itself. The
-// message must not be changed.
+// A Handler does the work for one message. Its error decides what happens next: see oncemill.RunFunc. The worker
+// settles the message. The message's acks return ErrWorkerSettles, except InProgress, which the worker sends anyway.
+// The message must not be changed.
 type Handler func(ctx context.Context, msg jetstream.Msg) error
 
-// A Worker guards the messages of one pull consumer to a handler.
+// A Worker gives the messages of one pull consumer to a guarded handler. It is safe for concurrent use; one Run works
+// at a time.
+//
+// # Deliveries
+//
+// The origin of a delivery is the stream, and its position, for producer.ExtractPosition, is the stream's sequence and
+// time. Header names keep their case. Several values of one header are joined by ", " in their order (RFC 9110, section
+// 5.3). The server's headers ("Nats-…") are among them; outputs and dead letters leave them out, and a handler that
+// publishes should too. The header _watermill_message_uuid, of Watermill's own NATS marshaler, becomes the delivery's
+// UUID.
+//
+// A Nats-Msg-Id counts as unique within its stream, and in a stream with several sources among all of them. Clusters,
+// domains or accounts that share a store and have streams of one name need a Group each, or IDs that are unique within
+// a stream would collide.
+//
+// # Retries
+//
+// Each worker may have half of MaxAckPending waiting at the server for retries, so several together may have all of it.
+// Without that limit it is about 1,000. A consumer with BackOff gets no naks, because the server would deliver later
+// than their delay. If a nak is lost, as with a connection that breaks right after it, its message comes after AckWait,
+// which may be early.
 type Worker struct {
 	engine  *engine
 	process func(context.Context, *inFlight) process
 	running atomic.Bool
 }
 
-// NewWorker returns a Worker for a pull consumer, which must be one of js: its messages are asked for and settled by js
-// and its connection, not by methods of cons, which only says what it is. The error names the field of the config, or
-// the argument, that is wrong. Nothing is sent to the server.
+// NewWorker returns a Worker for a pull consumer of js. It asks for messages and settles them through js and its
+// connection; cons only names the consumer. The error names the field of the config, or the argument, that is wrong.
+// Nothing is sent to the server.
 func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler,
 	config Config) (*Worker, error) {
 	if handle == nil {
@@ -66,18 +86,41 @@ func newWorker(
 	return &Worker{engine: e}, nil
 }
 
-// Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says
-// what to set if the worker's guarantees cannot be kept. It logs a warning for what is unwise. It changes nothing.
+// Check looks at the consumer, its stream and where dead letters go. It returns a *dedupstore.SetupError that says what
+// to set if the worker's guarantees cannot be kept, and logs a warning for what is unwise. It changes nothing.
+//
+// It refuses a work-queue stream in which the consumer gets its own dead letters, because the stream would delete them.
+// It refuses a dead-letter topic of a Publisher of this package on which no stream listens. It logs which messages are
+// gone at the beginning of the stream, where it can be sure that they were this consumer's.
+//
+// The connection needs the right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of
+// the stream and consumer. It also needs the right to subscribe to its inboxes. With the server's feature flag
+// js_ack_fc_v2 (2.14 and later, off by default) acks go to $JS.ACK.*.*, with domain and account before the stream. An
+// account that imports the JetStream of another one must import $JS.ACK.> beside its API. TermWithReason needs
+// nats-server 2.10.4. These rights are optional:
+//
+//   - $JS.API.STREAM.INFO: without it there is a warning;
+//   - $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, to subscribe: without it MaxDeliveries stays zero;
+//   - $JS.API.STREAM.NAMES: without it Check does not look for the stream of dead letters;
+//   - STREAM.INFO and CONSUMER.LIST of that stream: without them Check does not see whether it keeps dead letters.
 func (w *Worker) Check(ctx context.Context) error {
 	_, _, err := w.engine.check(ctx, "")
 	return err
 }
 
-// Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
-// reach the server, and everything else is given back, once no request for messages is outstanding, which takes up to
-// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, ErrCutShort
-// if handlers took longer than Config.Grace, and otherwise an error that says why it cannot go on, after a drain too.
-// It may be called again when it has returned.
+// Run calls Check and then works until ctx ends, which begins the drain. Nothing new is started, handlers go on, and
+// acks reach the server. Everything else is given back when no request for messages is outstanding, after about a
+// second at most. A message on its last delivery is run instead of given back.
+//
+// Run returns nil after a clean drain, or if ctx was cancelled during Check. It returns ErrCutShort if handlers took
+// longer than Config.Grace. Otherwise it drains too and returns an error that says why it cannot go on. The consumer is
+// deleted or changed, the connection is closed, a right is missing, or acks reach nobody. You may call it again when it
+// has returned.
+//
+// The drain waits for a handler that ignores its context, except in a Router, which waits itself. It waits for a
+// delivery that holds for a busy key, for up to consumer.Config.MaxWait. While the server is away it tries acks for 10
+// s more. A connection that is there but silent delays it by half a minute, unless its pings (nats.PingInterval) find
+// that out before.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -87,5 +130,5 @@ func (w *Worker) Run(ctx context.Context) error {
 }
 
 // MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's
-// MaxDeliver deliveries. They are in the stream, and nobody gets them.
+// MaxDeliver deliveries. They are still in the stream, but nobody gets them.
 func (w *Worker) MaxDeliveries() uint64 { return w.engine.maxDeliveries.Load() }

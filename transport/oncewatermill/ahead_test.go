@@ -102,8 +102,8 @@ func TestSubscriber_RefusedSettlementIsNoAckToTheBroker(t *testing.T) {
 	})
 }
 
-// Who nacks outside of the guard is heeded, although the outcome is on its way: the duplicate gives the Router another
-// try at what failed outside.
+// A nack outside the guard is heeded, although the outcome is on its way: the duplicate gives the Router another try at
+// what failed outside.
 func TestSubscriber_NackOutsideOfTheGuardBringsTheMessageAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
@@ -153,8 +153,8 @@ func TestSubscriber_ClaimsTravelTogether(t *testing.T) {
 	})
 }
 
-// A handler that acknowledges its message by itself does so before its outcome is on its way: the source hears of that
-// once, and not again when the outcome is stored.
+// A handler may acknowledge its message before its outcome is on its way. The source hears of that once, and not again
+// when the outcome is stored.
 func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})

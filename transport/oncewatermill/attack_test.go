@@ -274,8 +274,8 @@ func TestMiddleware_MetadataThatTheHandlerGaveAwayIsNotTheMessages(t *testing.T)
 	}
 }
 
-// What a handler does to its message is undone before anybody sees that again: a run in a transaction may be repeated, or fail
-// after the handler has returned nil.
+// Changes that a handler makes to its message are undone before anybody sees it again. A run in a transaction may be
+// repeated, or fail after the handler has returned nil.
 func TestMiddleware_ATransactionThatIsRepeatedOrFailsGetsTheMessageAsItCame(t *testing.T) {
 	for name, always := range map[string]bool{"repeated": false, "failed": true} {
 		t.Run(name, func(t *testing.T) {
@@ -323,8 +323,8 @@ func (c conflicted) InTx(ctx context.Context, claim dedupstore.Claim, work func(
 	return c.MemoryInbox.InTx(ctx, claim, work)
 }
 
-// A handler that ends its goroutine (runtime.Goexit, as the assertions of tests do) returns to nobody: unless the message is
-// nacked, its broker waits for it for ever.
+// A handler that ends its goroutine (runtime.Goexit, as assertions of tests do) returns to nobody. Unless the message
+// is nacked, its broker waits for ever.
 func TestMiddleware_HandlerThatEndsItsGoroutineIsNacked(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: time.Minute, Policy: oncemill.Policy{Lease: 10 * time.Second}})
@@ -446,8 +446,8 @@ func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 	}
 }
 
-// What a Router's handler stored and could not publish stays when its messages go to a worker under the same names, and somebody
-// has to hear of it: nothing else says why the message comes again and again.
+// A Router's handler may have stored outputs that it could not publish. They stay when its messages go to a worker
+// under the same names. The log must say so: nothing else tells why the message comes again and again.
 func TestProcess_StoredOutputsOfARouterAreKeptAndSaid(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)

@@ -38,7 +38,7 @@ const (
 	timeoutStep = "Timeout"
 )
 
-// Guarded is the step at which a Processor guards what stands inside it.
+// Guarded is the step at which a Processor guards the steps inside it.
 func Guarded(once *consumer.Processor) Step {
 	if once == nil {
 		return Step{err: orderError("Guarded needs a Processor")}
@@ -48,21 +48,24 @@ func Guarded(once *consumer.Processor) Step {
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
 // unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
-// outside the guard. consumer.Config.DeadLetters is the stronger way, and Chain refuses both: a PoisonQueue may publish
-// several copies, and consumer.Rerun knows nothing to do with them. One that is sent back as it is, as by Watermill's
-// Requeuer, is a duplicate of the failure that is stored, and becomes poison again, at once, until Policy.FailureWindow
-// is over. A Requeuer must not be guarded itself: the second time a message comes to it, it is a duplicate, and lost.
-// So it is with any handler of poison that is guarded: to it, poison that comes again, or that another handler made of
-// the same message, is a duplicate. Groups that get what is sent back, too, have to find IDs in the same places: to one
-// that knew the message by another ID it is a new message.
+// outside the guard.
 //
-// Over a Source use this one, not Watermill's own: when that cannot publish, the message is gone, because the source
-// has been told to end it. And headers of the NATS server ("Nats-…") are left out, which a stream takes for orders:
-// with an equal Nats-Msg-Id it drops the message. Poison of a message whose ID was found elsewhere has it as
-// oncemill-id, and all poison a number of its own as oncemill-generation: a natsjs.Publisher tells it from what another
-// handler published, and what was sent back. A publisher of watermill-nats must not have TrackMsgID or TrackMessageID.
-// Where a publisher of this module refuses the message for its headers or its ID, what of them it may have refused is
-// escaped, as in a dead letter, and an ID that cannot be used replaced.
+// consumer.Config.DeadLetters is the stronger way, and Chain refuses both together. A PoisonQueue may publish several
+// copies, and consumer.Rerun cannot use them. If poison is sent back as it is, as by Watermill's Requeuer, it is a
+// duplicate of the stored failure. It becomes poison again at once, until Policy.FailureWindow is over.
+//
+// Do not guard a Requeuer or another handler of poison. When a message comes to it a second time, or from two handlers,
+// it is a duplicate, and lost. If other groups get the messages that are sent back, they must find IDs in the same
+// places. A group that knew the message by another ID takes it for a new one.
+//
+// Over a Source use this PoisonQueue, not Watermill's own. When Watermill's cannot publish, the message is gone,
+// because the source has been told to end it. This one also leaves out headers of the NATS server ("Nats-…"), which a
+// stream takes for orders: with an equal Nats-Msg-Id it drops the message. If the ID was found elsewhere, the poison
+// has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher tells
+// it from other copies.
+//
+// A publisher of watermill-nats must not have TrackMsgID or TrackMessageID. Headers that a publisher of this module may
+// have refused are escaped as in a dead letter, and an unusable ID is replaced.
 func PoisonQueue(pub message.Publisher, topic string) Step {
 	if isnil.Nil(pub) {
 		return Step{err: orderError("PoisonQueue needs a publisher")}
@@ -71,8 +74,8 @@ func PoisonQueue(pub message.Publisher, topic string) Step {
 	return Step{name: poisonStep, middleware: unlessPoisoned(mw), err: err}
 }
 
-// A poisonPublisher publishes messages as poison: without orders, and as copies on purpose, each of which is another to
-// a stream that knows messages by their IDs. Poison of another handler may be there already, or what was sent back.
+// A poisonPublisher publishes messages as poison: without orders, and as deliberate copies, which a stream that knows
+// messages by their IDs tells apart. Poison of another handler, or a message that was sent back, may be there already.
 type poisonPublisher struct{ message.Publisher }
 
 func (p poisonPublisher) Publish(topic string, messages ...*message.Message) error {
@@ -93,8 +96,8 @@ func (p poisonPublisher) Publish(topic string, messages ...*message.Message) err
 	return err
 }
 
-// escapeHeader makes a message what each publisher of this module takes: one with usable IDs or none, without headers
-// that some broker does not carry, or that have a meaning and are there in several spellings.
+// escapeHeader makes a message that each publisher of this module takes. It has usable IDs or none. It has no headers
+// that some broker does not carry, or that have a meaning and occur in several spellings.
 func escapeHeader(msg *message.Message) {
 	header := producer.Header(msg.Metadata)
 	_, noID := producer.ExtractMessageID(producer.Incoming{Header: header})
@@ -115,7 +118,7 @@ func escapeHeader(msg *message.Message) {
 	}
 }
 
-// withoutOrders returns copies of messages without what is an order to the stream that they go to.
+// withoutOrders returns copies of messages without headers that are orders to the stream that they go to.
 func withoutOrders(messages []*message.Message) []*message.Message {
 	plain := make([]*message.Message, len(messages))
 	for i, msg := range messages {
@@ -149,8 +152,8 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 	}
 }
 
-// final reports whether no redelivery can mend an error of the guard: the outermost one, since a handler's error may
-// hold errors of guards that the handler used.
+// final reports whether no redelivery can mend an error of the guard. It looks at the outermost one, because a
+// handler's error may hold errors of guards that the handler used.
 func final(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
 		switch err.(type) { //nolint:errorlint // this is the search
@@ -165,11 +168,12 @@ func final(err error) bool {
 }
 
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard. Each try begins
-// with the message's context, as with ResetContextOnRetry, so that a Timeout inside ends one try alone. Over an inbox
-// Retry is refused, as it makes effects twice there, with a chain or without: what a try wrote before it failed is in
-// the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
-// oncemill.Permanent or oncemill.RetryAfter are not repeated. In any case, a handler that has nacked its message is not
-// repeated: nobody could tell whether the next try has, too.
+// with the message's context, as with ResetContextOnRetry, so a Timeout inside ends only one try.
+//
+// Over an inbox Chain refuses Retry, and you must not use it without a chain either. What a try wrote before it failed
+// is in the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
+// oncemill.Permanent or oncemill.RetryAfter are not repeated. A handler that has nacked its message is never repeated,
+// because nobody could tell whether the next try nacked too.
 func Retry(r middleware.Retry) Step {
 	if r.ShouldRetry == nil {
 		r.ShouldRetry = func(p middleware.RetryParams) bool {
@@ -199,11 +203,14 @@ func Timeout(d time.Duration) Step {
 }
 
 // Other is any other middleware. Outside the guard it must not change what the handler returns or turn errors into
-// success; inside it may. What remembers messages by itself and drops those that it has seen, as Watermill's
-// Deduplicator does, belongs on neither side: it drops the second attempt of a message whose first one failed, and that
-// is lost. What refuses to run the handler, as Watermill's CircuitBreaker does, belongs inside, and its refusals have
-// to become oncemill.Uncounted(oncemill.NoEffect(err)): without that they use up attempts, and a policy that parks
-// takes them for unknown outcomes.
+// success; inside it may.
+//
+// A middleware that remembers messages and drops those it has seen, such as Watermill's Deduplicator, belongs on
+// neither side. It drops the second attempt of a message whose first one failed, and the message is lost.
+//
+// A middleware that refuses to run the handler, such as Watermill's CircuitBreaker, belongs inside. Turn its refusals
+// into oncemill.Uncounted(oncemill.NoEffect(err)). Otherwise they use up attempts, and a policy that parks takes them
+// for unknown outcomes.
 func Other(name string, mw message.HandlerMiddleware) Step {
 	return Step{name: fmt.Sprintf("Other(%q)", name), middleware: mw}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
-// What the way through a Router costs. Other tests must not run beside this one.
+// The cost of the way through a Router. Other tests must not run beside this one.
 func TestMiddleware_AllocatesLittle(t *testing.T) {
 	guarded := oncewatermill.Middleware(newProcessor(t, newStore(t), consumer.Config{}))(
 		func(*message.Message) ([]*message.Message, error) { return nil, nil })

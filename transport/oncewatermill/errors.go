@@ -15,7 +15,7 @@ func invalid(field, problem string) error {
 func orderError(problem string) error { return errors.New("oncewatermill: chain: " + problem) }
 
 var (
-	// errNacked says that nobody but the Router has decided.
+	// errNacked says that only the Router has decided.
 	errNacked = errors.New("oncewatermill: message nacked")
 
 	// errNackedBefore is the error of a message for which the broker has been asked to deliver it again.

@@ -17,28 +17,27 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Middleware guards handlers in a Watermill Router; add it once, to the Router or to single handlers. Records are kept
+// Middleware guards handlers in a Watermill Router. Add it once, to the Router or to single handlers. Records are kept
 // under the Router's name of the handler. See Chain for its place among Retry, Timeout and PoisonQueue. It panics
-// without a Processor.
+// without a Processor. Without consumer.Config.DeadLetters it logs a warning. Call Processor.Close after the Router has
+// stopped.
 //
-// What the handler returns is stored with the outcome, stamped with IDs that follow from the consumed message, and
-// handed to the Router, which publishes it after the middleware has returned. The delivery's claim is held until the
-// Router has acknowledged the message, which says that the outputs are published, or has not, and then a redelivery
-// publishes them without running the handler. This needs a publisher that returns from Publish only when the broker has
-// the message, and that no middleware outside this one changes the outputs. Of an output's context nothing is stored:
-// what its publisher has to know belongs into its metadata. Call Processor.Close after the Router has stopped.
+// What the handler returns is stored with the outcome and stamped with IDs that follow from the consumed message. The
+// Router publishes it after the middleware has returned. The claim is held until the Router acknowledges the message,
+// which says that the outputs are published. If it does not, a redelivery publishes them without running the handler.
 //
-// A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware
-// makes a handler that nacks and returns an error succeed at times, which is not believed, so that its effect is made
-// again: let it do one or the other, or use Retry of this package. A message that has been nacked before is not
-// handled. Nor is one that is given to the middleware again after an answer other than an ack, as by a Retry outside:
-// the guard has decided that it comes again, and when.
+// This needs a publisher that returns from Publish only when the broker has the message. No middleware outside this one
+// may change the outputs. An output's context is not stored: put what its publisher has to know into its metadata.
+//
+// A handler that nacks its message has failed, also if it returns nil. Inside this middleware Watermill's own Retry
+// sometimes makes a success of a handler that nacks and returns an error. The guard does not believe it, and the effect
+// is made again: nack or return an error, or use Retry of this package. A message that has been nacked before is not
+// handled. Nor is one that comes to the middleware again after any answer but an ack, as by a Retry outside: the guard
+// has decided when it comes again.
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
-// Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
-// consumer.Config.DeadLetters, and so on as listed at oncemill.Guard.Run.
-//
-// Without consumer.Config.DeadLetters it logs a warning.
+// Router answers with a nack. It is one of those that oncemill.Guard.Run lists, or *oncemill.FailedError when there is
+// no consumer.Config.DeadLetters.
 func Middleware(once *consumer.Processor) message.HandlerMiddleware {
 	if isnil.Nil(once) {
 		panic("oncewatermill: Middleware needs a Processor")
@@ -146,9 +145,9 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 	return g.answer(msg, p, d, <-p.stored, outputs)
 }
 
-// run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
-// send a copy of it, which must be the same message again. Payload and metadata are the handler's own for that reason:
-// outputs may have them, and goroutines that outlive it may write to them.
+// run runs the handler on its message and undoes afterwards what it did to it. Adapters that resend in the process send
+// a copy, which must be the same message again. Payload and metadata are the handler's own, because outputs may share
+// them, and goroutines that outlive it may write to them.
 func (g *guard) run(
 	ctx context.Context, msg *message.Message, next message.HandlerFunc,
 ) (outputs []*message.Message, err error) {
@@ -221,9 +220,9 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 		return decision.Err
 	}
 	msg.SetContext(context.WithValue(ctx, answeredKey{}, msg))
-	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait,
-	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here. Poison
-	// is acknowledged.
+	// A Router can only nack, and most adapters deliver again at once. A lease, or a retry that is not due, makes the
+	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here. Poison is
+	// acknowledged.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
 	if !poison && (g.once.MaxWait() == 0 || !retry && !busy) {
 		pause(ctx, g.beforeNack(decision))
@@ -231,8 +230,8 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	return decision.Err
 }
 
-// beforeNack is how long a delivery that is answered by a nack is kept, at most the Processor's MaxWait, or without one
-// Backoff.Min and no longer than most.
+// beforeNack is how long to keep a delivery before its nack: at most the Processor's MaxWait, or without one
+// Backoff.Min, but no longer than most.
 func (g *guard) beforeNack(decision consumer.Decision) time.Duration {
 	const most = 10 * time.Second
 	bound := cmp.Or(g.once.MaxWait(), min(g.policy.Backoff.Min, most))

@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// FromMessage returns a Watermill message as a producer.Message: its ID is the metadata oncemill-id, or else the UUID,
-// and may be empty; its Key is the metadata oncemill-key. Metadata is copied, the payload is shared.
+// FromMessage returns a Watermill message as a producer.Message. Its ID is the metadata oncemill-id, or else the UUID,
+// and may be empty. Its Key is the metadata oncemill-key. Metadata is copied, the payload is shared.
 func FromMessage(topic string, msg *message.Message) producer.Message {
 	header := producer.Header(msg.Metadata)
 	m := producer.Message{
@@ -32,8 +32,8 @@ func FromMessage(topic string, msg *message.Message) producer.Message {
 	return m
 }
 
-// ToMessage returns a producer.Message as a Watermill message with ctx as its context: the ID is its UUID and, as the
-// key, in its metadata. The header is copied, the payload is shared. Topic and NotBefore have no place in it.
+// ToMessage returns a producer.Message as a Watermill message with ctx as its context. The ID is its UUID, and is in
+// its metadata, as the key is. The header is copied, the payload is shared. Topic and NotBefore have no place in it.
 func ToMessage(ctx context.Context, m producer.Message) *message.Message {
 	msg := message.NewMessageWithContext(ctx, m.ID, m.Payload)
 	maps.Copy(msg.Metadata, m.Header)
@@ -46,16 +46,16 @@ func ToMessage(ctx context.Context, m producer.Message) *message.Message {
 	return msg
 }
 
-// StampDecorator is a Watermill message.PublisherDecorator: every message leaves with an ID, in the metadata
+// StampDecorator is a Watermill message.PublisherDecorator. Every message leaves with an ID, in the metadata
 // oncemill-id and as the UUID, and with trace context.
 //
-// The metadata oncemill-id is the ID; without it the UUID is; without either the message gets a new one, which is
-// written to the UUID of the caller's message too, so that a repeated Publish sends the same ID. Nothing else of the
-// caller's messages is changed: what is published are copies, stamped with the context of each message.
+// The ID is the metadata oncemill-id, or else the UUID. Without either the message gets a new one, which is also
+// written to the UUID of your message, so a repeated Publish sends the same ID. Nothing else of your messages is
+// changed: copies are published, stamped with the context of each message.
 //
-// If a message cannot be stamped, none of the call is published and the error says which and why. Messages of one call
-// that have an oncemill-id in common, but not UUID and payload, are refused: metadata that was copied from another
-// message would make two messages one.
+// If a message cannot be stamped, none of the call is published, and the error says which one and why. Two messages of
+// a call with the same oncemill-id but another UUID or payload are refused: metadata copied from another message would
+// make two messages one.
 func StampDecorator(pub message.Publisher) (message.Publisher, error) {
 	if isnil.Nil(pub) {
 		return nil, invalid("publisher", "is nil")
@@ -77,7 +77,7 @@ func (p stampingPublisher) Publish(topic string, messages ...*message.Message) e
 	return p.Publisher.Publish(topic, out...)
 }
 
-// stampAll returns the messages as they are to be sent.
+// stampAll returns the messages stamped, ready to send.
 func stampAll(topic string, messages []*message.Message) ([]producer.Message, error) {
 	stamped := make([]producer.Message, len(messages))
 	first := make(map[string]*message.Message, len(messages))
@@ -104,10 +104,12 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 	return stamped, nil
 }
 
-// NewPublisher returns a producer.Publisher as a Watermill publisher. IDs are as with StampDecorator. The context of
-// the first message is that of the call; trace context comes from each message's own. Close does nothing: the publisher
-// belongs to who made it. Over an outbox it is for what a handler publishes while it runs, with its context: a Router
-// publishes what a handler returned when its transaction has ended. It panics without a publisher.
+// NewPublisher returns a producer.Publisher as a Watermill publisher. IDs are as with StampDecorator. The call has the
+// context of the first message, and each message its own trace context. Close does nothing: close the
+// producer.Publisher yourself. It panics without a publisher.
+//
+// Over an outbox use it for what a handler publishes while it runs, with its context. A Router publishes what a handler
+// returned only after its transaction has ended.
 func NewPublisher(p producer.Publisher) message.Publisher {
 	if isnil.Nil(p) {
 		panic("oncewatermill: NewPublisher needs a Publisher")
@@ -130,17 +132,15 @@ func (p publisher) Publish(topic string, messages ...*message.Message) error {
 
 func (publisher) Close() error { return nil }
 
-// FromPublisher returns a Watermill publisher as a producer.Publisher. The Watermill publisher must be synchronous: it
-// may return only when the broker has the messages, or a message that the broker never got counts as published. One of
-// watermill-nats must not have TrackMsgID or TrackMessageID: a stream would drop messages that have one ID, for other
-// topics or as replays, and they would count as published. Closing it is up to who made it. It panics without a
-// publisher.
+// FromPublisher returns a Watermill publisher as a producer.Publisher. The Watermill publisher must be synchronous: if
+// it returns before the broker has a message, that message counts as published. One of watermill-nats must not have
+// TrackMsgID or TrackMessageID. A stream would drop messages with the same ID, for other topics or as replays, and they
+// would count as published. Close it yourself. It panics without a publisher.
 //
 // Messages of a call are published by topic, in their order, each with the context of the call. An error of Watermill
-// says nothing about single messages: all of that topic are reported as unknown, and the other topics are still
-// published. Once ctx has ended no further topic is tried: its messages are reported as unknown too, since nobody
-// refused them. What producer.Outgoing refuses, such as a message without ID or one whose NotBefore lies ahead, is
-// refused one by one.
+// says nothing about single messages. So all of that topic are reported as unknown, and the other topics are still
+// published. Once ctx has ended no further topic is tried, and its messages are reported as unknown too. Messages that
+// producer.Outgoing refuses, such as one without an ID or one whose NotBefore lies ahead, are refused one by one.
 func FromPublisher(pub message.Publisher) producer.Publisher {
 	if isnil.Nil(pub) {
 		panic("oncewatermill: FromPublisher needs a Publisher")

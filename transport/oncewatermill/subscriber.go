@@ -19,30 +19,30 @@ import (
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, everything that the
-// middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. When an outer
-// middleware nacks, a message is delivered again after a delay that grows with its deliveries. When one makes a success
-// of an error of the guard's, as Watermill's own PoisonQueue does, the message is delivered again all the same, with an
-// error in the log, unless the guard has rejected it for good.
+// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, the source carries out
+// everything that the middleware decides: delays, rejections, deliveries that are left alone. When an outer middleware
+// nacks, a message is delivered again after a delay that grows with its deliveries. An outer middleware may turn an
+// error of the guard into success, as Watermill's own PoisonQueue does. The message is delivered again all the same,
+// with an error in the log, unless the guard has rejected it for good.
 //
-// Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It
-// records that message's outcome, and from then on claims each message by itself before it hands it to the Router,
-// under the Router's name of the handler, until one comes to a middleware all the same, as behind a filter. What it
-// cannot do is to store the handler's outputs: a run whose outputs could not be published is repeated. Without a Router
-// nobody names the handler, so that nothing can be recorded, and messages are acknowledged as they are.
+// Without Middleware in the Router, the subscription notices at the first ack and logs what to add. It records that
+// message's outcome. From then on it claims each message before it hands it to the Router, under the Router's name of
+// the handler. It stops when a message does come to a middleware, as behind a filter. It cannot store the handler's
+// outputs, so a run whose outputs could not be published is repeated. Without a Router nobody names the handler:
+// nothing can be recorded, and messages are acknowledged as they are.
 //
-// Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of
-// them need Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second
-// subscription is a warning.
+// Subscriptions of one topic share its messages, as the members of a group do, and a second one is a warning. If
+// several handlers must each get all messages, give each a Subscriber of its own, over a source with another consumer
+// (natsjs) or group (franz).
 //
-// It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
-// Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
-// again, after 5 to 10 s, until it is closed.
+// As many messages are delivered at once as the source is configured for. A message's UUID is the delivery's, or else
+// its message ID. Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the
+// error and begins again after 5 to 10 s, until it is closed.
 //
-// The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep
-// their contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A
-// handler that is still running when the source's grace is over has its context cancelled and is not waited for: that
-// is the Router's part.
+// The end of Subscribe's context, or Close, begins the drain that Source.Run describes. Messages that a handler has
+// keep their contexts, and their acks reach the broker. Then the channels are closed. Close returns before that, after
+// the drain. If a handler is still running when the source's grace is over, its context is cancelled, and only the
+// Router waits for it.
 func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
 	if isnil.Nil(source) {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source")
@@ -149,8 +149,8 @@ func (s *subscription) run(ctx context.Context) {
 	}
 }
 
-// deliver begins to hand a message to the Router. As soon as the middleware has told the handler's name, messages are
-// claimed before.
+// deliver begins to hand a message to the Router. Once the middleware has told the handler's name, messages are claimed
+// first.
 func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 	if name := s.handler.Load(); name != nil {
 		d.Handler = *name
@@ -223,7 +223,7 @@ func answered(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// giveBack gives back what was claimed for a message that the middleware has not had.
+// giveBack gives the claim of a message back that the middleware has not had.
 func (s *subscription) giveBack(ctx context.Context, p *passage) {
 	if t := p.ticket.Swap(nil); t != nil {
 		t.GiveBack(ctx)

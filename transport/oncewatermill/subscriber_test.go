@@ -164,7 +164,7 @@ func TestSubscriber_MessagesAreWhatTheBrokerHas(t *testing.T) {
 	})
 }
 
-// What the middleware decides reaches the source as it is: a Router could only nack.
+// The middleware's decision reaches the source as it is: a Router could only nack.
 func TestSubscriber_TheMiddlewaresDecisionReachesTheSource(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy oncemill.Policy
@@ -345,8 +345,8 @@ func TestSubscriber_ReturnsWhatIsWrongWithTheTopic(t *testing.T) {
 	})
 }
 
-// Watermill's own PoisonQueue takes each error for poison. What is only to be tried again, or waits for its store, is not lost
-// by that: it comes again. What the guard has rejected for good is the poison queue's.
+// Watermill's own PoisonQueue takes each error for poison. A message that needs another try, or waits for its store, is
+// not lost by that: it comes again. Messages that the guard rejected for good go to the poison queue.
 func TestSubscriber_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
@@ -436,7 +436,7 @@ func TestSubscriber_RetryOutsideOfTheGuardIsRefusedAndSaid(t *testing.T) {
 	}
 }
 
-// What has been acknowledged stays so, whatever becomes of it.
+// An acknowledged message stays so, whatever becomes of it.
 func TestSubscriber_MessageThatWasAcknowledgedBeforeItFailedDoesNotComeAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
@@ -514,7 +514,7 @@ func TestMiddleware_PassageOfAnotherMessageIsNotUsed(t *testing.T) {
 	})
 }
 
-// Logs and mocks print contexts while others use them. What is printed is no content of messages.
+// Logs and mocks print contexts while others use them. The printed text is no content of messages.
 func TestSubscriber_ContextOfAMessageCanBePrinted(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		sub := subscriber(t, newSource(newProcessor(t, newStore(t), consumer.Config{}), consumer.Delivery{UUID: "o1", Header: producer.Header{"authorization": "secret"}}))

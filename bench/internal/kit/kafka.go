@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 )
 
-// kafkaAddr names the variable with the address of a broker to use, "host:port", in place of one of the program's own: so
-// that programs of two versions measure against the same one.
+// kafkaAddr names the variable with the address of a broker, "host:port", to use instead of one of the program's own.
+// So programs of two versions can measure against the same broker.
 const kafkaAddr = "ONCEMILL_BENCH_KAFKA"
 
 // A Kafka is a broker of this program's own, empty at first.

@@ -49,8 +49,9 @@ func StartNATS() (*NATS, error) {
 	return nil, fmt.Errorf("kit: nats-server: %w", err)
 }
 
-// FreshStream replaces a stream by an empty one. A server that is still clearing a deleted stream away cannot make one of its name
-// ("error creating store"), or was seen to bring it back with its messages (nats-server 2.15.2): then it is deleted again.
+// FreshStream replaces a stream by an empty one. A server that is still clearing a deleted stream away cannot make one
+// of its name ("error creating store"). nats-server 2.15.2 was seen to bring the old one back with its messages; then
+// it is deleted again.
 func FreshStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) (jetstream.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, natsStart)
 	defer cancel()

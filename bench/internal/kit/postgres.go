@@ -97,8 +97,8 @@ func initPostgres(programs, dir string) error {
 	return nil
 }
 
-// asPostgres is a command as another user where this program is root. It becomes the program, so that what ends it ends
-// the program; the kernel forgets that it dies with this process when the user changes, so setpriv asks for it again.
+// asPostgres is a command as another user where this program is root. It becomes the program, so whatever ends it ends
+// the program. A change of user makes the kernel forget that it dies with this process, so setpriv asks for that again.
 func asPostgres(command ...string) []string {
 	if os.Getuid() != 0 {
 		return command

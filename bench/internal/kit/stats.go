@@ -17,7 +17,7 @@ func Median(values []float64) float64 {
 }
 
 // Percentile sorts the durations and returns the nearest rank: the smallest one that at least the given share of them,
-// from 0 to 1, does not exceed; 0 without any.
+// from 0 to 1, does not exceed. It returns 0 without any.
 func Percentile(d []time.Duration, share float64) time.Duration {
 	if len(d) == 0 {
 		return 0

@@ -14,7 +14,7 @@ import (
 // clockTick is the unit of times in /proc on Linux, whatever the kernel's own clock is.
 const clockTick = time.Second / 100
 
-// treeCPU is what a process, its children and those that it has waited for have used. Where there is no /proc: 0.
+// treeCPU is what a process, its children and those that it has waited for have used. Without /proc it is 0.
 func treeCPU(pid int) (time.Duration, error) {
 	all, err := statOf(pid)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -78,7 +78,7 @@ func (e Example) Main(ctx context.Context, args []string, stdout, stderr io.Writ
 	})
 }
 
-// run plays, and closes the books. What it says to people goes to out.
+// run plays, and closes the books. Its messages to people go to out.
 func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) (b Books, err error) {
 	reader := metric.NewManualReader()
 	stop, err := observe.Global(ctx, e.Name, reader)

@@ -18,9 +18,9 @@ import (
 const StopTime = 10 * time.Second
 
 // Serve takes requests and publishes what they write into an outbox, until ctx ends or one of the two breaks. It stops
-// in the order in which work flows: first the server, which finishes the requests that it has, then the relay, which
-// finishes the batch that it has. What is committed but not published by then waits in the outbox for the next relay,
-// of whatever process.
+// in the order in which work flows. First the server finishes the requests that it has, then the relay finishes the
+// batch that it has. Committed rows that are not published by then wait in the outbox for the next relay, of any
+// process.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, relay func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -52,8 +52,8 @@ var ErrDeclined = errors.New("the bank declines the card")
 // ErrTimeout says that the bank did not answer, and did not charge. Another attempt may help.
 var ErrTimeout = errors.New("the bank timed out")
 
-// A Bank charges cards, and is not good at it. The amount says what goes wrong, as with the test cards of real ones:
-// multiples of 50 cents are declined; amounts that end in 1 or 2 time out so many times. It is safe for concurrent use.
+// A Bank charges cards, and is not good at it. The amount says what goes wrong, as real test cards do it: multiples of
+// 50 cents are declined; amounts that end in 1 or 2 time out that many times. It is safe for concurrent use.
 //
 // A good bank would charge once for one ID. This one would charge as often as it is asked, so that the books show
 // whatever gets through.

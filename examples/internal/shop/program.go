@@ -1,6 +1,5 @@
-// Package shop is what the examples have in common and a program of yours does not need: servers inside of the process,
-// clients that lose patience, a bank that loses its nerve, books that must balance. What is to be learned stands in the
-// examples themselves.
+// Package shop is what the examples share and your program does not need: servers inside the process, clients that lose
+// patience, a bank that loses its nerve, books that must balance. The lessons are in the examples themselves.
 package shop
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// Main runs an example as a program, and returns its exit status: 0 if its books balance, 1 if they do not or something
+// Main runs an example as a program and returns its exit status: 0 if its books balance, 1 if not or if something
 // broke, 2 for wrong flags. The end of ctx, SIGINT and SIGTERM begin the drain. Files in dir are removed at the end.
 func Main(ctx context.Context, flags *flag.FlagSet, args []string, stderr io.Writer,
 	run func(ctx context.Context, dir string) (balanced bool, err error),

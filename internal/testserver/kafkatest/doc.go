@@ -1,3 +1,3 @@
-// Package kafkatest runs Kafka brokers from their own jars, which Maven fetches once,
-// for tests. What package testserver promises holds here.
+// Package kafkatest runs Kafka brokers for tests, from their own jars, which Maven fetches once. It keeps the promises
+// of package testserver.
 package kafkatest

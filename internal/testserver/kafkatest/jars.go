@@ -93,8 +93,8 @@ func there(dir string) bool {
 	return err == nil
 }
 
-// runMaven puts the jars into the folder "jars" of part. What Maven says goes to stderr: it is what shows that a download
-// goes on.
+// runMaven puts the jars into the folder "jars" of part. Maven's output goes to stderr: it shows that a download goes
+// on.
 func runMaven(mvn, part string) error {
 	pom := filepath.Join(part, "pom.xml")
 	if err := os.WriteFile(pom, []byte(kafkaPOM), 0o644); err != nil {

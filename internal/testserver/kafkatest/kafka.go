@@ -33,7 +33,7 @@ type Server struct {
 // over those of the test server. It takes some seconds: a test that does not need a broker of its own uses
 // [SharedKafka].
 //
-// The broker's jars are fetched through Maven into the user's cache folder, once. Where Java is missing, or the jars
+// The broker's jars are fetched through Maven into the user's cache folder, once. If Java is missing, or the jars
 // cannot be had, the test is skipped, and fails with CI=true.
 func Start(t testing.TB, config ...string) *Server {
 	t.Helper()

@@ -29,9 +29,9 @@ type natsNode interface {
 	runs() bool
 }
 
-// StartCluster starts a cluster of n embedded servers, and returns when one of them leads it and a stream with n replicas
-// can be made. Killing a server that is embedded is Shutdown: it says good-bye and hands its leaderships over. Where that
-// must not be, use [NATSClusterOfProcesses].
+// StartCluster starts a cluster of n embedded servers, and returns when one of them leads it and a stream with n
+// replicas can be made. Killing a server that is embedded is Shutdown: it says good-bye and hands its leaderships over.
+// If you can't have that, use [NATSClusterOfProcesses].
 func StartCluster(t testing.TB, n int) *Cluster {
 	t.Helper()
 	c := startNATSCluster(t, n, func(i int, ports []natsPorts) natsNode {

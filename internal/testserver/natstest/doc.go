@@ -1,3 +1,3 @@
-// Package natstest runs NATS servers with JetStream, embedded or as a cluster of processes,
-// for tests. What package testserver promises holds here.
+// Package natstest runs NATS servers with JetStream for tests, embedded or as a cluster of processes. It keeps the
+// promises of package testserver.
 package natstest

@@ -92,9 +92,9 @@ func (s *Server) RestartWith(change func(*server.Options)) {
 	s.start()
 }
 
-// Reload makes the server take on changed options without a restart, as an operator's reload does. Clients stay, with what their
-// users are allowed now. Users have to stay, too: of a client that it puts out, nats-server 2.15.2 reads counts that the client's
-// goroutine writes, which the race detector sees now and then. RestartWith is for that.
+// Reload makes the server take on changed options without a restart, as an operator's reload does. Clients stay, with
+// what their users are allowed now. Users have to stay, too. When nats-server 2.15.2 puts a client out, it reads counts
+// that the client's goroutine writes, and the race detector sees that now and then. RestartWith is for that.
 func (s *Server) Reload(change func(*server.Options)) {
 	s.t.Helper()
 	change(&s.options)

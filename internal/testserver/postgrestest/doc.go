@@ -1,3 +1,2 @@
-// Package postgrestest runs PostgreSQL servers and a PgBouncer,
-// for tests. What package testserver promises holds here.
+// Package postgrestest runs PostgreSQL servers and a PgBouncer for tests. It keeps the promises of package testserver.
 package postgrestest

@@ -25,10 +25,10 @@ type Server struct {
 	files   postgresFiles
 }
 
-// Start returns a PostgreSQL server for the test: the one that the environment variable ONCEMILL_TEST_POSTGRES names by
-// its DSN, or else a new one from the programs of Debian's folder or of PATH. With a config, lines like those of
-// postgresql.conf, it is always a new one. It takes some seconds: a test that neither kills nor configures its server uses
-// [Shared]. The superuser is postgres, without a password.
+// Start returns a PostgreSQL server for the test: the one whose DSN is in the environment variable
+// ONCEMILL_TEST_POSTGRES, or a new one from the programs in Debian's folder or in PATH. With a config, lines like those
+// of postgresql.conf, it is always a new one. It takes some seconds: a test that neither kills nor configures its
+// server uses [Shared]. The superuser is postgres, without a password.
 //
 // wal_level is logical, and fsync is off unless the config says otherwise: commits then survive a killed server, but no
 // power cut.

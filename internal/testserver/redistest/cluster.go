@@ -29,9 +29,9 @@ type Cluster struct {
 	t testing.TB
 }
 
-// StartCluster starts a cluster of three masters and three replicas from the redis-server in PATH, and returns when all
-// of them say that it is complete and the replicas hold what their masters do. A node that does not answer for half a
-// second is replaced by its replica, unless the arguments for its servers say otherwise.
+// StartCluster starts a cluster of three masters and three replicas from the redis-server in PATH. It returns when all
+// of them call it complete and the replicas hold what their masters do. A node that does not answer for half a second
+// is replaced by its replica, unless the arguments for its servers say otherwise.
 func StartCluster(t testing.TB, args ...string) *Cluster {
 	t.Helper()
 	needRedis(t)
@@ -142,7 +142,7 @@ func clusterOK(ctx context.Context, rdb *redis.Client) error {
 	return nil
 }
 
-// Options returns new options for a client of the cluster. What is not said here is go-redis's default.
+// Options returns new options for a client of the cluster. Everything else is go-redis's default.
 func (c *Cluster) Options() *redis.ClusterOptions {
 	o := &redis.ClusterOptions{ContextTimeoutEnabled: true, DialerRetries: 1}
 	for _, n := range c.Nodes {

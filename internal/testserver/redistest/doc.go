@@ -1,3 +1,3 @@
-// Package redistest runs real Redis servers, clusters, Sentinels and a Valkey, and puts a proxy before them that loses and delays,
-// for tests. What package testserver promises holds here.
+// Package redistest runs real Redis servers, clusters, Sentinels and a Valkey for tests, behind a proxy that loses and
+// delays. It keeps the promises of package testserver.
 package redistest

@@ -107,9 +107,9 @@ type Server struct {
 	args    []string
 }
 
-// Start returns a Redis server for the test: the one that the environment variable ONCEMILL_TEST_REDIS names by its
-// URL, or else a new one from the redis-server in PATH. With arguments for redis-server it is always a new one. A new
-// server is empty and keeps nothing on disk unless the arguments say so; another one may be shared: tests use keys of
+// Start returns a Redis server for the test: the one at the URL in the environment variable ONCEMILL_TEST_REDIS, or a
+// new one from the redis-server in PATH. With arguments for redis-server it is always a new one. A new server is empty
+// and keeps nothing on disk unless the arguments say so. A server from the environment may be shared: tests use keys of
 // their own and never flush.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()

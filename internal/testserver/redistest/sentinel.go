@@ -35,9 +35,9 @@ type Sentinel struct {
 	addrs []string
 }
 
-// StartSentinel starts the servers from the redis-server in PATH, with further arguments for each of the three that
-// hold data, and returns when the replicas hold what the master does and the Sentinels know all servers and one
-// another. A master that does not answer for half a second is replaced.
+// StartSentinel starts the servers from the redis-server in PATH; arguments go to each of the three that hold data. It
+// returns when the replicas hold what the master does, and the Sentinels know all servers and one another. A master
+// that does not answer for half a second is replaced.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 	needRedis(t)
