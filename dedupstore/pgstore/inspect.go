@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	lookSQL = seenSQL + ` FROM {records} x` + besideSQL + ` AND x.id = ANY ($1::bytea[])`
+	lookSQL = seenSQL + ` FROM {records} x` + beatSQL + copiesSQL + ` WHERE ` + liveSQL + `
+	AND x.id = ANY ($1::bytea[])`
 
 	seenSQL = `
 SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence,
@@ -20,14 +21,15 @@ SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FRO
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
 	coalesce(d.copies, 0), d.last_at`
 
-	// besideSQL reads what is beside each record by its ID: OFFSET 0 keeps plans from reading a whole table.
-	besideSQL = `
+	// What is beside each record is read by its ID: OFFSET 0 keeps plans from reading a whole table.
+	beatSQL = `
 LEFT JOIN LATERAL (SELECT b.lease_until, b.expires_at, b.unstarted FROM {beats} b
 	WHERE x.state IN ('running', 'publishing') AND b.id = x.id AND b.fence = x.fence AND b.state = x.state OFFSET 0) b
-	ON true
+	ON true`
+	copiesSQL = `
 LEFT JOIN LATERAL (SELECT d.copies, d.last_at FROM {duplicates} d
-	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true
-WHERE coalesce(b.expires_at, x.expires_at) > clock_timestamp()`
+	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true`
+	liveSQL = `coalesce(b.expires_at, x.expires_at) > clock_timestamp()`
 
 	// firstsSQL finds the keys that are locked, as first.sql does it, of those that have no record.
 	firstsSQL = `

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,28 +14,43 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// pageSize is how many records a page looks at: they take the server some milliseconds.
-const pageSize = 2000
+const (
+	pageSize  = 2000 // records that a page of a list looks at
+	countSize = 128  // blocks that a part of a count reads, of some 15 records each
+)
 
 const (
-	// listSQL and countSQL look at the records that follow an ID. Each row begins with how far that got: if the filter
-	// lets nothing through, there is one without more.
+	// listSQL looks at the records that follow an ID. An update moves a record on the disk, but not among IDs, so that
+	// none is left out. Each row begins with how far that got. If the filter lets nothing through, one row has no more.
 	listSQL = `
-WITH page AS MATERIALIZED (SELECT * FROM {records} x WHERE x.id > $1::bytea ORDER BY x.id LIMIT {page})` + progressSQL +
-		seenSQL + ` FROM page x` + besideSQL + filterSQL + `) s ON true`
+WITH page AS MATERIALIZED (SELECT * FROM {records} x WHERE x.id > $1::bytea ORDER BY x.id LIMIT {page})
+SELECT p.*, s.* FROM (
+	SELECT (SELECT count(*) FROM page), (SELECT p.id FROM page p OFFSET {page} - 1), ` + totalSQL + `) p
+LEFT JOIN (` + seenSQL + ` FROM page x` + beatSQL + copiesSQL + `
+	WHERE ` + liveSQL + filterSQL + `) s ON true`
 
-	countSQL = `
-WITH page AS MATERIALIZED (
-	SELECT x.id, x.fence, x.state, x.kind, x.key, x.reason, x.first_at, x.expires_at
-	FROM {records} x WHERE x.id > $1::bytea ORDER BY x.id LIMIT {page})` + progressSQL + `
-SELECT left(x.key, -length(split_part(x.key, ':', 4))) AS scope, x.state, coalesce(x.kind, '') AS kind, count(*),
-	coalesce(sum(d.copies), 0)::bigint
-FROM page x` + besideSQL + filterSQL + ` GROUP BY 1, 2, 3) s ON true`
+	// countSQL counts the records in some blocks, and those of them that a filter lets through. That is much
+	// cheaper than to follow IDs, which lie all over the table.
+	countSQL = tallySQL + `count(*), count(*) FILTER (WHERE ` + liveSQL + filterSQL + `), 0::bigint
+FROM {records} x` + beatSQL + `
+WHERE x.ctid >= ('(' || $1::bigint || ',0)')::tid AND x.ctid < ('(' || $1::bigint + {blocks} || ',0)')::tid
+GROUP BY 1, 2, 3`
 
-	progressSQL = `
-SELECT p.*, s.* FROM (SELECT (SELECT count(*) FROM page), (SELECT p.id FROM page p OFFSET {page} - 1),
-	(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = '{records}'::regclass)) p
-LEFT JOIN (`
+	// countDuplicatesSQL counts the duplicates in some blocks of their table.
+	countDuplicatesSQL = tallySQL + `0::bigint, 0::bigint, sum(d.copies)::bigint
+FROM {duplicates} d
+JOIN LATERAL (SELECT * FROM {records} x WHERE x.id = d.id AND x.first_at = d.first_at OFFSET 0) x ON true` +
+		beatSQL + `
+WHERE d.ctid >= ('(' || $1::bigint || ',0)')::tid AND d.ctid < ('(' || $1::bigint + {blocks} || ',0)')::tid
+	AND ` + liveSQL + filterSQL + `
+GROUP BY 1, 2, 3`
+
+	tallySQL = `SELECT left(x.key, -length(split_part(x.key, ':', 4))), x.state, coalesce(x.kind, ''), `
+
+	sizesSQL = `SELECT pg_relation_size('{records}') / current_setting('block_size')::bigint,
+	pg_relation_size('{duplicates}') / current_setting('block_size')::bigint, ` + totalSQL
+
+	totalSQL = `(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = '{records}'::regclass)`
 
 	filterSQL = `
 	AND ($2::text = '' OR split_part(x.key, ':', 1) = $2::text)
@@ -46,13 +62,15 @@ LEFT JOIN (`
 	AND ($8::text = '' OR strpos(x.reason, $8::text) > 0)
 	AND x.fence >= $9::bigint AND x.fence < $10::bigint`
 
-	// callPaging lets plans follow the primary key, and nothing else, however small the table is when they are made.
+	// callPaging lets plans follow IDs, or read blocks, however small the table is when they are made.
 	callPaging = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
 	set_config('enable_sort', 'off', true)`
 )
 
-// filterArgs are the arguments of filterSQL. Its parts of a key, and its reason, are compared as they are stored.
-func filterArgs(f *dedupstore.Filter) (args []any) {
+// filterArgs are the arguments of filterSQL, after one. The parts of a key, and the reason, are compared as they are
+// stored.
+func filterArgs(first any, f *dedupstore.Filter) []any {
+	args := []any{first}
 	key := dedupstore.Key{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler, ID: f.ID}
 	for part := range strings.SplitSeq(key.String(), ":") {
 		args = append(args, part)
@@ -64,7 +82,7 @@ func filterArgs(f *dedupstore.Filter) (args []any) {
 	return append(args, texts(f.States), texts(f.Kinds), encodeText(f.Reason), upMicros(f.Since), before)
 }
 
-// upMicros rounds up to µs: whatever is not before t is not before that either.
+// upMicros rounds up to µs: a time in µs that is not before t is not before the result.
 func upMicros(t time.Time) int64 { return t.Add(time.Microsecond - 1).UnixMicro() }
 
 // texts is nil if there are none.
@@ -76,43 +94,101 @@ func texts[T ~string](of []T) (all []string) {
 }
 
 // List implements [dedupstore.Inspector].
-func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string) (page dedupstore.Page, err error) {
-	page.Next, err = f.page(ctx, f.store.sql.list, filter, after, []any{&page.Looked, &page.Total},
-		func(rows pgx.Rows, before []any) error {
-			name, r, err := scanRecord(rows, before...)
+func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string) (dedupstore.Page, error) {
+	from, err := hex.DecodeString(after)
+	if err != nil {
+		return dedupstore.Page{}, badAfter(after)
+	}
+	var page dedupstore.Page
+	var last []byte
+	progress := []any{&page.Looked, &last, &page.Total}
+	var batch pgx.Batch
+	batch.Queue(callPaging)
+	batch.Queue(f.store.sql.list, filterArgs(from, &filter)...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			columns := rows.RawValues()
+			if columns[len(progress)] == nil {
+				return rows.Scan(append(progress, make([]any, len(columns)-len(progress))...)...)
+			}
+			name, r, err := scanRecord(rows, progress...)
 			if err == nil {
 				r.Key, err = keyOf(name)
 			}
-			if err == nil && filter.Matches(&r) {
-				page.Records = append(page.Records, r)
-			}
-			return err
-		})
-	if err != nil {
-		return dedupstore.Page{}, f.store.failed("list", err)
-	}
-	return page, nil
-}
-
-// Count implements [dedupstore.Inspector].
-func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string) (c dedupstore.Count, err error) {
-	c.Next, err = f.page(ctx, f.store.sql.count, filter, after, []any{&c.Looked, &c.Total},
-		func(rows pgx.Rows, before []any) error {
-			var scope string
-			var t dedupstore.Tally
-			err := rows.Scan(append(before, &scope, &t.State, &t.Kind, &t.Records, &t.Duplicates)...)
 			if err != nil {
 				return err
 			}
+			if filter.Matches(&r) {
+				page.Records = append(page.Records, r)
+			}
+		}
+		return rows.Err()
+	})
+	if err := f.store.pool.SendBatch(ctx, &batch).Close(); err != nil {
+		return dedupstore.Page{}, f.store.failed("list", err)
+	}
+	page.Next = hex.EncodeToString(last)
+	return page, nil
+}
+
+// Count implements [dedupstore.Inspector]. It reads tables as they lie on the disk: a record that is written meanwhile
+// may be left out, or counted twice. A part is named by its first block; those of duplicates, which come last, are
+// negative.
+func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string) (dedupstore.Count, error) {
+	var from int64
+	if after != "" {
+		var err error
+		if from, err = strconv.ParseInt(after, 10, 64); err != nil {
+			return dedupstore.Count{}, badAfter(after)
+		}
+	}
+	query, block := f.store.sql.count, from
+	if from < 0 {
+		query, block = f.store.sql.countDuplicates, -1-from
+	}
+	var c dedupstore.Count
+	var records, duplicates int64 // blocks
+	var batch pgx.Batch
+	batch.Queue(callPaging)
+	batch.Queue(f.store.sql.sizes).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&records, &duplicates, &c.Total)
+	})
+	batch.Queue(query, filterArgs(block, &filter)...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var scope string
+			var looked int
+			var t dedupstore.Tally
+			if err := rows.Scan(&scope, &t.State, &t.Kind, &looked, &t.Records, &t.Duplicates); err != nil {
+				return err
+			}
 			key, err := keyOf(scope + "any")
+			if err != nil {
+				return err
+			}
 			t.Tenant, t.Group, t.Handler = key.Tenant, key.Group, key.Handler
-			c.Tallies = append(c.Tallies, t)
-			return err
-		})
-	if err != nil {
+			c.Looked += looked
+			if t.Records > 0 || t.Duplicates > 0 {
+				c.Tallies = append(c.Tallies, t)
+			}
+		}
+		return rows.Err()
+	})
+	if err := f.store.pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return dedupstore.Count{}, f.store.failed("count", err)
 	}
+	switch {
+	case from >= 0 && block+countSize < records:
+		c.Next = strconv.FormatInt(from+countSize, 10)
+	case from >= 0 && duplicates > 0:
+		c.Next = "-1"
+	case from < 0 && block+countSize < duplicates:
+		c.Next = strconv.FormatInt(from-countSize, 10)
+	}
 	return c, nil
+}
+
+func badAfter(after string) error {
+	return &dedupstore.InvalidError{Field: "after",
+		Problem: fmt.Sprintf("is %q, want the Next of what came before", after)}
 }
 
 func keyOf(name string) (dedupstore.Key, error) {
@@ -121,33 +197,4 @@ func keyOf(name string) (dedupstore.Key, error) {
 		return key, recordError(name, err.Error())
 	}
 	return key, nil
-}
-
-// page reads the rows of a page, each with the columns before it: looked, where the next page begins, and the total.
-func (f *form) page(ctx context.Context, query string, filter dedupstore.Filter, after string, progress []any,
-	read func(rows pgx.Rows, before []any) error) (next string, err error) {
-	from, err := hex.DecodeString(after)
-	if err != nil {
-		return "", &dedupstore.InvalidError{Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
-	}
-	var last []byte
-	before := []any{progress[0], &last, progress[1]}
-	var batch pgx.Batch
-	batch.Queue(callPaging)
-	batch.Queue(query, append([]any{from}, filterArgs(&filter)...)...).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			columns := rows.RawValues()
-			if columns[len(before)] != nil {
-				err = read(rows, before)
-			} else {
-				err = rows.Scan(append(before, make([]any, len(columns)-len(before))...)...)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return rows.Err()
-	})
-	err = f.store.pool.SendBatch(ctx, &batch).Close()
-	return hex.EncodeToString(last), err
 }

@@ -95,7 +95,8 @@ type statements struct {
 	fresh, freshMany, claim, first, firstMany       string
 	finish, finishFirst, settle, settleIn, join     string
 	open, begin, decide, cleanUp                    string
-	look, firsts, list, count, change, note         string
+	look, firsts, list, sizes, count                string
+	countDuplicates, change, note                   string
 }
 
 func statementsFor(cfg Config) statements {
@@ -109,8 +110,8 @@ func statementsFor(cfg Config) statements {
 		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle),
 		settleIn: in(callSettleIn), join: in(callJoin),
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
-		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), count: in(countSQL), change: in(callChange),
-		note: in(noteSQL),
+		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
+		countDuplicates: in(countDuplicatesSQL), change: in(callChange), note: in(noteSQL),
 	}
 }
 
@@ -160,6 +161,7 @@ func namesOf(cfg Config) *strings.Replacer {
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
 		"{duplicates}", cfg.located("_duplicates"), "{max_history}", strconv.Itoa(dedupstore.MaxHistory),
 		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers), "{page}", strconv.Itoa(pageSize),
+		"{blocks}", strconv.Itoa(countSize),
 		"{clean_at}", cleanAt,
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey"} {
