@@ -1,5 +1,5 @@
--- Changes a record on request, if it is as it was seen: in a state under a fence, with an outcome of a kind, and with no
--- lease that lasts. It returns whether it was.
+-- Changes a record on request, if it is as it was seen: in a state under a fence, with an outcome of a kind, and with
+-- no lease that lasts. It returns whether it was.
 CREATE OR REPLACE FUNCTION {change}(
 	s_id bytea, s_fence bigint, s_state text, s_kind text, step text,
 	c_kind text, c_exhausted boolean, c_truncated boolean, c_reason text, c_result bytea

@@ -60,8 +60,8 @@ type past struct {
 	Holder, Reason string
 }
 
-// Look implements [dedupstore.Inspector]. A first run of an inbox makes its record in its own transaction, so that a key
-// is Running without more evidence until that commits.
+// Look implements [dedupstore.Inspector]. A first run of an inbox makes its record in its own transaction: until that
+// commits, all that is known is that somebody is at it.
 func (f *form) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
 	seen, _, err := f.look(ctx, keys)
 	if err != nil {
