@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	pageSize  = 2000 // records that a page of a list looks at
-	countSize = 128  // blocks that a part of a count reads, of some 15 records each
+	pageSize       = 2000 // records that a page of a list looks at
+	countSize      = 128  // blocks that a part of a count reads, of some 15 records each
+	duplicatesSize = 16   // blocks of duplicates that it reads, of some 75 each, whose records lie all over the table
 )
 
 const (
@@ -41,7 +42,7 @@ GROUP BY 1, 2, 3`
 FROM {duplicates} d
 JOIN LATERAL (SELECT * FROM {records} x WHERE x.id = d.id AND x.first_at = d.first_at OFFSET 0) x ON true` +
 		beatSQL + `
-WHERE d.ctid >= ('(' || $1::bigint || ',0)')::tid AND d.ctid < ('(' || $1::bigint + {blocks} || ',0)')::tid
+WHERE d.ctid >= ('(' || $1::bigint || ',0)')::tid AND d.ctid < ('(' || $1::bigint + {duplicate_blocks} || ',0)')::tid
 	AND ` + liveSQL + filterSQL + `
 GROUP BY 1, 2, 3`
 
@@ -180,8 +181,8 @@ func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string
 		c.Next = strconv.FormatInt(from+countSize, 10)
 	case from >= 0 && duplicates > 0:
 		c.Next = "-1"
-	case from < 0 && block+countSize < duplicates:
-		c.Next = strconv.FormatInt(from-countSize, 10)
+	case from < 0 && block+duplicatesSize < duplicates:
+		c.Next = strconv.FormatInt(from-duplicatesSize, 10)
 	}
 	return c, nil
 }

@@ -161,7 +161,7 @@ func namesOf(cfg Config) *strings.Replacer {
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
 		"{duplicates}", cfg.located("_duplicates"), "{max_history}", strconv.Itoa(dedupstore.MaxHistory),
 		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers), "{page}", strconv.Itoa(pageSize),
-		"{blocks}", strconv.Itoa(countSize),
+		"{blocks}", strconv.Itoa(countSize), "{duplicate_blocks}", strconv.Itoa(duplicatesSize),
 		"{clean_at}", cleanAt,
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey"} {
