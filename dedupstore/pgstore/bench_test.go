@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -60,4 +61,58 @@ func BenchmarkInbox(b *testing.B) {
 			})
 		})
 	}
+}
+
+// BenchmarkInspector lists 1,000 failures among many records, and counts them all.
+func BenchmarkInspector(b *testing.B) {
+	pool := newPool(b)
+	s := newStore(b, pool, Config{})
+	records := full(3_000_000, 100_000)
+	mustExec(b, pool, `
+INSERT INTO oncemill_dedup (id, fence, decided, first_at, expires_at, clean_at, attempts, returned, state, kind, owner,
+	settled, key, print, trace, holder, reason, took_ms)
+SELECT substring(sha256(k.key::bytea) FROM 1 FOR 16), 1700000000000000 + n, 1700000000000000 + n, now(),
+	now() + interval '1 day', now() + interval '1 day', 1, 0, 'done',
+	CASE WHEN n % ($1 / 1000) = 0 THEN 'failed' ELSE 'succeeded' END, k.owner, ARRAY[k.owner], k.key, '', '',
+	'billing-7d9f-x2x9k:417', CASE WHEN n % ($1 / 1000) = 0 THEN 'card refused' END, 12
+FROM (SELECT n, 'acme:billing:charge:' || gen_random_uuid() AS key, left(md5(n::text), 26) AS owner
+	FROM generate_series(1, $1::bigint) AS n) AS k`, records)
+	mustExec(b, pool, `INSERT INTO oncemill_dedup_duplicates
+SELECT id, 2, first_at, now() FROM oncemill_dedup WHERE fence % 10 = 0`)
+	mustExec(b, pool, `ANALYZE`)
+	bench := func(page func(after string) (found, looked int, next string, err error), want int) func(*testing.B) {
+		return func(b *testing.B) {
+			for b.Loop() {
+				var all, found, pages int
+				var longest, took time.Duration
+				for next := ""; next != "" || pages == 0; pages++ {
+					start := time.Now()
+					f, l, n, err := page(next)
+					if err != nil {
+						b.Fatal(err)
+					}
+					took += time.Since(start)
+					longest = max(longest, time.Since(start))
+					found, all, next = found+f, all+l, n
+				}
+				if all != records || found != want {
+					b.Fatalf("%d records of %d, %d found, want %d", all, records, found, want)
+				}
+				b.ReportMetric(float64(longest)/1e6, "ms/longest-page")
+				b.ReportMetric(float64(took)/float64(pages)/1e6, "ms/page")
+			}
+		}
+	}
+	failed := dedupstore.Filter{Kinds: []dedupstore.Kind{dedupstore.Failed}}
+	b.Run("list", bench(func(after string) (found, looked int, next string, err error) {
+		page, err := s.List(context.Background(), failed, after)
+		return len(page.Records), page.Looked, page.Next, err
+	}, 1000))
+	b.Run("count", bench(func(after string) (found, looked int, next string, err error) {
+		c, err := s.Count(context.Background(), dedupstore.Filter{}, after)
+		for _, t := range c.Tallies {
+			found += t.Records
+		}
+		return found, c.Looked, c.Next, err
+	}, records))
 }

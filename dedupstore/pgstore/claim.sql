@@ -159,6 +159,7 @@ BEGIN
 				UPDATE {records} x SET
 					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt,
 					returned = a_returned,
+					reruns = CASE step WHEN 'run' THEN x.reruns WHEN 'rerun' THEN coalesce(x.reruns, 0) + 1 END,
 					trace = q.trace, holder = nullif(q.holder, ''), took_ms = NULL, history = past,
 					lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
 					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL,

@@ -10,21 +10,34 @@ import (
 )
 
 const (
-	// lookSQL reads records by their IDs, and what is beside each by its ID, too: OFFSET 0 keeps plans from reading a
-	// whole table.
-	lookSQL = `
+	lookSQL = seenSQL + ` FROM {records} x` + beatSQL + copiesSQL + ` WHERE ` + liveSQL + `
+	AND x.id = ANY ($1::bytea[])`
+
+	seenSQL = `
 SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence,
-	coalesce(x.decided, 0), x.attempts, x.returned, x.first_at, x.took_ms,
+	coalesce(x.decided, 0), x.attempts, x.returned, coalesce(x.reruns, 0), x.first_at, x.took_ms,
 	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at),
 	coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
-	coalesce(d.copies, 0), d.last_at
-FROM {records} x
+	coalesce(d.copies, 0), d.last_at`
+
+	// What is beside each record is read by its ID: OFFSET 0 keeps plans from reading a whole table.
+	beatSQL = `
 LEFT JOIN LATERAL (SELECT b.lease_until, b.expires_at, b.unstarted FROM {beats} b
-	WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state OFFSET 0) b ON true
+	WHERE x.state IN ('running', 'publishing') AND b.id = x.id AND b.fence = x.fence AND b.state = x.state OFFSET 0) b
+	ON true`
+	copiesSQL = `
 LEFT JOIN LATERAL (SELECT d.copies, d.last_at FROM {duplicates} d
-	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true
-WHERE x.id = ANY ($1::bytea[]) AND coalesce(b.expires_at, x.expires_at) > clock_timestamp()`
+	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true`
+	liveSQL = `coalesce(b.expires_at, x.expires_at) > clock_timestamp()`
+
+	// firstsSQL finds the keys that are locked, as first.sql does it, of those that have no record.
+	firstsSQL = `
+SELECT k.n FROM unnest($1::text[]) WITH ORDINALITY AS k (key, n)
+WHERE hashtextextended(k.key, '{records}'::regclass::oid::bigint) IN (
+	SELECT l.classid::bigint << 32 | l.objid::bigint FROM pg_locks l
+	WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+		AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))`
 
 	// noteSQL counts duplicates of keys that have a record, in the order of their IDs, so that two of it never wait for
 	// each other in a circle.
@@ -47,8 +60,18 @@ type past struct {
 	Holder, Reason string
 }
 
-// Look implements [dedupstore.Inspector].
+// Look implements [dedupstore.Inspector]. A first run of an inbox makes its record in its own transaction: until that
+// commits, all that is known is that somebody is at it.
 func (f *form) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
+	seen, _, err := f.look(ctx, keys)
+	if err != nil {
+		return nil, f.store.failed("look", err)
+	}
+	return seen, nil
+}
+
+// look also returns when that was, by the server's clock.
+func (f *form) look(ctx context.Context, keys []dedupstore.Key) (_ []dedupstore.Record, now time.Time, _ error) {
 	seen := make([]dedupstore.Record, len(keys))
 	places, ids := make(map[string][]int), make([][]byte, len(keys))
 	for i, key := range keys {
@@ -58,6 +81,7 @@ func (f *form) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Re
 	}
 	var batch pgx.Batch
 	batch.Queue(callHurry)
+	batch.Queue(`SELECT clock_timestamp()`).QueryRow(func(row pgx.Row) error { return row.Scan(&now) })
 	batch.Queue(f.store.sql.look, ids).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			name, record, err := scanRecord(rows)
@@ -72,20 +96,45 @@ func (f *form) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Re
 		return rows.Err()
 	})
 	if err := f.store.pool.SendBatch(ctx, &batch).Close(); err != nil {
-		return nil, f.store.failed("look", err)
+		return nil, now, err
 	}
-	return seen, nil
+	return seen, now, f.lookFirsts(ctx, seen, now)
 }
 
-// scanRecord reads a row of lookSQL. The key comes by its name.
-func scanRecord(rows pgx.Rows) (name string, r dedupstore.Record, err error) {
+// shortly is how long a key is said to be held by somebody whose lease is not known. Look again then.
+const shortly = time.Second
+
+// lookFirsts makes what is known of first runs that go on.
+func (f *form) lookFirsts(ctx context.Context, seen []dedupstore.Record, now time.Time) error {
+	var names []string
+	var places []int
+	for i := range seen {
+		if seen[i].State == dedupstore.Absent {
+			names, places = append(names, seen[i].Key.String()), append(places, i)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	rows, _ := f.store.pool.Query(ctx, f.store.sql.firsts, names)
+	var n int
+	_, err := pgx.ForEachRow(rows, []any{&n}, func() error {
+		r := &seen[places[n-1]]
+		r.State, r.Started, r.Holder, r.Until = dedupstore.Running, true, "a first run", now.Add(shortly)
+		return nil
+	})
+	return err
+}
+
+// scanRecord reads a row of seenSQL, after some columns. The key comes by its name.
+func scanRecord(rows pgx.Rows, before ...any) (name string, r dedupstore.Record, err error) {
 	var took *int64
 	var until, last *time.Time
 	var history []past
 	var kept answer
-	err = rows.Scan(&name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned, &r.First, &took,
-		&until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind, &kept.exhausted, &kept.truncated, &kept.reason,
-		&kept.result, &kept.stubs, &r.Duplicates, &last)
+	err = rows.Scan(append(before, &name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned,
+		&r.Reruns, &r.First, &took, &until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind, &kept.exhausted,
+		&kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates, &last)...)
 	if err != nil {
 		return "", r, err
 	}

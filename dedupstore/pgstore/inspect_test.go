@@ -49,10 +49,22 @@ func TestMigrate_ContinuesRecordsOfVersion3(t *testing.T) {
 	}
 	parks := request("crashed")
 	parks.ParkExpired = true
-	if o := claim(t, s, parks, dedupstore.AcquiredPublish).Outcome; o.Kind != dedupstore.Unknown {
-		t.Errorf("the outcome of a started run that had crashed is %+v", o)
+	parked := claim(t, s, parks, dedupstore.AcquiredPublish)
+	if parked.Outcome.Kind != dedupstore.Unknown {
+		t.Errorf("the outcome of a started run that had crashed is %+v", parked.Outcome)
+	}
+	if err := errors.Join(
+		dedupstore.SettleOne(t.Context(), s, parked.Claim, dedupstore.Published{Retention: long}),
+		s.Change(t.Context(), recordOf(t, s, "crashed"), dedupstore.Rerun{})); err != nil {
+		t.Error(err)
+	}
+	if seen := recordOf(t, s, "crashed"); seen.State != dedupstore.Retryable || seen.Reruns != 1 {
+		t.Errorf("a record of version 3 that is to run again looks like %+v", seen)
 	}
 
+	if err := s.Change(t.Context(), recordOf(t, s, "publishing"), dedupstore.Forget{}); err == nil {
+		t.Error("messages of version 3 that are to be published were forgotten")
+	}
 	held := request("held")
 	claim(t, s, held, dedupstore.Busy)
 	held.Owner = "owner-of-version-3-held"

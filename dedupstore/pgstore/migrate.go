@@ -10,7 +10,7 @@ import (
 )
 
 // version is the schema's that this package needs.
-const version = 5
+const version = 6
 
 const (
 	versionSQL = `SELECT version FROM {settings}`

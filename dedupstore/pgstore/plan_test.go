@@ -93,6 +93,18 @@ WHERE schemaname = $1 AND relname LIKE 'oncemill_dedup%' AND relname <> 'oncemil
 		if seen := recordOf(t, s, c.Key.ID); seen.Duplicates != 1 {
 			t.Fatalf("the record looks like %+v", seen)
 		}
+		if page, err := s.List(t.Context(), dedupstore.Filter{}, ""); err != nil || len(page.Records) == 0 {
+			t.Fatalf("the list is %+v, %v", page, err)
+		}
+		if c, err := s.Count(t.Context(), dedupstore.Filter{}, ""); err != nil || len(c.Tallies) == 0 {
+			t.Fatalf("the count is %+v, %v", c, err)
+		}
+		if err := s.Change(t.Context(), recordOf(t, s, c.Key.ID), dedupstore.Forget{}); err != nil {
+			t.Fatal(err)
+		}
+		if seen := recordOf(t, s, c.Key.ID); seen.State != dedupstore.Absent {
+			t.Fatalf("a forgotten record looks like %+v", seen)
+		}
 		if _, err := s.Clean(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}

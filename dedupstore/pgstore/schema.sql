@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS {records} (
 	clean_at    timestamptz NOT NULL,
 	attempts    bigint      NOT NULL,
 	returned    bigint      NOT NULL, -- runs that gave their attempt back
+	reruns      bigint,               -- runs again on request
 	took_ms     bigint,               -- how long the last run took
 	exhausted   boolean,
 	truncated   boolean,
@@ -65,6 +66,9 @@ CREATE TABLE IF NOT EXISTS {duplicates} (
 ALTER TABLE {records} ADD COLUMN IF NOT EXISTS took_ms bigint, ADD COLUMN IF NOT EXISTS holder text,
 	ADD COLUMN IF NOT EXISTS history jsonb;
 ALTER TABLE {beats} ADD COLUMN IF NOT EXISTS unstarted bigint;
+
+-- What version 5 did not have.
+ALTER TABLE {records} ADD COLUMN IF NOT EXISTS reruns bigint;
 
 -- One row: the version of the schema.
 CREATE TABLE IF NOT EXISTS {settings} (

@@ -38,6 +38,9 @@ var (
 
 	//go:embed run.sql
 	runSQL string
+
+	//go:embed change.sql
+	changeSQL string
 )
 
 const (
@@ -59,7 +62,9 @@ const (
 	AND current_setting('synchronous_commit') <> 'off' THEN NULL ELSE {settle_in}('first', $1::bytea, $2::text,
 	$3::bigint, 'done', NULL, $4::bigint, 'succeeded', false, false, '', NULL, NULL, NULL, NULL) END`
 
-	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
+	callDecide = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
+	callChange = `SELECT {change}($1::bytea, $2::bigint, $3::text, $4::text, $5::text, $6::text, $7::boolean,
+	$8::boolean, $9::text, $10::bytea)`
 	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
 )
 
@@ -90,21 +95,23 @@ type statements struct {
 	fresh, freshMany, claim, first, firstMany       string
 	finish, finishFirst, settle, settleIn, join     string
 	open, begin, decide, cleanUp                    string
-	look, note                                      string
+	look, firsts, list, sizes, count                string
+	countDuplicates, change, note                   string
 }
 
 func statementsFor(cfg Config) statements {
 	names := namesOf(cfg)
 	in := names.Replace
 	return statements{
-		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
+		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL + "\n" + changeSQL),
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
 		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle),
 		settleIn: in(callSettleIn), join: in(callJoin),
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
-		look: in(lookSQL), note: in(noteSQL),
+		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
+		countDuplicates: in(countDuplicatesSQL), change: in(callChange), note: in(noteSQL),
 	}
 }
 
@@ -123,7 +130,7 @@ var comments = regexp.MustCompile(`(?m)^--.*\n`)
 
 // functions are the names of the functions, in the order of their creation. Those of other versions have other names,
 // so that programs of two versions can run beside each other.
-var functions = [...]string{"claim", "settle", "settle_in", "join", "begin", "decide", "clean_up"}
+var functions = [...]string{"claim", "settle", "settle_in", "join", "begin", "decide", "clean_up", "change"}
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
 
@@ -153,7 +160,8 @@ func namesOf(cfg Config) *strings.Replacer {
 	pairs := []string{
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
 		"{duplicates}", cfg.located("_duplicates"), "{max_history}", strconv.Itoa(dedupstore.MaxHistory),
-		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers),
+		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers), "{page}", strconv.Itoa(pageSize),
+		"{blocks}", strconv.Itoa(countSize), "{duplicate_blocks}", strconv.Itoa(duplicatesSize),
 		"{clean_at}", cleanAt,
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey"} {
