@@ -12,7 +12,8 @@ const forgetSQL = `
 DELETE FROM "{table}_duplicates" WHERE number = ?1;
 DELETE FROM "{table}" WHERE number = ?1`
 
-// Change implements [dedupstore.Inspector]. While a handler of the inbox runs, it waits for the write lock.
+// Change implements [dedupstore.Inspector]. While a handler of the inbox runs, it waits for the write lock. Bytes of a
+// forgotten record stay in the file until SQLite uses their place again, unless PRAGMA secure_delete is on.
 func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
 	if err := s.usable(ctx); err != nil {
 		return err

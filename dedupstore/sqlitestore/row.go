@@ -13,8 +13,8 @@ import (
 )
 
 // columns are what scan reads, but for the contents, which come last.
-const columns = `number, key, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs,
+const columns = `number, key, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at,
+	expires_at, scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs,
 	coalesce(holder, ''), took_ms, history, coalesce(reruns, 0)`
 
 const loadSQL = `SELECT ` + columns + `, contents FROM "{table}" WHERE key = ?`
