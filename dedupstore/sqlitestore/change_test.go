@@ -56,7 +56,7 @@ func TestChange_WaitsForTheHandler(t *testing.T) {
 // each success that was forgotten.
 func TestChange_BesideLiveClaims(t *testing.T) {
 	t.Parallel()
-	changes := int32(150) // of each operator
+	changes := int32(100) // of each operator
 	if proof() {
 		changes = 5000
 	}
