@@ -38,9 +38,7 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
 		}
-		if last != 0 {
-			records[i].LastDuplicate = time.UnixMicro(last)
-		}
+		records[i].LastDuplicate = lastAt(last)
 	}
 	return records, nil
 }
@@ -73,7 +71,7 @@ func (rec *record) look(key dedupstore.Key) dedupstore.Record {
 	last := rec.attempt()
 	seen := dedupstore.Record{
 		Key: key, State: rec.state, Started: rec.started && rec.state == dedupstore.Running, Fence: rec.fence,
-		Attempts: rec.attempts, Returned: rec.returned,
+		Attempts: rec.attempts, Returned: rec.returned, Reruns: rec.reruns,
 		First: time.UnixMicro(rec.first), Claimed: last.Claimed, Ended: last.Ended,
 		Expires: time.UnixMicro(rec.expires), Holder: rec.holder, Trace: rec.trace,
 		History: rec.past(), Outcome: rec.outcome,
@@ -103,7 +101,9 @@ func (rec *record) attempt() dedupstore.Attempt {
 
 // past reads the attempts before the last one. It is evidence: a text that is none counts for nothing.
 func (rec *record) past() (attempts []dedupstore.Attempt) {
-	_ = json.Unmarshal([]byte(rec.history.String), &attempts)
+	if rec.history.Valid {
+		_ = json.Unmarshal([]byte(rec.history.String), &attempts)
+	}
 	return attempts
 }
 

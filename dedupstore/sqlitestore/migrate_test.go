@@ -39,19 +39,31 @@ func TestMigrate_ManyAtOnceMakeOneTable(t *testing.T) {
 	}
 }
 
-// schema1 is schema.sql of version 1.
-//
-//go:embed testdata/schema1.sql
-var schema1 string
+// schema1 is schema.sql of version 1, and so on.
+var (
+	//go:embed testdata/schema1.sql
+	schema1 string
+	//go:embed testdata/schema2.sql
+	schema2 string
+)
 
-func TestMigrate_RecordsOfTheVersionBeforeContinue(t *testing.T) {
+func TestMigrate_RecordsOfVersionsBeforeContinue(t *testing.T) {
 	t.Parallel()
+	for i, old := range []string{schema1, schema2} {
+		t.Run(itoa(i+1), func(t *testing.T) {
+			t.Parallel()
+			continues(t, old, itoa(i+1))
+		})
+	}
+}
+
+func continues(t *testing.T, old, version string) {
 	db := openAt(t, filepath.Join(t.TempDir(), "old.db"))
 	s, err := New(db, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, db, s.in(schema1)+strings.ReplaceAll(s.in(versionSQL), "{version}", "1"))
+	mustExec(t, db, s.in(old)+strings.ReplaceAll(s.in(versionSQL), "{version}", version))
 	now := clock()
 	row := func(
 		r dedupstore.Request, state dedupstore.State, kind, reason string, decided, lease int64,
@@ -81,8 +93,15 @@ func TestMigrate_RecordsOfTheVersionBeforeContinue(t *testing.T) {
 	if a.Outcome.Reason != "card refused" || a.Fence != done.Fence {
 		t.Errorf("the outcome is %+v, of fence %d", a.Outcome, a.Fence)
 	}
-	if seen := look(t, s, "done"); seen.Holder != "" || !seen.Ended.IsZero() || seen.History != nil {
+	seen := look(t, s, "done")
+	if seen.Holder != "" || !seen.Ended.IsZero() || seen.History != nil || seen.Reruns != 0 {
 		t.Errorf("the finished record looks like %+v, want nothing that was not known", seen)
+	}
+	if err := s.Change(t.Context(), seen, dedupstore.Rerun{}); err != nil {
+		t.Error(err)
+	}
+	if seen = look(t, s, "done"); seen.Reruns != 1 || seen.State != dedupstore.Retryable {
+		t.Errorf("the record looks like %+v, want one rerun", seen)
 	}
 	if err := dedupstore.ExtendOne(t.Context(), s, beat(running)); err != nil {
 		t.Errorf("a run of before: %v", err)
@@ -96,7 +115,7 @@ func TestMigrate_RecordsOfTheVersionBeforeContinue(t *testing.T) {
 		t.Errorf("its record looks like %+v, want its duration", seen)
 	}
 	claim(t, s, request("released"), dedupstore.AcquiredRun)
-	seen := look(t, s, "released")
+	seen = look(t, s, "released")
 	if seen.Attempts != 2 || len(seen.History) != 1 || seen.History[0].Reason != "database is down" {
 		t.Errorf("a record that was taken over looks like %+v, want its past", seen)
 	}

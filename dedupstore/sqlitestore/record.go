@@ -19,7 +19,7 @@ type record struct {
 	state                      dedupstore.State
 	owner                      string
 	fence                      uint64
-	attempts, returned         int
+	attempts, returned, reruns int
 	started                    bool
 	lease, due, first, expires int64
 	fingerprint                dedupstore.Fingerprint
@@ -75,7 +75,7 @@ func (rec *record) decide(r dedupstore.Request, now int64) dedupstore.Status {
 		if r.Rerun == 0 || r.Rerun != rec.decided || rec.outcome.Kind == dedupstore.Succeeded {
 			return dedupstore.Done
 		}
-		rec.attempts, rec.returned = 0, 0
+		rec.again()
 		return rec.run(r, now)
 	case rec.owner == r.Owner && rec.state == dedupstore.Running:
 		return dedupstore.AcquiredRun
@@ -98,6 +98,9 @@ func (rec *record) decide(r dedupstore.Request, now int64) dedupstore.Status {
 	}
 	return rec.run(r, now)
 }
+
+// again begins the attempts anew, on request.
+func (rec *record) again() { rec.attempts, rec.returned, rec.reruns = 0, 0, rec.reruns+1 }
 
 func (rec *record) run(r dedupstore.Request, now int64) dedupstore.Status {
 	rec.own(r, now)

@@ -11,16 +11,20 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// schemaVersion is the version of schema.sql. A change of it needs the statements that lead here from the version
-// before.
-const schemaVersion = 2
+// schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
+const schemaVersion = 3
 
-// fromVersion1 changes tables of version 1. schema.sql then adds the new ones.
-const fromVersion1 = `
+// changes lead from each version to the next. What follows in schema.sql adds the tables.
+var changes = [schemaVersion]string{
+	1: `
 ALTER TABLE "{table}" ADD COLUMN holder TEXT;
 ALTER TABLE "{table}" ADD COLUMN took_ms INTEGER;
 ALTER TABLE "{table}" ADD COLUMN history TEXT;
-`
+`,
+	2: `
+ALTER TABLE "{table}" ADD COLUMN reruns INTEGER;
+`,
+}
 
 //go:embed schema.sql
 var schema string
@@ -30,9 +34,9 @@ CREATE TABLE IF NOT EXISTS "{table}_version" (version INTEGER NOT NULL) STRICT;
 DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
-// Migrate makes the tables and the index where they are missing, and updates those of the version before. You may
-// repeat it. Several processes may call it at once, while others use the store. It leaves a table of a newer program
-// alone and returns a [*dedupstore.SetupError].
+// Migrate makes the tables and the index where they are missing, and adds to those of versions before. You may repeat
+// it. Several processes may call it at once, while others use the store. It leaves a table of a newer program alone and
+// returns a [*dedupstore.SetupError].
 func (s *Store) Migrate(ctx context.Context) error {
 	for {
 		err := s.migrate(context.WithoutCancel(ctx)) // it is short
@@ -56,8 +60,8 @@ func (s *Store) migrate(ctx context.Context) error {
 	switch {
 	case has > schemaVersion:
 		return s.schemaError(has)
-	case has == 1:
-		query = fromVersion1 + query
+	case has > 0:
+		query = strings.Join(changes[has:], "") + query
 	}
 	if err == nil {
 		_, err = tx.ExecContext(ctx, strings.ReplaceAll(s.in(query), "{version}", fmt.Sprint(schemaVersion)))

@@ -26,7 +26,8 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	contents    BLOB,                 -- headers and payloads of it, until it is published
 	holder      TEXT,                 -- host and process of the last owner
 	took_ms     INTEGER,              -- the last run, from its fence, which is its time; NULL: not known
-	history     TEXT                  -- JSON: the attempts before the last one
+	history     TEXT,                 -- JSON: the attempts before the last one
+	reruns      INTEGER               -- how often it was run again on request; NULL: never
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires_at);
