@@ -40,7 +40,8 @@
 //
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
 // +pttl +type +info. Config.Replicas needs +wait too. Looking at records and counting duplicates need +hmget +hset
-// +hincrby. Without +config|get Check cannot tell what survives a crash.
+// +hincrby. Listing and changing records need +hget +scan +getrange +dbsize +del. Without +config|get Check cannot tell
+// what survives a crash.
 //
 // [docs/redis.md]: https://github.com/oncemill/oncemill/blob/main/docs/redis.md
 package redisstore
