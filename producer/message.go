@@ -63,7 +63,7 @@ const (
 	HeaderOriginalID = "oncemill-original-id"
 	HeaderTopic      = "oncemill-topic"    // dead letters: the topic that the message came from
 	HeaderHandler    = "oncemill-handler"  // dead letters: tenant, group and handler that gave up
-	HeaderOutcome    = "oncemill-outcome"  // dead letters: failed, unknown or mismatch
+	HeaderOutcome    = "oncemill-outcome"  // dead letters: failed, unknown, mismatch or rejected
 	HeaderReason     = "oncemill-reason"   // dead letters: why
 	HeaderAttempts   = "oncemill-attempts" // dead letters: how many runs there were
 	HeaderFence      = "oncemill-fence"    // dead letters: what a rerun has to name

@@ -23,7 +23,7 @@ import (
 
 // imported are the packages that snippets of the docs may name without importing them.
 var imported = []string{
-	"context", "errors", "net/http", "os", "sync", "time",
+	"context", "errors", "net/http", "os", "os/signal", "sync", "syscall", "time",
 	"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgxpool", "github.com/nats-io/nats.go/jetstream", "github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/propagation",
@@ -89,6 +89,7 @@ var given = map[string]map[int]string{
 			ctx  context.Context
 			dead jetstream.MessagesContext
 			pub  producer.Publisher
+			w    *natsjs.Worker
 		)`},
 	"docs/outbox.md": {0: `
 		var (

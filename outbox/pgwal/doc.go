@@ -1,5 +1,6 @@
 // Package pgwal is a relay that reads PostgreSQL's log instead of polling a table. It publishes commits at once, in
-// their order. It needs PostgreSQL 14 or later, wal_level = logical, and a user with REPLICATION.
+// their order. It needs PostgreSQL 14 or later, wal_level = logical, one each of max_replication_slots and
+// max_wal_senders, and a user with REPLICATION.
 //
 //	relay, err := pgwal.New(pgwal.Config{Pool: pool}, publisher) // publishes the rows of pgoutbox's table
 //	err = relay.Setup(ctx)                                       // once: makes a publication and a replication slot

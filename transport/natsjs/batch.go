@@ -1,6 +1,7 @@
 package natsjs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,6 +124,16 @@ func runBatch(
 		if f.isDraining() && len(which) == 1 && !ready[which[0]].m.last { // others ran before it
 			return []error{oncemill.Uncounted(oncemill.NoEffect(errDraining))}
 		}
-		return handle(ctx, msgs)
+		errs := handle(ctx, msgs)
+		for n, i := range which {
+			err := ready[i].m.result(nil)
+			if err != nil && errs == nil {
+				errs = make([]error, len(which))
+			}
+			if n < len(errs) {
+				errs[n] = cmp.Or(errs[n], err)
+			}
+		}
+		return errs
 	}, f.pool.Go, func(i int, d consumer.Decision) { ready[i].done(d) })
 }

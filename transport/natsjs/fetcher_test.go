@@ -64,7 +64,7 @@ func TestWorker_HandlersSeeTheMessage(t *testing.T) {
 	if err := msg.InProgress(); !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
 		t.Errorf("InProgress after the ack: %v, want %v", err, jetstream.ErrMsgAlreadyAckd)
 	}
-	if err := msg.Ack(); !errors.Is(err, natsjs.ErrWorkerSettles) {
-		t.Errorf("Ack: %v, want %v", err, natsjs.ErrWorkerSettles)
+	if err := msg.Nak(); !errors.Is(err, natsjs.ErrWorkerSettles) {
+		t.Errorf("Nak: %v, want %v", err, natsjs.ErrWorkerSettles)
 	}
 }

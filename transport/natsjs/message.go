@@ -1,8 +1,10 @@
 package natsjs
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -33,6 +36,7 @@ type message struct {
 	foreign  bool      // the server would take what is said of it for another message
 	touched  time.Time // since when the server waits for us
 	buffered bool      // the connection keeps what was said last until it is there again
+	refused  error     // what the handler said of it by a nak or a term
 }
 
 // message makes a message of what the server has sent.
@@ -190,9 +194,30 @@ func (m *message) InProgress() error {
 	return m.say(sayProgress)
 }
 
-func (*message) Ack() error                       { return ErrWorkerSettles }
-func (*message) DoubleAck(context.Context) error  { return ErrWorkerSettles }
-func (*message) Nak() error                       { return ErrWorkerSettles }
-func (*message) NakWithDelay(time.Duration) error { return ErrWorkerSettles }
-func (*message) Term() error                      { return ErrWorkerSettles }
-func (*message) TermWithReason(string) error      { return ErrWorkerSettles }
+// Ack and DoubleAck change nothing: the worker acknowledges the message when its outcome is stored.
+func (*message) Ack() error                      { return nil }
+func (*message) DoubleAck(context.Context) error { return nil }
+
+func (m *message) Nak() error                       { return m.refuse(ErrWorkerSettles) }
+func (m *message) NakWithDelay(time.Duration) error { return m.refuse(ErrWorkerSettles) }
+func (m *message) Term() error                      { return m.refuse(oncemill.Permanent(ErrWorkerSettles)) }
+func (m *message) TermWithReason(reason string) error {
+	return m.refuse(oncemill.Permanent(fmt.Errorf("%w: %s", ErrWorkerSettles, reason)))
+}
+
+// refuse keeps what a handler has said of its message, and returns it: the handler may do so, or ignore it.
+func (m *message) refuse(err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = err
+	return err
+}
+
+// result is how a run of a handler ended that returned err: nil does not take back a nak or a term.
+func (m *message) result(err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	refused := m.refused
+	m.refused = nil
+	return cmp.Or(err, refused)
+}

@@ -381,28 +381,67 @@ func TestSource_PanicIsARetry(t *testing.T) {
 	}
 }
 
-func TestWorker_HandlerCannotSettle(t *testing.T) {
+// A handler that was written for a plain consumer acknowledges its messages. That must not charge anybody twice, and
+// what it refuses must not be taken for done.
+func TestWorker_WhatAHandlerSaysOfItsMessage(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneKey)
-	stop := r.start(r.worker(func(ctx context.Context, msg jetstream.Msg) error {
-		for name, err := range map[string]error{
-			"Ack": msg.Ack(), "DoubleAck": msg.DoubleAck(ctx), "Nak": msg.Nak(), "NakWithDelay": msg.NakWithDelay(time.Hour),
-			"Term": msg.Term(), "TermWithReason": msg.TermWithReason("no"),
-		} {
-			if !errors.Is(err, natsjs.ErrWorkerSettles) {
-				t.Errorf("%s: %v", name, err)
-			}
+	for name, c := range map[string]struct {
+		say     func(context.Context, jetstream.Msg) error
+		refuses bool
+		runs    int
+	}{
+		"Ack":            {func(_ context.Context, m jetstream.Msg) error { return m.Ack() }, false, 1},
+		"DoubleAck":      {func(ctx context.Context, m jetstream.Msg) error { return m.DoubleAck(ctx) }, false, 1},
+		"InProgress":     {func(_ context.Context, m jetstream.Msg) error { return m.InProgress() }, false, 1},
+		"Nak":            {func(_ context.Context, m jetstream.Msg) error { return m.Nak() }, true, 2},
+		"NakWithDelay":   {func(_ context.Context, m jetstream.Msg) error { return m.NakWithDelay(time.Hour) }, true, 2},
+		"Term":           {func(_ context.Context, m jetstream.Msg) error { return m.Term() }, true, 1},
+		"TermWithReason": {func(_ context.Context, m jetstream.Msg) error { return m.TermWithReason("no") }, true, 1},
+	} {
+		for _, batch := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, batch %t", name, batch), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("orders.dead")
+				r.policy.Backoff = oncemill.Backoff{Min: time.Millisecond}
+				r.publish(1, oneKey)
+				runs := 0
+				handle := func(ctx context.Context, msg jetstream.Msg) error {
+					if runs++; runs > 1 {
+						return nil
+					}
+					if err := c.say(ctx, msg); errors.Is(err, natsjs.ErrWorkerSettles) != c.refuses {
+						t.Errorf("it answers %v", err)
+					}
+					return nil // whatever it answers
+				}
+				w := r.worker(handle)
+				if batch {
+					var err error
+					w, err = natsjs.NewBatchWorker(r.processor(), r.js, r.cons,
+						func(ctx context.Context, msgs []jetstream.Msg) []error {
+							if err := handle(ctx, msgs[0]); err != nil {
+								t.Error(err)
+							}
+							return nil
+						}, natsjs.BatchConfig{Config: natsjs.Config{Handler: "charge"}})
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				stop := r.start(w)
+				letters := uint64(0)
+				if c.refuses && c.runs == 1 {
+					letters = 1
+				}
+				until(t, "the outcome", func() bool {
+					info := r.info()
+					return info.NumAckPending == 0 && info.NumPending == 0 && info.AckFloor.Stream == 1+letters
+				})
+				r.stops(stop)
+				if runs != c.runs {
+					t.Errorf("%d runs, want %d", runs, c.runs)
+				}
+			})
 		}
-		if err := msg.InProgress(); err != nil {
-			t.Errorf("InProgress: %v", err)
-		}
-		return nil
-	}))
-	r.finishes(1)
-	r.stops(stop)
-	r.acked(1)
-	if n := r.info().Delivered.Consumer; n != 1 {
-		t.Errorf("%d deliveries", n)
 	}
 }

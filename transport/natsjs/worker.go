@@ -13,8 +13,9 @@ import (
 )
 
 // A Handler does the work for one message. Its error decides what happens next: see oncemill.RunFunc. The worker
-// settles the message. The message's acks return ErrWorkerSettles, except InProgress, which the worker sends anyway.
-// The message must not be changed.
+// settles the message. Ack and DoubleAck of the message do nothing, and InProgress is not needed. Nak and Term return
+// ErrWorkerSettles, Term as a permanent error; the run fails with it even if the handler returns nil. The message must
+// not be changed.
 type Handler func(ctx context.Context, msg jetstream.Msg) error
 
 // A Worker gives the messages of one pull consumer to a guarded handler. It is safe for concurrent use; one Run works
@@ -60,7 +61,7 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
 			d := m.delivery
 			d.Handler = f.config.Handler
-			call := func(ctx context.Context) error { return handle(ctx, m) }
+			call := func(ctx context.Context) error { return m.result(handle(ctx, m)) }
 			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
 				f.pool.Go(func() { t.Process(ctx, call, done) })
 			})
