@@ -59,7 +59,6 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		{"clean", box.sql.tidyLock, box.sql.clean, "_published", []any{0, 100}},
 		{"replay", box.sql.tidyLock, box.sql.replay, "_published", []any{nil, "infinity", "", nil, 100}},
 		{"find", "", box.sql.find, "_pkey", []any{"{1,2,3}"}},
-		{"dead", "", box.sql.dead, "_dead", []any{100}},
 		{"requeue", "", box.sql.requeue, "_dead", []any{"{a,b}"}},
 		{"discard", "", box.sql.discard, "_dead", []any{"{a,b}"}},
 	} {
