@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // version is the schema's that this package needs.
@@ -55,6 +57,35 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 // transactions that wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a
 // lock_timeout before.
 func (o *Outbox) SQL() string { return o.sql.schema }
+
+// Plan says what Migrate would do, and changes nothing. It looks at the version only, not for what somebody dropped.
+func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
+	m := dedupstore.Migration{Wanted: version}
+	found, err := o.found(ctx)
+	if err != nil {
+		return dedupstore.Migration{}, err
+	}
+	if m.Found = found.version; m.Found < version {
+		m.SQL = o.SQL()
+		if o.cfg.Schema != "" {
+			m.SQL = `CREATE SCHEMA IF NOT EXISTS "` + o.cfg.Schema + `";` + "\n" + m.SQL
+		}
+	}
+	return m, nil
+}
+
+// found are the settings that are there; of version 0: there are none.
+func (o *Outbox) found(ctx context.Context) (found settings, err error) {
+	var present, table, lease bool
+	err = o.pool.QueryRow(ctx, o.sql.present).Scan(&present, &table, &lease)
+	if err == nil && present {
+		err = o.pool.QueryRow(ctx, o.sql.settings).Scan(&found.version, &found.ordered)
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return settings{}, o.explain(err)
+	}
+	return found, nil
+}
 
 // lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
 const lockTimeout = "3s"

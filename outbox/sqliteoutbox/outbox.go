@@ -61,6 +61,17 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	return nil
 }
 
+// Plan says what Migrate would do, and changes nothing.
+func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
+	m := dedupstore.Migration{Wanted: 1}
+	err := o.db.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?`,
+		o.table).Scan(&m.Found)
+	if err == nil && m.Found == 0 {
+		m.SQL = o.sql.schema
+	}
+	return m, err
+}
+
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
 // never blocks; several calls may be one look.
 func (o *Outbox) Wake() {
