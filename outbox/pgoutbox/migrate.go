@@ -82,7 +82,7 @@ func (o *Outbox) found(ctx context.Context) (found settings, err error) {
 		err = o.pool.QueryRow(ctx, o.sql.settings).Scan(&found.version, &found.ordered)
 	}
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return settings{}, o.explain(err)
+		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))
 	}
 	return found, nil
 }
