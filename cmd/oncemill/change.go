@@ -55,7 +55,7 @@ func (a *app) complete() *cobra.Command {
 		Short: "Say what became of messages whose outcome is unknown",
 		Long: `complete decides outcomes that are unknown, once you know whether the effect
 happened. Duplicates get that outcome from then on.`,
-		Example: "  oncemill complete order-17 --group billing --handler charge --outcome succeeded",
+		Example: "  oncemill complete order-17 --group billing --outcome succeeded",
 		PreRunE: func(*cobra.Command, []string) error {
 			kind := dedupstore.Kind(outcome)
 			if kind != dedupstore.Succeeded && kind != dedupstore.Failed {

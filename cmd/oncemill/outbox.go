@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -62,8 +63,8 @@ func (f *rowFilter) read(now time.Time) (err error) {
 	if f.Before, err = when("--before", f.before, now); err != nil {
 		return err
 	}
-	if err := f.Validate(); err != nil {
-		return usageError{err}
+	if !f.Before.IsZero() && f.Since.After(f.Before) {
+		return usagef("--since %s is after --before %s", f.since, f.before)
 	}
 	return nil
 }
@@ -293,7 +294,7 @@ func (a *app) outboxStats() *cobra.Command {
 		Example: "  oncemill outbox stats --watch",
 		Args:    arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.read(time.Now()); err != nil {
+			if err := errors.Join(f.read(time.Now()), w.check()); err != nil {
 				return err
 			}
 			box, err := a.box(cmd.Context(), false)

@@ -83,7 +83,8 @@ func (a *app) outboxReplay() *cobra.Command {
 broker that lost what it had acknowledged, or a consumer that is new. Consumers
 take the copies for duplicates as long as their windows last.
 
-A replay that was cut off goes on with the --before that it says.`,
+Times are by the database's clock. A replay that was cut off says with which
+--before it goes on.`,
 		Example: "  oncemill outbox replay order-17\n" +
 			"  oncemill outbox replay --topic orders --since 2h --header tenant=acme",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -102,24 +103,21 @@ A replay that was cut off goes on with the --before that it says.`,
 			if len(args) == 0 {
 				r.IDs = nil
 			}
-			err = a.step(ctx, c, len(rows), func(_ int, audit *slog.Logger) (int, bool, error) {
+			return a.step(ctx, c, len(rows), func(_ int, audit *slog.Logger) (int, bool, error) {
 				changed, err := box.Replay(ctx, r)
 				audit = audit.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header, "ids", r.IDs)
 				if err == nil {
 					audit.Info("changed", "rows", changed)
 				} else {
 					audit.Error("failed", "error", err.Error())
+					fmt.Fprintf(a.log, "To go on, say the same with --before %s\n", asked.UTC().Format(time.RFC3339Nano))
 				}
 				return changed, changed == r.Limit, err
 			})
-			if err != nil {
-				return fmt.Errorf("%w; go on with --before %s", err, asked.UTC().Format(time.RFC3339Nano))
-			}
-			return nil
 		},
 	}
 	c.rowFilter.flags(cmd.Flags(), "published")
-	cmd.Flags().StringToStringVar(&c.header, "header", nil, "only rows whose message has this header: NAME=VALUE")
+	cmd.Flags().StringToStringVar(&c.header, "header", nil, "only rows whose message has this header: `NAME=VALUE`")
 	c.consent.flags(cmd.Flags(), "rows")
 	return cmd
 }

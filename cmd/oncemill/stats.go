@@ -38,6 +38,9 @@ func (a *app) stats() *cobra.Command {
 		Example: "  oncemill stats\n  oncemill stats --group billing --watch",
 		Args:    arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := w.check(); err != nil {
+				return err
+			}
 			return a.counts(cmd.Context(), f.Filter, w)
 		},
 	}
@@ -71,11 +74,15 @@ func (w *watching) flags(flags *pflag.FlagSet) {
 	flags.DurationVar(&w.every, "every", 5*time.Second, "how often, with --watch")
 }
 
-// again does something once, or until it is interrupted.
-func (w *watching) again(ctx context.Context, do func() error) error {
+func (w *watching) check() error {
 	if w.every < time.Second {
 		return usagef("--every is %v, want at least 1s", w.every)
 	}
+	return nil
+}
+
+// again does something once, or until it is interrupted.
+func (w *watching) again(ctx context.Context, do func() error) error {
 	for {
 		if err := do(); err != nil || !w.on {
 			return err
