@@ -54,15 +54,15 @@ type Named interface {
 
 // An Inspector is a Store that answers operators.
 type Inspector interface {
-	// Stats counts what relays show in metrics. Its cost may grow with the number of pending and dead rows, but not with
-	// that of published ones.
+	// Stats counts what relays show in metrics. Its cost may grow with the number of pending and dead rows, but not
+	// with that of published ones.
 	Stats(ctx context.Context) (Stats, error)
 
 	// List returns the rows that a filter lets through, page by page: after is empty for the first page, then the Next
-	// of the page before. A page has a few hundred rows at most and looks at some thousands, so that it holds up nobody;
-	// it may be empty although there are more. Rows that stay as they are come once. A row whose state changes meanwhile
-	// may come twice or not at all. Dead rows come in the order in which they died, published ones in the order in which
-	// they were published.
+	// of the page before. A page has a few hundred rows at most and looks at some thousands, so that it holds up
+	// nobody; it may be empty although there are more. Rows that stay as they are come once. A row whose state changes
+	// meanwhile may come twice or not at all. Dead rows come in the order in which they died, published ones in the
+	// order in which they were published.
 	List(ctx context.Context, f Filter, after string) (Page, error)
 
 	// Count counts the rows that a filter lets through, in parts as List does. The caller adds them up.
@@ -95,8 +95,8 @@ type ReplayRequest struct {
 	IDs    []string  // only these message IDs; nil: all. An empty list is refused: a computed one may be so by mistake
 	Limit  int       // the most rows of this call, at least 1
 
-	// Header has headers that a message must have been written with, with the same values; the case of names does not count. Empty:
-	// all messages. The message ID is no header here.
+	// Header has headers that a message must have been written with, with the same values; the case of names does not
+	// count. Empty: all messages. The message ID is no header here.
 	Header producer.Header
 }
 

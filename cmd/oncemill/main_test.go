@@ -179,7 +179,8 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	for _, r := range rows {
 		if r.Message.ID == m.ID && r.Message.Topic == m.Topic && state != outbox.Leased {
-			ts.Check(store.Settle(ctx, token, []outbox.Result{{Number: r.Number, State: state, Error: "broker: too \x1b large"}}))
+			result := outbox.Result{Number: r.Number, State: state, Error: "broker: too \x1b large"}
+			ts.Check(store.Settle(ctx, token, []outbox.Result{result}))
 		}
 	}
 }

@@ -30,7 +30,8 @@ are still kept. It requeues and discards dead ones, and replays published ones.`
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
-	cmd.AddCommand(a.outboxList(), a.outboxDead(), a.outboxStats(), a.outboxRequeue(), a.outboxDiscard(), a.outboxReplay())
+	cmd.AddCommand(a.outboxList(), a.outboxDead(), a.outboxStats(),
+		a.outboxRequeue(), a.outboxDiscard(), a.outboxReplay())
 	return cmd
 }
 

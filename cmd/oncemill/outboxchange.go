@@ -26,7 +26,8 @@ func (a *app) outboxRequeue() *cobra.Command {
 		Short: "Let dead rows be published again, when the reason is mended",
 		Long: `requeue makes dead rows pending again: relays publish them at once, with nothing
 counted. A message that is dead in several topics is requeued in all of them.`,
-		Example: "  oncemill outbox requeue order-17 --why \"topic was made\"\n  oncemill outbox requeue --topic orders --dry-run",
+		Example: "  oncemill outbox requeue order-17 --why \"topic was made\"\n" +
+			"  oncemill outbox requeue --topic orders --dry-run",
 	})
 }
 
@@ -105,12 +106,14 @@ Times are by the database's clock. A replay that was cut off says with which
 			}
 			return a.step(ctx, c, len(rows), func(_ int, audit *slog.Logger) (int, bool, error) {
 				changed, err := box.Replay(ctx, r)
-				audit = audit.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header, "ids", r.IDs)
+				audit = audit.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header, "ids",
+					r.IDs)
 				if err == nil {
 					audit.Info("changed", "rows", changed)
 				} else {
 					audit.Error("failed", "error", err.Error())
-					fmt.Fprintf(a.log, "To go on, say the same with --before %s\n", asked.UTC().Format(time.RFC3339Nano))
+					fmt.Fprintf(a.log, "To go on, say the same with --before %s\n",
+						asked.UTC().Format(time.RFC3339Nano))
 				}
 				return changed, changed == r.Limit, err
 			})

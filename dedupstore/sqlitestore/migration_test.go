@@ -19,7 +19,8 @@ func TestPlan_SaysWhatMigrateWouldDo(t *testing.T) {
 		t.Fatalf("%+v, %v, want that there is no table", plan, err)
 	}
 	mustExec(t, db, plan.SQL)
-	if plan, err := s.Plan(t.Context()); err != nil || plan != (dedupstore.Migration{Found: schemaVersion, Wanted: schemaVersion}) {
+	want := dedupstore.Migration{Found: schemaVersion, Wanted: schemaVersion}
+	if plan, err := s.Plan(t.Context()); err != nil || plan != want {
 		t.Errorf("%+v, %v, want nothing to do", plan, err)
 	}
 	claim(t, s, request("1"), dedupstore.AcquiredRun)

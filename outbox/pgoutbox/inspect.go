@@ -20,8 +20,8 @@ SELECT count(*),
 	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
 FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
 
-	// Each part of the rows is read in the order of its index, so that a page goes on where the one before ended. The last
-	// row that was looked at is told always: the next page begins behind it.
+	// Each part of the rows is read in the order of its index, so that a page goes on where the one before ended. The
+	// last row that was looked at is told always: the next page begins behind it.
 	toldSQL = `
 WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease} WHERE ends_at > clock_timestamp()),
 looked AS MATERIALIZED (
@@ -142,7 +142,8 @@ func (o *Outbox) Count(ctx context.Context, f outbox.Filter, after string) (coun
 	count.Next, err = o.look(ctx, countSQL, f, after, func(scan func(...any) error, at *outgoing.Cursor) error {
 		var t outbox.Tally
 		var oldest float64
-		if err := scan(&at.At, &at.Number, &count.Looked, &t.Topic, &t.State, &t.Rows, &oldest); err != nil || t.Rows == 0 {
+		if err := scan(&at.At, &at.Number, &count.Looked, &t.Topic, &t.State, &t.Rows,
+			&oldest); err != nil || t.Rows == 0 {
 			return err
 		}
 		if t.State != outbox.Dead && t.State != outbox.Published {

@@ -41,8 +41,8 @@ WITH again AS (
 				0) = 0 OR id = ANY($4::text[]))
 			AND NOT EXISTS (
 				SELECT FROM json_each_text(nullif($6::text, 'null')::json) AS want WHERE NOT EXISTS (
-					SELECT FROM json_each_text(
-						CASE WHEN json_typeof(header) = 'object' AND strpos(header::text, '\u0000') = 0 THEN header END) AS has
+					SELECT FROM json_each_text(CASE WHEN json_typeof(header) = 'object'
+						AND strpos(header::text, '\u0000') = 0 THEN header END) AS has
 					WHERE lower(has.key) = lower(want.key) AND has.value = want.value))
 		ORDER BY published_at, place LIMIT $5::bigint))
 		AND published_at IS NOT NULL

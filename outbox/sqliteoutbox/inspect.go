@@ -32,8 +32,8 @@ func (o *Outbox) Stats(ctx context.Context) (outbox.Stats, error) {
 }
 
 const (
-	// Each part of the rows is read in the order of its index, so that a page goes on where the one before ended. The last
-	// row that was looked at is told always: the next page begins behind it.
+	// Each part of the rows is read in the order of its index, so that a page goes on where the one before ended. The
+	// last row that was looked at is told always: the next page begins behind it.
 	toldSQL = `
 WITH looked AS MATERIALIZED (
 	SELECT *, {order} AS cursor,
@@ -91,8 +91,8 @@ func (o *Outbox) List(ctx context.Context, f outbox.Filter, after string) (page 
 		var wanted bool
 		var written, due, ended int64
 		var header []byte
-		if err := rows.Scan(&at.At, &at.Number, &page.Looked, &wanted, &r.ID, &r.Topic, &r.Key, &r.State, &written, &due,
-			&ended, &r.Failures, &r.Unknowns, &r.Replays, &r.Error, &header); err != nil || !wanted {
+		if err := rows.Scan(&at.At, &at.Number, &page.Looked, &wanted, &r.ID, &r.Topic, &r.Key, &r.State, &written,
+			&due, &ended, &r.Failures, &r.Unknowns, &r.Replays, &r.Error, &header); err != nil || !wanted {
 			return err
 		}
 		r.Written = time.UnixMicro(written)
