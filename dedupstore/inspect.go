@@ -142,9 +142,9 @@ func Refuse(c Change, seen, found Record, now time.Time) error {
 	case found.State == Publishing:
 		return refuse("its outcome has messages that are not published yet; %s held them last, until %s: the next "+
 			"delivery publishes them", holder, found.Until.UTC().Format(time.RFC3339))
-	case found.Fence != seen.Fence || found.State != seen.State:
-		return refuse("it was %s under fence %d when you looked, and is %s under fence %d now: look again",
-			seen.State, seen.Fence, found.State, found.Fence)
+	case found.Fence != seen.Fence || found.State != seen.State || found.Outcome.Kind != seen.Outcome.Kind:
+		return refuse("it was %s %s under fence %d when you looked, and is %s %s under fence %d now: look again",
+			seen.State, seen.Outcome.Kind, seen.Fence, found.State, found.Outcome.Kind, found.Fence)
 	case forgets:
 		return nil
 	case found.State != Finished:

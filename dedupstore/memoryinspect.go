@@ -111,7 +111,9 @@ func (m *Memory) Change(ctx context.Context, seen Record, c Change) error {
 		rec.state, rec.owner, rec.due = Retryable, "", now
 		rec.outcome = Outcome{Reason: rec.outcome.Reason}
 	case Complete:
+		stubs := rec.outcome.Produced
 		rec.outcome = c.Outcome.clone()
+		rec.outcome.Produced = stubs
 	}
 	m.keep(rec, rec.expires)
 	return nil

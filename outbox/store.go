@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/producer"
@@ -53,11 +54,19 @@ type Named interface {
 
 // An Inspector is a Store that answers operators.
 type Inspector interface {
-	// Stats counts. Its cost may grow with the number of pending rows.
+	// Stats counts what relays show in metrics. Its cost may grow with the number of pending and dead rows, but not
+	// with that of published ones.
 	Stats(ctx context.Context) (Stats, error)
 
-	// Dead returns at most limit dead rows, in the order in which they died.
-	Dead(ctx context.Context, limit int) ([]DeadRow, error)
+	// List returns the rows that a filter lets through, page by page: after is empty for the first page, then the Next
+	// of the page before. A page has a few hundred rows at most and looks at some thousands, so that it holds up
+	// nobody; it may be empty although there are more. Rows that stay as they are come once. A row whose state changes
+	// meanwhile may come twice or not at all. Dead rows come in the order in which they died, published ones in the
+	// order in which they were published.
+	List(ctx context.Context, f Filter, after string) (Page, error)
+
+	// Count counts the rows that a filter lets through, in parts as List does. The caller adds them up.
+	Count(ctx context.Context, f Filter, after string) (Count, error)
 
 	// Requeue makes the dead rows with these message IDs pending again, due at once and with nothing counted, and
 	// returns how many.
@@ -85,6 +94,10 @@ type ReplayRequest struct {
 	Topic  string    // only of this topic; empty: of all
 	IDs    []string  // only these message IDs; nil: all. An empty list is refused: a computed one may be so by mistake
 	Limit  int       // the most rows of this call, at least 1
+
+	// Header has headers that a message must have been written with, with the same values; the case of names does not
+	// count. Empty: all messages. The message ID is no header here.
+	Header producer.Header
 }
 
 // A LeaseRequest asks for rows.
@@ -129,7 +142,7 @@ type Result struct {
 	Error  string        // Failed, Unknown, Dead: why; at most 1 KiB
 }
 
-// State is what became of a leased row. The set is closed.
+// State is what became of a leased row, or what a row is. The set is closed.
 type State string
 
 // What became of a leased row.
@@ -141,6 +154,13 @@ const (
 	Dead      State = "dead"      // refused for the last time: counts a failure, is kept until somebody acts
 )
 
+// What a row is that is neither Published nor Dead.
+const (
+	Pending State = "pending" // due
+	Delayed State = "delayed" // due later: its message is delayed, or an attempt was not acknowledged
+	Leased  State = "leased"  // in the hands of a relay
+)
+
 // Stats are counts of an outbox.
 type Stats struct {
 	Pending int           // neither published nor dead; delayed and leased rows included
@@ -148,14 +168,69 @@ type Stats struct {
 	Dead    int
 }
 
-// A DeadRow is a row that was refused for the last time, without its content.
-type DeadRow struct {
-	ID, Topic string
-	Written   time.Time
-	Died      time.Time
-	Failures  int // attempts that were refused
-	Unknowns  int // attempts without an answer
-	Error     string
+// A Filter says which rows are meant. Each of its fields narrows it; the zero value means all.
+type Filter struct {
+	States    []State   // Pending, Delayed, Leased, Dead or Published: one of these
+	Topic, ID string    // exactly these; ID is that of the message
+	Since     time.Time // written at or after
+	Before    time.Time // written before
+
+	// Header asks for headers. It lets through what the other fields do.
+	Header bool
+}
+
+// A Page is a part of a list.
+type Page struct {
+	Rows   []RowInfo
+	Next   string // where the next page begins; empty: there is none
+	Looked int    // how many rows this page looked at
+}
+
+// A RowInfo is what a store knows of a row, without the payload. Times are by the store's clock.
+type RowInfo struct {
+	ID, Topic, Key string
+	Header         producer.Header // nil unless the filter asks; of a replayed row, what its next copy has
+	State          State
+	Written        time.Time
+	Due            time.Time // Pending and Delayed: since when, or when, it is due; else zero
+	Ended          time.Time // Dead and Published: since when it is so; else zero
+	Failures       int       // attempts that were refused
+	Unknowns       int       // attempts without an answer
+	Replays        int       // how often it was published once more
+	Error          string    // of the last attempt that was not acknowledged
+}
+
+// A Count is how many rows there are, in a part of them.
+type Count struct {
+	Tallies []Tally
+	Next    string // where the next part begins; empty: there is none
+	Looked  int    // how many rows this part looked at
+}
+
+// A Tally counts the rows of a topic that are in one state.
+type Tally struct {
+	Topic  string
+	State  State
+	Rows   int
+	Oldest time.Duration // Pending, Delayed and Leased: as in Stats; else zero
+}
+
+// Validate returns an *dedupstore.InvalidError that names the field that is wrong. Stores call it.
+func (f Filter) Validate() error {
+	for _, s := range f.States {
+		if !slices.Contains([]State{Pending, Delayed, Leased, Dead, Published}, s) {
+			return invalid("Filter.States", fmt.Sprintf("has %q, which is the state of no row", s))
+		}
+	}
+	if !f.Before.IsZero() && f.Since.After(f.Before) {
+		return invalid("Filter.Since", fmt.Sprintf("is %v, after Before, %v", f.Since, f.Before))
+	}
+	return nil
+}
+
+// Wants reports whether the filter lets rows in one of these states through.
+func (f Filter) Wants(states ...State) bool {
+	return len(f.States) == 0 || slices.ContainsFunc(states, func(s State) bool { return slices.Contains(f.States, s) })
 }
 
 // Validate returns an *dedupstore.InvalidError that names the field that is wrong. Stores call it.

@@ -1,17 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"os"
-	"os/user"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,16 +16,12 @@ import (
 // A mending changes records: by their IDs, or all that a filter lets through.
 type mending struct {
 	filter
-	verb        string
-	change      dedupstore.Change
-	every       bool // no filter is needed
-	yes, dryRun bool
-	rate        int
-	why, audit  string
+	consent
+	change dedupstore.Change
 }
 
 func (a *app) forget() *cobra.Command {
-	m := &mending{verb: "forget", change: dedupstore.Forget{}}
+	m := &mending{consent: consent{verb: "forget"}, change: dedupstore.Forget{}}
 	return a.mends(m, &cobra.Command{
 		Use:   "forget [ID...]",
 		Short: "Drop records: their messages run as new ones when they come again",
@@ -44,7 +34,7 @@ somebody holds, and outcomes that are not published yet, are refused.`,
 }
 
 func (a *app) rerun() *cobra.Command {
-	m := &mending{verb: "rerun", change: dedupstore.Rerun{}}
+	m := &mending{consent: consent{verb: "rerun"}, change: dedupstore.Rerun{}}
 	return a.mends(m, &cobra.Command{
 		Use:   "rerun [ID...]",
 		Short: "Let messages that failed run again when they are delivered next",
@@ -58,14 +48,14 @@ may have made it before it failed.`,
 }
 
 func (a *app) complete() *cobra.Command {
-	m := &mending{verb: "complete"}
+	m := &mending{consent: consent{verb: "complete"}}
 	var outcome, reason, result string
 	cmd := a.mends(m, &cobra.Command{
 		Use:   "complete ID... --outcome succeeded|failed",
 		Short: "Say what became of messages whose outcome is unknown",
 		Long: `complete decides outcomes that are unknown, once you know whether the effect
 happened. Duplicates get that outcome from then on.`,
-		Example: "  oncemill complete order-17 --group billing --handler charge --outcome succeeded",
+		Example: "  oncemill complete order-17 --group billing --outcome succeeded",
 		PreRunE: func(*cobra.Command, []string) error {
 			kind := dedupstore.Kind(outcome)
 			if kind != dedupstore.Succeeded && kind != dedupstore.Failed {
@@ -91,21 +81,13 @@ func (a *app) mends(m *mending, cmd *cobra.Command) *cobra.Command {
 		if err := m.read(time.Now()); err != nil {
 			return err
 		}
-		switch {
-		case m.rate < 1:
-			return usagef("--rate is %d, want at least 1", m.rate)
-		case len(args) == 0 && m.empty() && !m.every:
-			return usagef("name IDs or a filter, or say --all; see oncemill %s --help", m.verb)
+		if err := m.check(m.verb, len(args) > 0 || !m.empty()); err != nil {
+			return err
 		}
 		return a.mend(cmd.Context(), m, args)
 	}
 	m.all(cmd.Flags())
-	cmd.Flags().BoolVar(&m.every, "all", false, "every record, without a filter")
-	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "show what would be done, and change nothing")
-	cmd.Flags().BoolVarP(&m.yes, "yes", "y", false, "do not ask")
-	cmd.Flags().IntVar(&m.rate, "rate", 100, "change so many records a second at most")
-	cmd.Flags().StringVar(&m.why, "why", "", "the reason, for the audit log")
-	cmd.Flags().StringVar(&m.audit, "audit-log", "", "append a line for each change to this file; else to stderr")
+	m.flags(cmd.Flags(), "records")
 	return cmd
 }
 
@@ -119,16 +101,15 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 	if err != nil {
 		return err
 	}
-	a.preview(m, records)
-	switch {
-	case len(records) == 0 || m.dryRun:
-		return nil
-	case !m.yes:
-		if err := a.confirm(ctx, m.verb, len(records)); err != nil {
-			return err
-		}
+	counts := map[string]int{}
+	for i := range records {
+		r := &records[i]
+		counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
 	}
-	audit, done, err := a.auditor(m)
+	if agreed, err := a.agreed(ctx, &m.consent, "record", counts); err != nil || !agreed {
+		return err
+	}
+	audit, done, err := a.auditor(&m.consent)
 	if err != nil {
 		return err
 	}
@@ -162,54 +143,6 @@ func (a *app) chosen(ctx context.Context, store dedupstore.Inspector, m *mending
 		}
 	}
 	return sorted(found), nil
-}
-
-// preview says what is about to be changed.
-func (a *app) preview(m *mending, records []dedupstore.Record) {
-	counts := map[string]int{}
-	for i := range records {
-		r := &records[i]
-		counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
-	}
-	fmt.Fprintf(a.log, "%s %s:\n", m.verb, plural(len(records), "record"))
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		fmt.Fprintf(a.log, "  %6d  %s\n", counts[name], name)
-	}
-}
-
-func (a *app) confirm(ctx context.Context, verb string, n int) error {
-	fmt.Fprintf(a.log, "Type %q to %s %s: ", "yes", verb, plural(n, "record"))
-	answer := make(chan string, 1)
-	go func() { // ends with the process if nobody answers
-		line, _ := bufio.NewReader(a.in).ReadString('\n')
-		answer <- strings.TrimSpace(line)
-	}()
-	select {
-	case text := <-answer:
-		if text == "yes" {
-			return nil
-		}
-	case <-ctx.Done():
-	}
-	return errors.New("nothing was changed: it was not confirmed; --yes does not ask")
-}
-
-// auditor returns where each change is told.
-func (a *app) auditor(m *mending) (log *slog.Logger, done func() error, err error) {
-	to, done := a.log, func() error { return nil }
-	if m.audit != "" {
-		f, err := os.OpenFile(m.audit, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		if err != nil {
-			return nil, nil, fmt.Errorf("audit log: %w", err)
-		}
-		to, done = f, f.Close
-	}
-	who := "unknown"
-	if u, err := user.Current(); err == nil {
-		who = u.Username
-	}
-	host, _ := os.Hostname()
-	return slog.New(slog.NewJSONHandler(to, nil)).With("who", who+"@"+host, "why", m.why, "action", m.verb), done, nil
 }
 
 func (a *app) changes(
@@ -250,11 +183,4 @@ func (a *app) changes(
 		return fmt.Errorf("%s refused, the first: %w", plural(refused, "record"), first)
 	}
 	return nil
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

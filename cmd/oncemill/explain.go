@@ -24,6 +24,7 @@ type explanation struct {
 	Actions  []string          `json:"actions,omitempty"`
 	Link     string            `json:"link,omitempty"`
 	IDs      map[string]string `json:"ids,omitempty"`
+	Outbox   []rowView         `json:"outbox,omitempty"`
 }
 
 type event struct {
@@ -44,7 +45,8 @@ it stands, how often its effect may have happened, what is known of its
 attempts and duplicates, what happens next, and what one can do.
 
 With --group and --handler it reads one record. Without them it looks through
-all records, which takes seconds where there are millions.`,
+all records, which takes seconds where there are millions. If an outbox is
+named, it also tells what that knows of the message.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -68,7 +70,12 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, names []string,
 	if err != nil {
 		return err
 	}
+	rows, err := a.rowsOf(ctx, f.ID)
+	if err != nil {
+		return err
+	}
 	if a.forPeople() {
+		a.tellRows(f.ID, rows)
 		for i := range records {
 			if i > 0 {
 				fmt.Fprintln(a.out)
@@ -79,7 +86,9 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, names []string,
 	}
 	var all []explanation
 	for i := range records {
-		all = append(all, a.explanation(&records[i], names, payload))
+		x := a.explanation(&records[i], names, payload)
+		x.Outbox = viewsOfRows(rows)
+		all = append(all, x)
 	}
 	return items(a, all)
 }

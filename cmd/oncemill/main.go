@@ -55,13 +55,16 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) i
 		fmt.Fprintln(log, "oncemill: interrupted")
 		return exitError
 	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown "):
-		fmt.Fprintf(log, "oncemill: %v\n", err)
+		fmt.Fprintf(log, "oncemill: %s\n", oneLine(err))
 		return exitUsage
 	default:
-		fmt.Fprintf(log, "oncemill: %v\n", err)
+		fmt.Fprintf(log, "oncemill: %s\n", oneLine(err))
 		return exitError
 	}
 }
+
+// oneLine is the text of an error, which drivers may have written in several lines.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // An app is one run of the command.
 type app struct {
@@ -102,9 +105,11 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	a.settings.flags(root.PersistentFlags())
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
-	root.AddCommand(a.explain(), a.list(), a.stats(), a.forget(), a.rerun(), a.complete())
+	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
+		a.migrate())
 	return root
 }
 

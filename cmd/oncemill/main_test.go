@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -17,7 +19,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 func TestMain(m *testing.M) {
@@ -78,6 +82,106 @@ func TestCommand_OnEachStore(t *testing.T) {
 				},
 			})
 		})
+	}
+}
+
+// TestCommand_OnEachOutbox runs the same scripts on each outbox, with a store beside it. FRESH_STORE and FRESH_OUTBOX
+// have no tables yet.
+func TestCommand_OnEachOutbox(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) (addresses func(dir, own string) (base, fresh string)){
+		"sqlite": func(t *testing.T) func(dir, own string) (string, string) {
+			return func(dir, own string) (string, string) {
+				path := filepath.Join(dir, "shop.db")
+				db, err := sqliteoutbox.Open(t.Context(), path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				db.Close()
+				return "sqlite:" + path + "?", ""
+			}
+		},
+		"postgres": func(t *testing.T) func(dir, own string) (string, string) {
+			database := postgrestest.Shared(t).NewDatabase(t)
+			return func(_, own string) (string, string) { return database.DSN() + "&", "&schema=Fresh" + own }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addresses := start(t)
+			testscript.Run(t, testscript.Params{
+				Dir:  filepath.Join("testdata", "outboxes"),
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed, "row": row},
+				Setup: func(env *testscript.Env) error {
+					own := "t" + strings.ToLower(rand.Text()[:12])
+					base, fresh := addresses(env.WorkDir, own)
+					if err := alone(env); err != nil {
+						return err
+					}
+					env.Setenv("ONCEMILL_STORE", base+"table="+own+"_records")
+					env.Setenv("ONCEMILL_OUTBOX", base+"table="+own+"_outbox")
+					env.Setenv("FRESH_STORE", base+"table="+own+"_fresh_records"+fresh)
+					env.Setenv("FRESH_OUTBOX", base+"table="+own+"_fresh_outbox"+fresh)
+					a := &app{settings: settings{servers: servers{
+						Store: env.Getenv("ONCEMILL_STORE"), Outbox: env.Getenv("ONCEMILL_OUTBOX"),
+					}}}
+					defer a.close()
+					_, err := a.migrations(context.Background(), false, false, false)
+					return err
+				},
+			})
+		})
+	}
+}
+
+// row STATE ID [TOPIC] writes a message, and leads its row to a state.
+func row(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: row STATE ID [TOPIC]")
+	}
+	ctx := context.Background()
+	state, m := outbox.State(args[0]), producer.Message{ID: args[1], Topic: "orders", Payload: []byte("secret")}
+	if len(args) > 2 {
+		m.Topic = args[2]
+	}
+	m.Header = producer.Header{"tenant": m.Topic + "-tenant"}
+	if state == outbox.Delayed {
+		m.NotBefore = time.Now().Add(window)
+	}
+	a := &app{settings: settings{servers: servers{Outbox: ts.Getenv("ONCEMILL_OUTBOX")}}}
+	defer a.close()
+	opened, err := a.box(ctx, false)
+	ts.Check(err)
+	at, _, err := split(a.settings.Outbox, "table", "schema")
+	ts.Check(err)
+	var db *sql.DB
+	if at.Scheme == "sqlite" {
+		db, err = a.database(ctx, at)
+		ts.Check(err)
+	} else {
+		pool, err := a.pool(ctx, at)
+		ts.Check(err)
+		db = stdlib.OpenDBFromPool(pool)
+		defer db.Close()
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	ts.Check(err)
+	store := opened.(interface {
+		outbox.Store
+		InSQL(tx *sql.Tx) producer.Publisher
+	})
+	ts.Check(store.InSQL(tx).Publish(ctx, m))
+	ts.Check(tx.Commit())
+	if state == outbox.Pending || state == outbox.Delayed {
+		return
+	}
+	token := rand.Text()
+	rows, err := store.Lease(ctx, outbox.LeaseRequest{Token: token, Limit: 100, Lease: window})
+	ts.Check(err)
+	for _, r := range rows {
+		if r.Message.ID == m.ID && r.Message.Topic == m.Topic && state != outbox.Leased {
+			result := outbox.Result{Number: r.Number, State: state, Error: "broker: too \x1b large"}
+			ts.Check(store.Settle(ctx, token, []outbox.Result{result}))
+		}
 	}
 }
 

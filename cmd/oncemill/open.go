@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
@@ -53,6 +55,41 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 	default:
 		return nil, usagef("store %q begins with %q, want redis, rediss, redis+cluster, rediss+cluster, postgres or "+
 			"sqlite", at.Redacted(), at.Scheme)
+	}
+}
+
+// A box is an outbox that operators look into and change.
+type box interface {
+	outbox.Inspector
+	outbox.Replayer
+	migrator
+}
+
+// box opens the outbox that the settings name. Ordered is for one that is not there yet.
+func (a *app) box(ctx context.Context, ordered bool) (box, error) {
+	if a.settings.Outbox == "" {
+		return nil, usagef("no outbox is named: set --outbox, ONCEMILL_OUTBOX or a context of the config file")
+	}
+	at, own, err := split(a.settings.Outbox, "table", "schema")
+	if err != nil {
+		return nil, err
+	}
+	switch at.Scheme {
+	case "postgres", "postgresql":
+		pool, err := a.pool(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		return pgoutbox.Find(ctx, pool,
+			pgoutbox.Config{Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: quiet})
+	case "sqlite":
+		db, err := a.database(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		return sqliteoutbox.New(db, sqliteoutbox.Config{Table: own["table"]})
+	default:
+		return nil, usagef("outbox %q begins with %q, want postgres or sqlite", at.Redacted(), at.Scheme)
 	}
 }
 

@@ -36,8 +36,9 @@ type settings struct {
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.Store, "store", "", "where records are: redis://HOST:PORT[/DB][?prefix=P],\n"+
-		"redis+cluster://HOST:PORT, postgres://…[?table=T&schema=S]\nor sqlite:PATH[?table=T]")
-	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is: postgres://… or sqlite:PATH")
+		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
+	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
+		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -29,8 +30,7 @@ type scopeStats struct {
 
 func (a *app) stats() *cobra.Command {
 	var f filter
-	var watch bool
-	var every time.Duration
+	var w watching
 	cmd := &cobra.Command{
 		Use:     "stats",
 		GroupID: "look",
@@ -38,45 +38,73 @@ func (a *app) stats() *cobra.Command {
 		Example: "  oncemill stats\n  oncemill stats --group billing --watch",
 		Args:    arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if every < time.Second {
-				return usagef("--every is %v, want at least 1s", every)
+			if err := w.check(); err != nil {
+				return err
 			}
-			return a.counts(cmd.Context(), f.Filter, watch, every)
+			return a.counts(cmd.Context(), f.Filter, w)
 		},
 	}
 	f.scope(cmd.Flags())
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "count again and again, until interrupted")
-	cmd.Flags().DurationVar(&every, "every", 5*time.Second, "how often, with --watch")
+	w.flags(cmd.Flags())
 	return cmd
 }
 
-func (a *app) counts(ctx context.Context, f dedupstore.Filter, watch bool, every time.Duration) error {
+func (a *app) counts(ctx context.Context, f dedupstore.Filter, w watching) error {
 	store, err := a.inspector(ctx)
 	if err != nil {
 		return err
 	}
-	for {
+	return w.again(ctx, func() error {
 		scopes, err := a.count(ctx, store, f)
 		if err != nil {
 			return err
 		}
-		if watch && a.forPeople() && terminal(a.out) {
-			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
-		}
-		if a.forPeople() {
-			a.table(statsTable(scopes))
-		} else if err := items(a, scopes); err != nil {
+		return show(a, w, scopes, statsTable)
+	})
+}
+
+// A watching is how often something is counted, as flags.
+type watching struct {
+	on    bool
+	every time.Duration
+}
+
+func (w *watching) flags(flags *pflag.FlagSet) {
+	flags.BoolVarP(&w.on, "watch", "w", false, "count again and again, until interrupted")
+	flags.DurationVar(&w.every, "every", 5*time.Second, "how often, with --watch")
+}
+
+func (w *watching) check() error {
+	if w.every < time.Second {
+		return usagef("--every is %v, want at least 1s", w.every)
+	}
+	return nil
+}
+
+// again does something once, or until it is interrupted.
+func (w *watching) again(ctx context.Context, do func() error) error {
+	for {
+		if err := do(); err != nil || !w.on {
 			return err
-		}
-		if !watch {
-			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return nil // that is how watching ends
-		case <-time.After(every):
+		case <-time.After(w.every):
 		}
 	}
+}
+
+// show writes statistics, over those before if somebody watches.
+func show[T any](a *app, w watching, all []T, tableOf func([]T) table) error {
+	if !a.forPeople() {
+		return items(a, all)
+	}
+	if w.on && terminal(a.out) {
+		fmt.Fprint(a.out, "\x1b[H\x1b[2J")
+	}
+	a.table(tableOf(all))
+	return nil
 }
 
 // count counts all pages.

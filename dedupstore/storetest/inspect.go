@@ -360,6 +360,10 @@ var inspectCases = []testCase{
 			k.refuses(k.look("did"), happened, "known")
 			k.settle(k.run("failed"), finish(failed("card refused")))
 			k.refuses(k.look("failed"), happened, "known")
+			k.park("meanwhile")
+			seen := k.look("meanwhile")
+			k.change("meanwhile", happened)
+			k.refuses(seen, dedupstore.Forget{}, "when you looked")
 			k.settle(k.run("later"), dedupstore.Release{Delay: long})
 			k.refuses(k.look("later"), happened)
 		},

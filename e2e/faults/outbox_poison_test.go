@@ -105,9 +105,9 @@ func (m *mint) sellMore(t *testing.T, n int) {
 // checkDead looks at what operators see.
 func (m *mint) checkDead(cfg outbox.Config) {
 	m.t.Helper()
-	dead, err := m.box.Dead(m.t.Context(), 10)
+	dead, err := m.box.List(m.t.Context(), outbox.Filter{States: []outbox.State{outbox.Dead}}, "")
 	m.fatal(err)
-	for _, row := range dead {
+	for _, row := range dead.Rows {
 		p, known := poisons[row.ID]
 		if !known || row.Failures != cfg.MaxAttempts || row.Unknowns != 0 || !strings.Contains(row.Error, p.reason) {
 			m.t.Errorf("dead: %+v, want %d failures and the reason %q", row, cfg.MaxAttempts, p.reason)

@@ -185,6 +185,8 @@ func (t teller) events() (events []Event) {
 			t.ending(add)
 		case a.Ended.IsZero() && a.Reason == "":
 			add(all[i+1].Claimed, "taken over: its lease had ended without an outcome")
+		case a.Ended.IsZero():
+			add(a.Claimed, "the run ended, nobody knows when. %s", because(a.Reason))
 		default:
 			add(a.Ended, "the run ended. %s", because(a.Reason))
 		}

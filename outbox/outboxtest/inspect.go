@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -70,21 +72,118 @@ var inspectCases = []testCase{
 		}
 	}},
 	{"inspect/dead-rows-tell-why", "an operator cannot see why a message was not published", func(k *kit) {
-		i := k.inspector()
+		k.inspector()
 		k.writeIDs("first", "second")
 		l := k.lease()
 		k.settleOne(l, "first", outbox.Result{State: outbox.Dead, Error: "too large"})
 		k.pass()
 		k.settleOne(k.lease(), "second", outbox.Result{State: outbox.Dead, Error: "no such topic"})
-		dead, err := i.Dead(k.Context(), 10)
-		if err != nil || len(dead) != 2 || dead[0].ID != "first" || dead[0].Error != "too large" ||
-			dead[0].Topic != "orders" ||
-			dead[0].Failures != 1 || dead[1].ID != "second" || dead[0].Died.Before(dead[0].Written) ||
-			dead[0].Written.IsZero() {
-			k.Errorf("dead rows %+v, %v", dead, err)
+		dead := k.list(outbox.Filter{States: []outbox.State{outbox.Dead}})
+		if len(dead) != 2 || dead[0].ID != "first" || dead[0].Error != "too large" || dead[0].Topic != "orders" ||
+			dead[0].Failures != 1 || dead[1].ID != "second" || dead[0].State != outbox.Dead ||
+			dead[0].Ended.Before(dead[0].Written) || dead[0].Written.IsZero() || !dead[0].Due.IsZero() {
+			k.Errorf("dead rows %+v", dead)
 		}
-		if dead, err := i.Dead(k.Context(), 1); err != nil || len(dead) != 1 {
-			k.Errorf("at most one: %+v, %v", dead, err)
+	}},
+	{"inspect/lists-what-was-asked-for", "an operator acts on other rows than those that were meant", func(k *kit) {
+		later, other := message("delayed"), message("other")
+		later.NotBefore, other.Topic, other.Header = time.Now().Add(long), "elsewhere", producer.Header{"tenant": "a"}
+		k.writeIDs("dead", "published", "leased")
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "dead").Number, State: outbox.Dead, Error: "no"},
+			outbox.Result{Number: l.row(k, "published").Number, State: outbox.Published})
+		k.same("leased", k.lease().ids(), []string{"leased"})
+		k.pass()
+		between := time.Now()
+		k.pass()
+		k.write(later, other)
+		states := func(s ...outbox.State) outbox.Filter { return outbox.Filter{States: s} }
+		for _, tc := range []struct {
+			name   string
+			filter outbox.Filter
+			want   []string
+		}{
+			{"all", outbox.Filter{}, []string{"dead", "delayed", "leased", "other", "published"}},
+			{"pending", states(outbox.Pending), []string{"other"}},
+			{"delayed", states(outbox.Delayed), []string{"delayed"}},
+			{"leased", states(outbox.Leased), []string{"leased"}},
+			{"dead or published", states(outbox.Dead, outbox.Published), []string{"dead", "published"}},
+			{"topic", outbox.Filter{Topic: "elsewhere"}, []string{"other"}},
+			{"ID", outbox.Filter{ID: "published"}, []string{"published"}},
+			{"since", outbox.Filter{Since: between}, []string{"delayed", "other"}},
+			{"before", outbox.Filter{Before: between}, []string{"dead", "leased", "published"}},
+			{"nothing", outbox.Filter{Topic: "elsewhere", ID: "dead"}, nil},
+		} {
+			var ids []string
+			for _, r := range k.list(tc.filter) {
+				ids = append(ids, r.ID)
+				if r.Header != nil || r.Written.IsZero() ||
+					r.Due.IsZero() != (r.State != outbox.Pending && r.State != outbox.Delayed) ||
+					r.Ended.IsZero() != (r.State != outbox.Dead && r.State != outbox.Published) {
+					k.Errorf("%s: row %+v, want its times and no header", tc.name, r)
+				}
+			}
+			k.same(tc.name, ids, tc.want)
+		}
+		if rows := k.list(outbox.Filter{ID: "other", Header: true}); len(rows) != 1 || rows[0].Header.Get("tenant") != "a" {
+			k.Errorf("rows %+v, want one with its header", rows)
+		}
+	}},
+	{"inspect/lists-many-in-pages", "a list of a large outbox takes its memory, or leaves rows out", func(k *kit) {
+		ids := numbered("m", 1200)
+		var messages []producer.Message
+		for _, id := range ids {
+			messages = append(messages, message(id))
+		}
+		k.write(messages...)
+		var got []string
+		for _, r := range k.list(outbox.Filter{}) {
+			got = append(got, r.ID)
+		}
+		k.same("all pages", got, ids)
+		if page, err := k.inspector().List(k.Context(), outbox.Filter{}, ""); err != nil || page.Next == "" {
+			k.Errorf("the first page has all %d rows, %v", len(page.Rows), err)
+		}
+	}},
+	{"inspect/counts-by-topic", "an operator looks for the trouble in the wrong topic", func(k *kit) {
+		other := message("other")
+		other.Topic = "elsewhere"
+		k.writeIDs("dead", "published 1", "published 2")
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "dead").Number, State: outbox.Dead},
+			outbox.Result{Number: l.row(k, "published 1").Number, State: outbox.Published},
+			outbox.Result{Number: l.row(k, "published 2").Number, State: outbox.Published})
+		k.write(other)
+		k.pass()
+		counted := k.count(outbox.Filter{})
+		want := map[outbox.Tally]int{
+			{Topic: "orders", State: outbox.Dead}: 1, {Topic: "orders", State: outbox.Published}: 2,
+			{Topic: "elsewhere", State: outbox.Pending}: 1,
+		}
+		if !maps.Equal(counted, want) {
+			k.Errorf("counted %v, want %v", counted, want)
+		}
+		pending := outbox.Filter{States: []outbox.State{outbox.Pending}}
+		c, err := k.inspector().Count(k.Context(), pending, "")
+		if err != nil || len(c.Tallies) != 1 || c.Tallies[0].Oldest < short || c.Tallies[0].Oldest > long {
+			k.Errorf("counted %+v, %v, want one pending row that waits for at least %v", c, err, short)
+		}
+	}},
+	{"inspect/filter-is-checked", "a slip of the keyboard lists nothing, as if all were well", func(k *kit) {
+		for field, bad := range map[string]outbox.Filter{
+			"Filter.States": {States: []outbox.State{outbox.Failed}},
+			"Filter.Since":  {Since: time.Now(), Before: time.Now().Add(-long)},
+		} {
+			var invalid *dedupstore.InvalidError
+			if _, err := k.inspector().List(k.Context(), bad, ""); !errors.As(err, &invalid) || invalid.Field != field {
+				k.Errorf("List: error %v, want one for %s", err, field)
+			}
+			if _, err := k.inspector().Count(k.Context(), bad, ""); !errors.As(err, &invalid) || invalid.Field != field {
+				k.Errorf("Count: error %v, want one for %s", err, field)
+			}
+		}
+		if _, err := k.inspector().List(k.Context(), outbox.Filter{}, "no page"); err == nil {
+			k.Error("List goes on behind no page")
 		}
 	}},
 	{"inspect/requeued-is-pending-again", "a message that died in an outage can never be published", func(k *kit) {
@@ -197,6 +296,30 @@ var replayCases = []testCase{
 		k.settleAll(l, outbox.Result{State: outbox.Published})
 		replayAll(k, r, outbox.ReplayRequest{Before: between, Limit: 10}, 1)
 		k.wants("before the time between", "old")
+	}},
+	{"replay/only-with-the-headers", "a replay for one customer floods all others", func(k *kit) {
+		r := k.replayer()
+		a, b, both := message("a"), message("b"), message("both")
+		a.Header, b.Header = producer.Header{"Tenant": "a", "kind": "x"}, producer.Header{"Tenant": "b"}
+		both.Header = producer.Header{"tenant": "a", "kind": "y"}
+		k.write(a, b, both, message("none"))
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Published})
+		k.pass()
+		for _, tc := range []struct {
+			header producer.Header
+			want   []string
+		}{
+			{producer.Header{"tenant": "a"}, []string{"a", "both"}},
+			{producer.Header{"tenant": "a", "kind": "y"}, []string{"both"}},
+			{producer.Header{"tenant": "nobody"}, nil},
+			{producer.Header{}, []string{"a", "b", "both", "none"}},
+		} {
+			replayAll(k, r, outbox.ReplayRequest{Before: time.Now(), Header: tc.header, Limit: 10}, len(tc.want))
+			l := k.lease()
+			k.same(fmt.Sprint(tc.header), l.ids(), tc.want)
+			k.settleAll(l, outbox.Result{State: outbox.Published})
+			k.pass()
+		}
 	}},
 	{"replay/request-is-checked", "a replay without an end never ends", func(k *kit) {
 		for field, bad := range map[string]outbox.ReplayRequest{

@@ -211,6 +211,42 @@ func (k *kit) inspector() outbox.Inspector {
 	return i
 }
 
+// list returns all pages of a list.
+func (k *kit) list(f outbox.Filter) (rows []outbox.RowInfo) {
+	k.Helper()
+	for after := ""; ; {
+		page, err := k.inspector().List(k.Context(), f, after)
+		if err != nil {
+			k.Fatalf("list: %v", err)
+		}
+		if n := len(page.Rows); n > 1000 || n > page.Looked {
+			k.Fatalf("a page has %d rows of %d, want a few hundred at most", n, page.Looked)
+		}
+		rows = append(rows, page.Rows...)
+		if after = page.Next; after == "" {
+			return rows
+		}
+	}
+}
+
+// count returns all parts of a count, added up.
+func (k *kit) count(f outbox.Filter) map[outbox.Tally]int {
+	k.Helper()
+	rows := map[outbox.Tally]int{}
+	for after := ""; ; {
+		c, err := k.inspector().Count(k.Context(), f, after)
+		if err != nil {
+			k.Fatalf("count: %v", err)
+		}
+		for _, t := range c.Tallies {
+			rows[outbox.Tally{Topic: t.Topic, State: t.State}] += t.Rows
+		}
+		if after = c.Next; after == "" {
+			return rows
+		}
+	}
+}
+
 // replayer is the store's, or ends the case without a failure.
 func (k *kit) replayer() outbox.Replayer {
 	k.Helper()

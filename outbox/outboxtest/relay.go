@@ -196,9 +196,9 @@ var relayCases = []testCase{
 			if b.copies("poison") != 3 || b.copies("1") != 1 || b.copies("2") != 1 {
 				k.Errorf("attempts %v, want 3 of the poison row and one of each other", b.got)
 			}
-			dead, err := i.Dead(k.Context(), 10)
-			if err != nil || len(dead) != 1 || dead[0].Error != "payload is too large" || dead[0].Failures != 3 {
-				k.Errorf("dead rows %+v, %v", dead, err)
+			dead := k.list(outbox.Filter{States: []outbox.State{outbox.Dead}})
+			if len(dead) != 1 || dead[0].Error != "payload is too large" || dead[0].Failures != 3 {
+				k.Errorf("dead rows %+v", dead)
 			}
 		}},
 	{"relay/that-dies-before-it-settles-loses-nothing", "what a crashed relay held is lost, or gets a new ID",

@@ -437,21 +437,84 @@ func (s *toy) Stats(context.Context) (outbox.Stats, error) {
 	return stats, nil
 }
 
-func (s *toy) Dead(_ context.Context, limit int) ([]outbox.DeadRow, error) {
+// stateOf is what an operator is told of a row.
+func (s *toy) stateOf(r *toyRow, now time.Time) outbox.State {
+	switch {
+	case r.state != "":
+		return r.state
+	case r.token != "" && now.Before(r.leaseEnds) && !s.is("leased-rows-look-free"):
+		return outbox.Leased
+	case now.Before(r.due) && !s.is("delayed-rows-look-due"):
+		return outbox.Delayed
+	}
+	return outbox.Pending
+}
+
+func (s *toy) List(_ context.Context, f outbox.Filter, after string) (page outbox.Page, err error) {
+	at := 0
+	if after != "" {
+		at, err = strconv.Atoi(after)
+	}
+	if invalid := f.Validate(); invalid != nil && !s.is("filter-is-not-checked") {
+		err = invalid
+	}
+	if err != nil {
+		return outbox.Page{}, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var dead []outbox.DeadRow
-	for _, r := range s.rows {
-		if r.state == outbox.Dead {
-			row := outbox.DeadRow{ID: r.Message.ID, Topic: r.Message.Topic, Written: r.written, Died: r.died, Failures: r.Failures, Unknowns: r.Unknowns, Error: r.text}
-			if s.is("dead-without-a-reason") {
-				row.Error = ""
-			}
-			dead = append(dead, row)
+	rows, now := slices.Clone(s.rows), time.Now()
+	slices.SortStableFunc(rows, func(a, b *toyRow) int { return a.died.Compare(b.died) })
+	to := min(at+200, len(rows))
+	if s.is("list-is-one-page") {
+		to = len(rows)
+	}
+	page.Looked = to - at
+	if to < len(rows) {
+		page.Next = strconv.Itoa(to)
+		if s.is("pages-lose-a-row") {
+			page.Next = strconv.Itoa(to + 1)
 		}
 	}
-	slices.SortFunc(dead, func(a, b outbox.DeadRow) int { return a.Died.Compare(b.Died) })
-	return dead[:min(limit, len(dead))], nil
+	for _, r := range rows[min(at, to):to] {
+		row := outbox.RowInfo{ID: r.Message.ID, Topic: r.Message.Topic, Key: r.Message.Key, State: s.stateOf(r, now), Written: r.written, Failures: r.Failures, Unknowns: r.Unknowns, Error: r.text}
+		switch row.State {
+		case outbox.Dead:
+			row.Ended = r.died
+		case outbox.Published:
+			row.Ended = r.published
+		case outbox.Pending, outbox.Delayed:
+			row.Due = r.due
+		}
+		if f.Header || s.is("headers-unasked") {
+			row.Header = r.Message.Header
+		}
+		if s.is("dead-without-a-reason") {
+			row.Error = ""
+		}
+		if (f.Wants(row.State) || s.is("lists-all-states")) && (f.Topic == "" || f.Topic == row.Topic || s.is("lists-all-topics")) &&
+			(f.ID == "" || f.ID == row.ID || s.is("lists-all-IDs")) &&
+			(!row.Written.Before(f.Since) && (f.Before.IsZero() || row.Written.Before(f.Before)) || s.is("lists-all-times")) {
+			page.Rows = append(page.Rows, row)
+		}
+	}
+	return page, nil
+}
+
+func (s *toy) Count(ctx context.Context, f outbox.Filter, after string) (outbox.Count, error) {
+	page, err := s.List(ctx, f, after)
+	count := outbox.Count{Next: page.Next, Looked: page.Looked}
+	for _, r := range page.Rows {
+		t := outbox.Tally{Topic: r.Topic, State: r.State, Rows: 1}
+		if s.is("count-mixes-topics") {
+			t.Topic = page.Rows[0].Topic
+		}
+		if r.State != outbox.Dead && r.State != outbox.Published {
+			t.Oldest = max(0, time.Since(r.Due))
+		}
+		count.Tallies = append(count.Tallies, t)
+	}
+	return count, err
 }
 
 func (s *toy) Requeue(_ context.Context, ids ...string) (n int, err error) {
@@ -494,7 +557,8 @@ func (s *toy) Replay(_ context.Context, q outbox.ReplayRequest) (n int, err erro
 			!r.published.Before(q.Before) && !s.is("replay-without-end"),
 			r.published.Before(q.Since) && !s.is("replay-without-beginning"),
 			q.Topic != "" && r.Message.Topic != q.Topic && !s.is("replay-of-all-topics"),
-			len(q.IDs) > 0 && !slices.Contains(q.IDs, r.Message.ID):
+			len(q.IDs) > 0 && !slices.Contains(q.IDs, r.Message.ID),
+			!has(r.Message.Header, q.Header) && !s.is("replay-of-all-headers"):
 			continue
 		}
 		n++
@@ -508,4 +572,14 @@ func (s *toy) Replay(_ context.Context, q outbox.ReplayRequest) (n int, err erro
 		r.Message.Header = h
 	}
 	return n, nil
+}
+
+// has reports whether a header has all that is wanted.
+func has(h, wanted producer.Header) bool {
+	for name, value := range wanted {
+		if h.Get(name) != value {
+			return false
+		}
+	}
+	return true
 }

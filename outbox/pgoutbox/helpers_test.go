@@ -271,3 +271,12 @@ func leased(t testing.TB, pool *pgxpool.Pool) (n int) {
 	}
 	return n
 }
+
+func dead(t testing.TB, box *pgoutbox.Outbox) []outbox.RowInfo {
+	t.Helper()
+	page, err := box.List(context.Background(), outbox.Filter{States: []outbox.State{outbox.Dead}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Rows
+}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // version is the schema's that this package needs.
@@ -53,6 +55,35 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 // them, but unlike Migrate they do not look first. CREATE INDEX waits for open transactions that wrote to the outbox,
 // even if the index is there, and writers wait behind it. So set a lock_timeout.
 func (o *Outbox) SQL() string { return o.sql.schema }
+
+// Plan says what Migrate would do, and changes nothing. It looks at the version only, not for what somebody dropped.
+func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
+	m := dedupstore.Migration{Wanted: version}
+	found, err := o.found(ctx)
+	if err != nil {
+		return dedupstore.Migration{}, err
+	}
+	if m.Found = found.version; m.Found < version {
+		m.SQL = o.SQL()
+		if o.cfg.Schema != "" {
+			m.SQL = `CREATE SCHEMA IF NOT EXISTS "` + o.cfg.Schema + `";` + "\n" + m.SQL
+		}
+	}
+	return m, nil
+}
+
+// found are the settings that are there; of version 0: there are none.
+func (o *Outbox) found(ctx context.Context) (found settings, err error) {
+	var present, table, lease bool
+	err = o.pool.QueryRow(ctx, o.sql.present).Scan(&present, &table, &lease)
+	if err == nil && present {
+		err = o.pool.QueryRow(ctx, o.sql.settings).Scan(&found.version, &found.ordered)
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))
+	}
+	return found, nil
+}
 
 // lockTimeout is how long a migration waits for locks on tables, while others queue up behind it.
 const lockTimeout = "3s"

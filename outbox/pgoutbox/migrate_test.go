@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -331,9 +332,9 @@ func TestMigrate_RightsThatTheDocsNameAreEnough(t *testing.T) {
 			fatal("Lease", len(rows), 2, nil)
 			settle(t, box, "a", outbox.Result{Number: rows[0].Number, State: outbox.Dead, Error: "refused"},
 				outbox.Result{Number: rows[1].Number, State: outbox.Published})
-			dead, err := box.Dead(t.Context(), 10)
-			fatal("Dead", len(dead), 1, err)
-			n, err := box.Requeue(t.Context(), dead[0].ID)
+			gone := dead(t, box)
+			fatal("List", len(gone), 1, nil)
+			n, err := box.Requeue(t.Context(), gone[0].ID)
 			fatal("Requeue", n, 1, err)
 			n, err = box.Replay(t.Context(), outbox.ReplayRequest{Before: time.Now().Add(time.Hour), Limit: 10})
 			fatal("Replay", n, 1, err)
@@ -344,9 +345,9 @@ func TestMigrate_RightsThatTheDocsNameAreEnough(t *testing.T) {
 			fatal("Lease again", len(rows), 2, nil)
 			settle(t, box, "b", outbox.Result{Number: rows[0].Number, State: outbox.Dead, Error: "refused"},
 				outbox.Result{Number: rows[1].Number, State: outbox.Published})
-			dead, err = box.Dead(t.Context(), 10)
-			fatal("Dead again", len(dead), 1, err)
-			n, err = box.Discard(t.Context(), dead[0].ID)
+			gone = dead(t, box)
+			fatal("List again", len(gone), 1, nil)
+			n, err = box.Discard(t.Context(), gone[0].ID)
 			fatal("Discard", n, 1, err)
 			n, err = box.Clean(t.Context(), 0, 10)
 			fatal("Clean", n, 1, err)
@@ -354,5 +355,57 @@ func TestMigrate_RightsThatTheDocsNameAreEnough(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+func TestPlan_SaysWhatMigrateWouldDo(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	schema := fmt.Sprintf("Planned_%d", os.Getpid())
+	t.Cleanup(func() { pool.Exec(context.Background(), `DROP SCHEMA IF EXISTS "`+schema+`" CASCADE`) })
+	for _, cfg := range []pgoutbox.Config{{}, {Ordered: true, Table: "ordered"}, {Schema: schema}} {
+		box := unmigrated(t, pool, cfg)
+		plan, err := box.Plan(t.Context())
+		if err != nil || plan.Found != 0 || plan.Wanted != 1 || plan.SQL == "" {
+			t.Fatalf("%+v, %v, want that there is no table", plan, err)
+		}
+		if _, err := pool.Exec(t.Context(), plan.SQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatalf("%v in\n%s", err, plan.SQL)
+		}
+		if plan, err := box.Plan(t.Context()); err != nil || plan != (dedupstore.Migration{Found: 1, Wanted: 1}) {
+			t.Errorf("%+v, %v, want nothing to do", plan, err)
+		}
+		if err := box.Migrate(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestFind_AsksTheTablesWhetherTheyAreOrdered(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for _, ordered := range []bool{false, true} {
+		cfg := pgoutbox.Config{Ordered: ordered, Table: fmt.Sprint("box_", ordered)}
+		m := message("1")
+		m.Key = "k"
+		write(t, boxIn(t, pool, cfg), pool, m)
+		for _, guess := range []bool{false, true} {
+			cfg.Ordered = guess
+			box, err := pgoutbox.Find(t.Context(), pool, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rows := lease(t, box, "t", time.Minute); len(rows) != 1 || (rows[0].Lane != "") != ordered {
+				t.Errorf("rows %+v, want one, in a lane: %v", rows, ordered)
+			}
+			settle(t, box, "t")
+		}
+	}
+	box, err := pgoutbox.Find(t.Context(), pool, pgoutbox.Config{Ordered: true, Table: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Migrate(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

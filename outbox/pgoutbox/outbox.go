@@ -1,6 +1,7 @@
 package pgoutbox
 
 import (
+	"context"
 	"log/slog"
 	"sync/atomic"
 
@@ -41,6 +42,24 @@ func New(pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
 		return nil, err
 	}
 	return &Outbox{pool: pool, cfg: cfg, sql: statementsFor(cfg), woken: make(chan struct{}, 1), log: cfg.Logger}, nil
+}
+
+// Find returns an outbox as New does, for tools that may not know how it was made: if its tables are there, they decide
+// about Config.Ordered.
+func Find(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
+	o, err := New(pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	found, err := o.found(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if found.version > 0 && found.ordered != cfg.Ordered {
+		cfg.Ordered = found.ordered
+		return New(pool, cfg)
+	}
+	return o, nil
 }
 
 // Name implements [outbox.Named].

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
@@ -57,9 +58,8 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		{"read", "", box.sql.read, "_pkey", []any{token}},
 		{"settle", "", box.sql.settle, "_pkey", []any{token, "{1}", "{2}", "{3}", "{0}", "{failed}", "{x}"}},
 		{"clean", box.sql.tidyLock, box.sql.clean, "_published", []any{0, 100}},
-		{"replay", box.sql.tidyLock, box.sql.replay, "_published", []any{nil, "infinity", "", nil, 100}},
+		{"replay", box.sql.tidyLock, box.sql.replay, "_published", []any{nil, "infinity", "", nil, 100, "null"}},
 		{"find", "", box.sql.find, "_pkey", []any{"{1,2,3}"}},
-		{"dead", "", box.sql.dead, "_dead", []any{100}},
 		{"requeue", "", box.sql.requeue, "_dead", []any{"{a,b}"}},
 		{"discard", "", box.sql.discard, "_dead", []any{"{a,b}"}},
 	} {
@@ -75,6 +75,31 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		}
 		if read := mostRows(plan); read > 3000 {
 			t.Errorf("%s reads %d rows:\n%s", tc.name, read, plan)
+		}
+	}
+	in := namesOf(box.cfg)
+	var middle int64 // of what is published
+	if err := pool.QueryRow(t.Context(), in.Replace(`SELECT (extract(epoch FROM published_at) * 1000000)::bigint
+		FROM {table} WHERE number = $1`), -retained()/2).Scan(&middle); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range parts(ordered) {
+		index := map[string]string{"place": "_lanes", "dead_at": "_dead", "published_at": "_published"}[p.order]
+		at := int64(1)
+		switch {
+		case p.order == "published_at":
+			at = middle
+		case strings.Contains(p.rows, "unknowns IS NOT NULL"):
+			index = "_suspects"
+		case index == "":
+			index = "_next"
+		}
+		plan := explain(t, pool, alongIndexSQL, in.Replace(p.in(countSQL)), []any{at, 1, nil, "", "", nil, nil, false})
+		if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on oncemill_outbox ") {
+			t.Errorf("part %d: index %s is not used, or the whole table is read:\n%s", i, index, plan)
+		}
+		if read := mostRows(plan); read > outgoing.LookedRows+100 {
+			t.Errorf("part %d reads %d rows:\n%s", i, read, plan)
 		}
 	}
 }
@@ -118,7 +143,11 @@ func explain(t *testing.T, pool *pgxpool.Pool, before, query string, args []any)
 	}
 	defer tx.Rollback(context.Background())
 	if before != "" {
-		if _, err := tx.Exec(t.Context(), before, "0"); err != nil {
+		var args []any
+		if strings.Contains(before, "$1") {
+			args = append(args, "0")
+		}
+		if _, err := tx.Exec(t.Context(), before, args...); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,9 +38,8 @@ func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	dead, err := box.Dead(t.Context(), 10)
-	if err != nil || len(dead) != 1 || dead[0].Error != "no such subject ?" {
-		t.Errorf("dead are %+v, %v", dead, err)
+	if dead := dead(t, box); len(dead) != 1 || dead[0].Error != "no such subject ?" {
+		t.Errorf("dead are %+v", dead)
 	}
 	if n := stats(t, box).Pending; n != 0 {
 		t.Errorf("%d rows are pending, want 0", n)

@@ -22,7 +22,7 @@ type statements struct {
 	leaseLock, takeOver, lease, suspects string
 	read, settle                         string
 	tidyLock, clean, replay              string
-	stats, dead, requeue, discard        string
+	stats, requeue, discard              string
 }
 
 func statementsFor(cfg Config) statements {
@@ -33,7 +33,7 @@ func statementsFor(cfg Config) statements {
 		leaseLock: in(leaseLockSQL), takeOver: in(takeOverSQL), lease: in(leaseSQL), suspects: in(suspectsSQL),
 		read: in(readSQL), settle: in(settleSQL),
 		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), replay: in(replaySQL),
-		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), discard: in(discardSQL),
+		stats: in(statsSQL), requeue: in(requeueSQL), discard: in(discardSQL),
 	}
 	schema := schemaSQL
 	if cfg.Ordered {

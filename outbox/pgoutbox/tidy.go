@@ -2,6 +2,7 @@ package pgoutbox
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
@@ -27,7 +28,7 @@ SELECT count(*) FROM gone`
 
 	// The column copy stays, because it identifies the row when the action that wrote it is repeated. Rows of one batch
 	// were published at the same time. In an ordered outbox their places say which rows of a key belong to this call,
-	// and which to the next.
+	// and which to the next. The server cannot read a header with a zero byte.
 	replaySQL = `
 WITH again AS (
 	UPDATE {table} SET published_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL,
@@ -38,6 +39,11 @@ WITH again AS (
 			AND published_at < $2::timestamptz
 			AND ($3::text = '' OR topic = $3::text) AND (coalesce(cardinality($4::text[]),
 				0) = 0 OR id = ANY($4::text[]))
+			AND NOT EXISTS (
+				SELECT FROM json_each_text(nullif($6::text, 'null')::json) AS want WHERE NOT EXISTS (
+					SELECT FROM json_each_text(CASE WHEN json_typeof(header) = 'object'
+						AND strpos(header::text, '\u0000') = 0 THEN header END) AS has
+					WHERE lower(has.key) = lower(want.key) AND has.value = want.value))
 		ORDER BY published_at, place LIMIT $5::bigint))
 		AND published_at IS NOT NULL
 	RETURNING true)
@@ -54,11 +60,12 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	var since *time.Time
-	if !r.Since.IsZero() {
-		since = &r.Since
+	header, err := json.Marshal(r.Header)
+	if err != nil {
+		return 0, err
 	}
-	n, err := o.tidy(ctx, statement{o.sql.replay, []any{since, r.Before, r.Topic, r.IDs, int64(r.Limit)}})
+	n, err := o.tidy(ctx, statement{o.sql.replay,
+		[]any{timeOf(r.Since), r.Before, r.Topic, r.IDs, int64(r.Limit), string(header)}})
 	if err == nil {
 		o.Wake()
 	}

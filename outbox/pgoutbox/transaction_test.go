@@ -99,9 +99,8 @@ func TestOutbox_WorksWithAnyStyleOfText(t *testing.T) {
 					t.Fatalf("%+v, want the row that was written", rows)
 				}
 				settle(t, box, "t", outbox.Result{Number: rows[0].Number, State: outbox.Dead})
-				dead, err := box.Dead(t.Context(), 10)
-				if err != nil || len(dead) != 1 || time.Since(dead[0].Died) > time.Minute {
-					t.Errorf("dead are %+v, %v, want the row", dead, err)
+				if dead := dead(t, box); len(dead) != 1 || time.Since(dead[0].Ended) > time.Minute {
+					t.Errorf("dead are %+v, want the row", dead)
 				}
 			})
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
@@ -365,4 +366,14 @@ func refuseAll(_ context.Context, messages []producer.Message) error {
 		e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: errors.New("no such subject")})
 	}
 	return &e
+}
+
+// dead returns the dead rows.
+func (g *rig) dead() []outbox.RowInfo {
+	g.t.Helper()
+	page, err := g.box.List(g.t.Context(), outbox.Filter{States: []outbox.State{outbox.Dead}}, "")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return page.Rows
 }

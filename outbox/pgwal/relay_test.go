@@ -229,9 +229,9 @@ func TestRelay_PoisonIsParkedAndHoldsUpItsKeyOnly(t *testing.T) {
 	}
 	until(t, "the key to go on", func() bool { return len(g.broker.got()) == 3 })
 	g.awaitConfirmed()
-	dead, err := g.box.Dead(t.Context(), 10)
-	if err != nil || len(dead) != 1 {
-		t.Fatalf("dead: %+v, %v", dead, err)
+	dead := g.dead()
+	if len(dead) != 1 {
+		t.Fatalf("dead: %+v", dead)
 	}
 	if d := dead[0]; d.ID != "poison" || d.Topic != "orders" || d.Failures != 3 || d.Error != "no such subject" {
 		t.Errorf("dead: %+v", d)

@@ -392,9 +392,8 @@ func TestRelay_UnreadableRowIsParked(t *testing.T) {
 	g.exec(`INSERT INTO oncemill_outbox (number, id, topic, payload, header) VALUES (1, 'bad', 'orders', '', '[1]')`)
 	g.write(message("good"))
 	g.awaitConfirmed()
-	dead, err := g.box.Dead(t.Context(), 10)
-	if err != nil || len(dead) != 1 || dead[0].ID != "bad" {
-		t.Errorf("dead: %+v, %v", dead, err)
+	if dead := g.dead(); len(dead) != 1 || dead[0].ID != "bad" {
+		t.Errorf("dead: %+v", dead)
 	}
 	if got := g.broker.got(); !slices.Equal(got, []string{"good"}) {
 		t.Errorf("published %q", got)
@@ -444,12 +443,9 @@ func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	})
 	g.start()
 	g.write(message("poison"), message("order"))
-	var dead []outbox.DeadRow
+	var dead []outbox.RowInfo
 	until(t, "the dead message", func() (there bool) {
-		var err error
-		if dead, err = g.box.Dead(t.Context(), 10); err != nil {
-			t.Fatal(err)
-		}
+		dead = g.dead()
 		return len(dead) == 1
 	})
 	if dead[0].Error != "no such subject ?" {

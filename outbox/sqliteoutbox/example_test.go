@@ -100,17 +100,17 @@ func ExampleOutbox_Requeue() {
 	}
 
 	// Once the reason is gone for which the broker refused them, dead rows are published again.
-	dead, err := box.Dead(ctx, 100)
+	dead, err := box.List(ctx, outbox.Filter{States: []outbox.State{outbox.Dead}}, "") // the first page
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, row := range dead {
+	for _, row := range dead.Rows {
 		fmt.Println(row.ID, row.Error)
 		if _, err := box.Requeue(ctx, row.ID); err != nil {
 			log.Fatal(err)
 		}
 	}
-	fmt.Println(len(dead), "dead rows")
+	fmt.Println(len(dead.Rows), "dead rows")
 	// Output: 0 dead rows
 }
 

@@ -61,6 +61,17 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	return nil
 }
 
+// Plan says what Migrate would do, and changes nothing.
+func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
+	m := dedupstore.Migration{Wanted: 1}
+	err := o.db.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?`,
+		o.table).Scan(&m.Found)
+	if err == nil && m.Found == 0 {
+		m.SQL = o.sql.schema
+	}
+	return m, err
+}
+
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
 // never blocks, and several calls may cause one look.
 func (o *Outbox) Wake() {
@@ -77,7 +88,7 @@ func (o *Outbox) Woken() <-chan struct{} { return o.woken }
 func now() int64 { return time.Now().UnixMicro() }
 
 // list is a JSON array, for json_each.
-func list[T int64 | string](values []T) string {
+func list[T int64 | ~string](values []T) string {
 	b, _ := json.Marshal(append([]T{}, values...)) // never null; it cannot fail for numbers and strings
 	return string(b)
 }
@@ -101,7 +112,7 @@ func change(ctx context.Context, db execer, query string, args ...any) (int, err
 type statements struct {
 	schema, insert, find                           string
 	lease, published, removed, unsent, back, clean string
-	stats, dead, requeue, revive, discard, replay  string
+	stats, requeue, revive, discard, replay        string
 }
 
 func statementsFor(table string) statements {
@@ -111,7 +122,7 @@ func statementsFor(table string) statements {
 		insert: in(insertSQL), find: in(findSQL),
 		lease: in(leaseSQL), published: in(publishedSQL), removed: in(removedSQL), unsent: in(unsentSQL),
 		back: in(backSQL), clean: in(cleanSQL),
-		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), revive: in(reviveSQL),
+		stats: in(statsSQL), requeue: in(requeueSQL), revive: in(reviveSQL),
 		discard: in(discardSQL), replay: in(replaySQL),
 	}
 }

@@ -135,3 +135,22 @@ func TestOpen_TransactionsThatReadFirstWaitForOtherWriters(t *testing.T) {
 		t.Errorf("%d rows, want 20", n)
 	}
 }
+
+func TestPlan_SaysWhatMigrateWouldDo(t *testing.T) {
+	t.Parallel()
+	db := open(t, filepath.Join(t.TempDir(), "shop.db"))
+	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := box.Plan(t.Context())
+	if err != nil || plan.Found != 0 || plan.Wanted != 1 {
+		t.Fatalf("%+v, %v, want that there is no table", plan, err)
+	}
+	if _, err := db.ExecContext(t.Context(), plan.SQL); err != nil {
+		t.Fatal(err)
+	}
+	if plan, err := box.Plan(t.Context()); err != nil || plan != (dedupstore.Migration{Found: 1, Wanted: 1}) {
+		t.Errorf("%+v, %v, want nothing to do", plan, err)
+	}
+}
