@@ -77,7 +77,7 @@ if request.f and rec.f and string.sub(request.f, 1, 4) == string.sub(rec.f, 1, 4
 end
 if string.find(state, '[DE]') then
   if rerun > 0 and rerun == tonumber(rec.e or rec.fence) and rec.kind ~= 's' then
-    rec.n = nil
+    again(rec)
     return run(1)
   end
   return answer('d')

@@ -50,6 +50,7 @@
 // end.
 //
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
-// +pttl +type +info, with Config.Replicas +wait, to look at records and count duplicates +hmget +hset +hincrby, and
-// better also +config|get, without which the durability is unknown.
+// +pttl +type +info, with Config.Replicas +wait, to look at records, list and change them, and count duplicates
+// +hmget +hget +hset +hincrby +scan +getrange +dbsize +del, and better also +config|get, without which the durability is
+// unknown.
 package redisstore

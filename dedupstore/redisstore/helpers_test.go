@@ -130,7 +130,7 @@ func edit(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key, c
 // encodeRecord writes a record as the scripts do.
 func encodeRecord(rec record) string {
 	b := append(appendDigits([]byte{layoutVersion, rec.state, rec.kind}, rec.fence, fenceSize), rec.owner...)
-	const first, last = "anbeftTwSdhkMXBKCH", "lL"
+	const first, last = "anrbeftTwSdhkMXBKCH", "lL"
 	var unknown []byte
 	for letter := range rec.sections {
 		if strings.IndexByte(first+last, letter) < 0 {

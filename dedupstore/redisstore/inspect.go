@@ -21,29 +21,25 @@ const beside = "?"
 // Look implements [dedupstore.Inspector], in one pipeline that only reads. Expires is by this process's clock. It ends
 // with ctx if the client heeds contexts.
 func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
-	pipe := s.rdb.Pipeline()
-	asked := make([]lookup, len(keys))
+	names := make([]string, len(keys))
 	for i, key := range keys {
-		name := s.name(key)
-		noted := pipe.HMGet(ctx, name+beside, "count", "last")
-		asked[i] = lookup{name, pipe.Get(ctx, name), pipe.PTTL(ctx, name), noted}
+		names[i] = s.name(key)
 	}
-	_, failed := pipe.Exec(ctx)
+	looked, err := s.lookUp(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: look: %w", err)
+	}
 	records := make([]dedupstore.Record, len(keys))
-	for i, l := range asked {
-		if err := cmp.Or(unsaid(l.raw.Err()), l.left.Err(), l.noted.Err(), unsaid(failed)); err != nil {
-			return nil, fmt.Errorf("redisstore: look at %q: %w", l.name, err)
-		}
-		var err error
+	for i, l := range looked {
 		if records[i], err = l.record(); err != nil {
-			return nil, fmt.Errorf("redisstore: look: %w", &dedupstore.RecordError{Key: l.name, Problem: err.Error()})
+			return nil, fmt.Errorf("redisstore: look: %w", err)
 		}
 		records[i].Key = keys[i]
 	}
 	return records, nil
 }
 
-// A lookup is what was asked about a key.
+// A lookup is what was asked about a record.
 type lookup struct {
 	name  string
 	raw   *redis.StringCmd
@@ -51,15 +47,36 @@ type lookup struct {
 	noted *redis.SliceCmd
 }
 
-// record reads the replies.
+// lookUp asks about records by their names. What holds something else than a record is no error yet.
+func (s *Store) lookUp(ctx context.Context, names []string) ([]lookup, error) {
+	pipe := s.rdb.Pipeline()
+	asked := make([]lookup, len(names))
+	for i, name := range names {
+		noted := pipe.HMGet(ctx, name+beside, "count", "last")
+		asked[i] = lookup{name, pipe.Get(ctx, name), pipe.PTTL(ctx, name), noted}
+	}
+	_, failed := pipe.Exec(ctx)
+	for _, l := range asked {
+		if err := cmp.Or(untold(l.raw.Err()), l.left.Err(), l.noted.Err(), untold(failed)); err != nil {
+			return nil, fmt.Errorf("%q: %w", l.name, err)
+		}
+	}
+	return asked, nil
+}
+
+// untold is why a reply did not come that would tell what a key holds.
+func untold(err error) error {
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return nil
+	}
+	return unsaid(err)
+}
+
+// record reads the replies. The error is a [*dedupstore.RecordError].
 func (l lookup) record() (seen dedupstore.Record, err error) {
 	seen.State = dedupstore.Absent
-	if l.raw.Err() == nil {
-		rec, err := decodeRecord(l.raw.Val())
-		if err == nil {
-			seen, err = rec.look()
-		}
-		if err != nil {
+	if l.raw.Err() != redis.Nil { //nolint:errorlint // never wrapped
+		if seen, err = decodeSeen(l.name, l.raw); err != nil {
 			return seen, err
 		}
 		if left := l.left.Val(); left > 0 {
@@ -75,11 +92,25 @@ func (l lookup) record() (seen dedupstore.Record, err error) {
 	return seen, nil
 }
 
+// decodeSeen reads what a key holds, or its head, as people see it.
+func decodeSeen(name string, raw *redis.StringCmd) (seen dedupstore.Record, err error) {
+	var rec record
+	if raw.Err() != nil {
+		err = errors.New("is not a string")
+	} else if rec, err = decodeRecord(raw.Val()); err == nil {
+		seen, err = rec.look()
+	}
+	if err != nil {
+		return seen, &dedupstore.RecordError{Key: name, Problem: err.Error()}
+	}
+	return seen, nil
+}
+
 // look is what the record tells people.
 func (rec *record) look() (seen dedupstore.Record, err error) {
 	seen = dedupstore.Record{
 		State: states[rec.state], Started: rec.state == stateStarted, Fence: rec.fence,
-		Attempts: int(rec.number('a', 1)), Returned: int(rec.number('n', 0)),
+		Attempts: int(rec.number('a', 1)), Returned: int(rec.number('n', 0)), Reruns: int(rec.number('r', 0)),
 		First: moment(rec.first()), Claimed: moment(rec.fence), Ended: rec.ended(rec.fence), Until: moment(rec.until()),
 		Holder: rec.sections['w'], Trace: rec.trace(),
 	}

@@ -179,10 +179,14 @@ func (t sections) has(letter byte) bool {
 
 // number is a section of digits, or what it is without.
 func (t sections) number(letter byte, without uint64) uint64 {
-	if n, err := strconv.ParseUint(t[letter], 10, 64); err == nil {
-		return n
+	if !t.has(letter) { // ParseUint would make an error of that
+		return without
 	}
-	return without
+	n, err := strconv.ParseUint(t[letter], 10, 64)
+	if err != nil {
+		return without
+	}
+	return n
 }
 
 // decodeRecord takes a record apart.

@@ -22,6 +22,7 @@
 --   w  holder: host and process of the last owner     H  the attempts before the last one, oldest first: each has a
 --                                                        length of eight digits, and sections b (its fence), k, w and M
 --   T  a traceparent that is not of the usual form    S  tags of earlier owners that settled a run, 8 bytes each
+--   r  how often it was run again on request, in decimal digits; default 0
 --   M  reason of the outcome or of the last release   B  result
 --   K  JSON: IDs, topics and keys of what was produced   C  JSON: headers and payloads, while they are to be published
 --
@@ -31,7 +32,7 @@
 -- this layout are these scripts and record.go.
 
 local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
-local ORDER = 'anbeftTwSdhkMXBKCH'
+local ORDER = 'anrbeftTwSdhkMXBKCH'
 local NUMBERS, COUNTS = 'anbedklL', 'an'
 local REMEMBERED = 4
 
@@ -181,6 +182,11 @@ local function settled(rec, owner)
     end
   end
   return false
+end
+
+-- again counts one more run on request; runs that gave their attempt back count anew.
+local function again(rec)
+  rec.r, rec.n = string.format('%.0f', (tonumber(rec.r) or 0) + 1), nil
 end
 
 local function now_us()

@@ -76,6 +76,14 @@ func TestRecord_IsReadableWithRedisCLI(t *testing.T) {
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Error(diff)
 	}
+	again := request("again")
+	settle(t, s, claim(t, s, again, dedupstore.AcquiredRun).Claim, failed())
+	change(t, s, again.Key, dedupstore.Rerun{})
+	r.Key = again.Key
+	if fields := show(); fields["reruns"] != "1" || fields["state"] != "to be retried" {
+		t.Errorf("a record that is to run again is shown as %q", fields)
+	}
+	r = request("o-17 é")
 	if !strings.HasSuffix(s.name(r.Key), ":acme:billing:charge:o-17%20%C3%A9") {
 		t.Errorf("the key is named %q", s.name(r.Key))
 	}

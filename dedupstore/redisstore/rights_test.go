@@ -123,6 +123,18 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	if seen := lookAt(t, s, taken.Key); seen.Duplicates != 1 {
 		t.Errorf("after a duplicate the record looks like %+v", seen)
 	}
+	parked := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Unknown}}
+	settle(t, s, claim(t, s, request("parked"), dedupstore.AcquiredRun).Claim, parked)
+	change(t, s, key("parked"), happened)
+	settle(t, s, claim(t, s, request("failed"), dedupstore.AcquiredRun).Claim, failed())
+	change(t, s, key("failed"), dedupstore.Rerun{})
+	change(t, s, key("failed"), dedupstore.Forget{})
+	if found, _ := everyPage(t, s, dedupstore.Filter{States: []dedupstore.State{dedupstore.Finished}}); len(found) != 2 {
+		t.Errorf("the list has %+v", found)
+	}
+	if counted := everyTally(t, s, dedupstore.Filter{}); len(counted) != 3 { // running, failed, and succeeded
+		t.Errorf("%+v are counted", counted)
+	}
 
 	foreign := request("foreign")
 	if err := admin.Set(t.Context(), s.name(foreign.Key), "x", time.Hour).Err(); err != nil {

@@ -15,7 +15,7 @@ end
 local STATES = {R = 'running', S = 'running, started', T = 'to be retried', P = 'publishing', Q = 'publishing, not by its run',
   D = 'done', E = 'done, published by another than its run'}
 local KINDS = {s = 'succeeded', f = 'failed', x = 'failed, attempts exhausted', u = 'unknown'}
-local NAMES = {a = 'attempts', n = 'given back', b = 'first claim', e = 'decided under fence', f = 'fingerprint',
+local NAMES = {a = 'attempts', n = 'given back', r = 'reruns', b = 'first claim', e = 'decided under fence', f = 'fingerprint',
   t = 'traceparent', w = 'holder', d = 'due', h = 'check', k = 'took ms', X = 'result truncated', l = 'lease ends', L = 'lease ends',
   T = 'traceparent', S = 'settled by', M = 'reason', B = 'result', K = 'produced', C = 'content'}
 local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
