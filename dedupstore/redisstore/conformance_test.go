@@ -13,6 +13,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
+// The suite skips what a store does not have.
+var _ dedupstore.Inspector = (*Store)(nil)
+
 func TestStore_ConformsOnASingleServer(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)
