@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
@@ -117,6 +118,7 @@ func hide(err error) error {
 }
 
 func connect(at *url.URL) (redis.UniversalClient, error) {
+	logging.Disable() // of what the errors say, too
 	scheme, cluster := strings.CutSuffix(at.Scheme, "+cluster")
 	plain := *at
 	plain.Scheme = scheme
