@@ -65,12 +65,12 @@ var inboxFirstCases = []inboxCase{
 		why:   "what is known at the beginning of a run is not how long its outcome is to be remembered",
 		needs: makesFirst,
 		test: func(k *inboxKit) {
-			r := k.brief("1")
-			r.Retention = short
+			r := k.request("1")
+			r.Lease, r.Retention = time.Second, short // a lease that a busy machine keeps to
 			k.makes(r, func(_ context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
 				return dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: long}, nil
 			})
-			k.pass(2 * short)
+			k.pass(r.Lease + 2*short)
 			k.claim(k.request("1"), dedupstore.Done)
 		},
 	},
