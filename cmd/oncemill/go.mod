@@ -15,7 +15,23 @@ require (
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
+	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
 	go.yaml.in/yaml/v3 v3.0.5
+)
+
+require (
+	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
+	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/klauspost/compress v1.20.3 // indirect
+	github.com/minio/highwayhash v1.0.4 // indirect
+	github.com/nats-io/jwt/v2 v2.8.2 // indirect
+	github.com/nats-io/nats-server/v2 v2.15.2 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/pierrec/lz4/v4 v4.1.33 // indirect
+	github.com/twmb/franz-go/pkg/kmsg v1.15.0 // indirect
+	golang.org/x/crypto v0.58.0 // indirect
+	golang.org/x/time v0.16.0 // indirect
 )
 
 require (
@@ -30,10 +46,17 @@ require (
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
+	github.com/nats-io/nats.go v1.55.0
 	github.com/ncruces/go-strftime v1.0.0 // indirect
+	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
+	github.com/oncemill/oncemill/transport/franz v0.0.0
+	github.com/oncemill/oncemill/transport/natsjs v0.0.0
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	github.com/sony/gobreaker/v2 v2.4.0 // indirect
+	github.com/twmb/franz-go v1.22.2
+	github.com/twmb/franz-go/pkg/kadm v1.18.0
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel v1.47.0 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
@@ -61,3 +84,13 @@ replace (
 )
 
 replace github.com/oncemill/oncemill/outbox/pgoutbox => ../../outbox/pgoutbox
+
+replace github.com/oncemill/oncemill/transport/natsjs => ../../transport/natsjs
+
+replace github.com/oncemill/oncemill/transport/franz => ../../transport/franz
+
+replace github.com/oncemill/oncemill/internal/testserver/natstest => ../../internal/testserver/natstest
+
+replace github.com/oncemill/oncemill/internal/testserver/kafkatest => ../../internal/testserver/kafkatest
+
+replace github.com/oncemill/oncemill/transport/oncewatermill => ../../transport/oncewatermill
