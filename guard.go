@@ -104,6 +104,10 @@ type Call struct {
 	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
+	// Stopping, when it is closed, ends the wait: Run returns the error that it would have returned after MaxWait. Nil:
+	// only the context ends it.
+	Stopping <-chan struct{}
+
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
 	// failure, and must make the same IDs then: derive them from the key and the fence under which the outcome was
 	// decided. Nil: failures produce nothing.
