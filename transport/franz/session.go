@@ -36,7 +36,7 @@ func newHandling(once *consumer.Processor, with func(*handling) process, cl *kgo
 	maxInFlight int, retry []RetryTopic) (*handling, error) {
 	h := &handling{
 		watching: newWatching(group, log), policy: once.Policy(), cl: cl, retry: retry,
-		hurry: func() {},
+		hurry:  func() {},
 		places: places{free: maxInFlight},
 	}
 	h.process = with(h)
