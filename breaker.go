@@ -272,8 +272,8 @@ func (b *breaker) answers(down time.Duration) {
 	b.log.Warn("oncemill: the store answers again", "down", down)
 }
 
-// sleepUntil waits for d, or until wake is closed, and reports false if ctx ended before.
-func sleepUntil(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+// sleepUntil waits for d, or until wake is closed, and reports false if ctx ended before, or stopping was closed.
+func sleepUntil(ctx context.Context, stopping <-chan struct{}, d time.Duration, wake <-chan struct{}) bool {
 	if ctx.Err() != nil {
 		return false
 	}
@@ -285,6 +285,8 @@ func sleepUntil(ctx context.Context, d time.Duration, wake <-chan struct{}) bool
 	case <-wake:
 		return true
 	case <-ctx.Done():
+		return false
+	case <-stopping:
 		return false
 	}
 }

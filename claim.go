@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -170,8 +171,8 @@ func (t *Ticket) acquire(ctx context.Context) error {
 			waits = true
 			defer t.call.WaitLimit.leave()
 		}
-		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
-			return context.Cause(ctx)
+		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+rand.N(pause/4+1)), wake) {
+			return cmp.Or(context.Cause(ctx), err)
 		}
 	}
 }

@@ -105,6 +105,10 @@ type Call struct {
 	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
+	// Stopping, when it is closed, ends the wait: Run returns the error that it would have returned after MaxWait. Nil:
+	// only the context ends it.
+	Stopping <-chan struct{}
+
 	// DeadLetter makes the messages that a failed or unknown outcome produces. Another caller may have to make them
 	// again for the same failure, with the same IDs. So derive the IDs from the key and the fence under which the
 	// outcome was decided. Nil: failures produce nothing.

@@ -89,6 +89,32 @@ func TestGuard_RetryAfterIsHeldUntilItIsDue(t *testing.T) {
 	})
 }
 
+// What waits for a busy key does so no longer when nothing is to start any more, and says why it has waited.
+func TestGuard_StoppingEndsTheWaitForABusyKey(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			time.Sleep(10 * time.Second)
+			return dedupstore.Outcome{}, nil
+		}}
+		var first sync.WaitGroup
+		first.Go(func() { _, _ = g.Run(t.Context(), call("m1"), h.run) })
+		synctest.Wait()
+		stopping := make(chan struct{})
+		time.AfterFunc(3*time.Second, func() { close(stopping) })
+		c := call("m1")
+		c.MaxWait, c.Stopping = time.Minute, stopping
+		start := time.Now()
+		_, err := g.Run(t.Context(), c, h.run)
+		as[*oncemill.BusyError](t, err)
+		if took := time.Since(start); took != 3*time.Second {
+			t.Errorf("after %v, want 3s", took)
+		}
+		first.Wait()
+		h.want(t, 1)
+	})
+}
+
 func TestGuard_500CopiesAtOnceRunOnce(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

@@ -202,7 +202,7 @@ func (g *Guard) retryAfter(ctx context.Context, l *lease, err error, operation f
 		if pause > left {
 			pause = left - left/8 // an outage may end before the lease does
 		}
-		if pause < minPoll || !sleepUntil(ctx, pause, nil) {
+		if pause < minPoll || !sleepUntil(ctx, nil, pause, nil) {
 			return err
 		}
 		err = operation()

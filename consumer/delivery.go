@@ -43,6 +43,10 @@ type Delivery struct {
 	// WaitLimit bounds how many deliveries of its source wait in Process at once, see Config.MaxWait. Nil: no bound.
 	WaitLimit *oncemill.WaitLimit
 
+	// Stopping, when it is closed, ends the delivery's wait in Process: it is not to start any more. Nil: only its
+	// context ends it.
+	Stopping <-chan struct{}
+
 	// Message is the delivered message, if it has an identity, such as a pointer. A delivery of the same Message with
 	// the same key, under the context of a handler, means that the handler is guarded twice. It must be comparable.
 	// Nil: the key alone tells.

@@ -154,7 +154,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}()
 	call := &found.call
-	call.MaxWait, call.WaitLimit = p.config.MaxWait, d.WaitLimit
+	call.MaxWait, call.WaitLimit, call.Stopping = p.config.MaxWait, d.WaitLimit, d.Stopping
 	call.First = d.Count == 1 && p.system(d) != telemetry.SystemKafka // which does not count
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,
 		Payload: d.Payload}

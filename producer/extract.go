@@ -100,7 +100,7 @@ func ExtractMessageID(in Incoming) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	return Identity{id, SourceMessageID}, checkID(headerField(HeaderID), id)
+	return Identity{id, SourceMessageID}, checkID("header "+HeaderID, id)
 }
 
 // ExtractWatermillUUID finds the UUID of a Watermill message, which is the same ID as an equal header oncemill-id. An

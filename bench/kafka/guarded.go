@@ -10,9 +10,31 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
+// each is a worker with a handler of one record.
+func each(order franz.Order) newWorker {
+	return func(once *consumer.Processor, j *job) (*franz.Worker, error) {
+		return franz.NewWorker(once, func(context.Context, *kgo.Record) error {
+			j.handle()
+			return nil
+		}, franz.Config{Handler: "charge", Order: order})
+	}
+}
+
+// batches is a worker with a handler of batches.
+func batches(once *consumer.Processor, j *job) (*franz.Worker, error) {
+	return franz.NewBatchWorker(once, func(_ context.Context, records []*kgo.Record) []error {
+		for range records {
+			j.handle()
+		}
+		return nil
+	}, franz.BatchConfig{Config: franz.Config{Handler: "charge"}})
+}
+
+type newWorker func(*consumer.Processor, *job) (*franz.Worker, error)
+
 // guarded is a worker on the Redis store, with everything else as it is by default. A record is done, here, when its
 // handler is: what follows is awaited after the clock has stopped.
-func guarded(order franz.Order) way {
+func guarded(worker newWorker) way {
 	return func(ctx context.Context, j *job) (func() error, error) {
 		j.dedup = true
 		store, err := redisstore.New(j.rdb, redisstore.Config{})
@@ -23,10 +45,7 @@ func guarded(order franz.Order) way {
 		if err != nil {
 			return nil, err
 		}
-		w, err := franz.NewWorker(once, func(context.Context, *kgo.Record) error {
-			j.handle()
-			return nil
-		}, franz.Config{Handler: "charge", Order: order})
+		w, err := worker(once, j)
 		if err != nil {
 			return nil, err
 		}

@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 var results = []string{
 	"ratio kafka_worker_vs_raw",
 	"ratio kafka_worker_per_key_vs_raw",
+	"ratio kafka_worker_batches_vs_raw",
 }
 
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {

@@ -13,13 +13,14 @@ import (
 
 // Names of variants.
 const (
-	workerDedup = "worker, dedup"
-	workerByKey = "worker, dedup, PerKey"
-	rawLoop     = "raw loop, commit after each poll"
+	workerDedup   = "worker, dedup, PerPartition"
+	workerByKey   = "worker, dedup, PerKey"
+	workerBatches = "worker, dedup, batches"
+	rawLoop       = "raw loop, commit after each poll"
 )
 
 var experiments = []kit.Experiment{
-	{Name: "worker", Variants: []string{workerDedup, workerByKey, rawLoop}, Run: worker},
+	{Name: "worker", Variants: []string{workerDedup, workerByKey, workerBatches, rawLoop}, Run: worker},
 }
 
 func main() { kit.Main(experiments...) }
@@ -32,8 +33,9 @@ func worker(ctx context.Context, b *kit.Bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
 	t, err := b.Compare(ctx, "Plain franz-go, 256 bytes, no-op handler", b.Rounds,
-		r.variant(workerDedup, 60_000, guarded(franz.PerPartition)),
-		r.variant(workerByKey, 120_000, guarded(franz.PerKey)),
+		r.variant(workerDedup, 60_000, guarded(each(franz.PerPartition))),
+		r.variant(workerByKey, 120_000, guarded(each(franz.PerKey))),
+		r.variant(workerBatches, 120_000, guarded(batches)),
 		r.variant(rawLoop, 1_500_000, raw),
 	)
 	if err != nil {
@@ -42,6 +44,7 @@ func worker(ctx context.Context, b *kit.Bench) (err error) {
 	for _, result := range []struct{ name, row string }{
 		{"kafka_worker_vs_raw", workerDedup},
 		{"kafka_worker_per_key_vs_raw", workerByKey},
+		{"kafka_worker_batches_vs_raw", workerBatches},
 	} {
 		if t.Has(result.row, rawLoop) {
 			b.Ratio(result.name, t.Ratio(result.row, rawLoop, rate))

@@ -22,8 +22,9 @@ func (p *Pool) Go(work func()) {
 		return
 	}
 	p.running.Go(func() {
-		for more := make(chan func(), 1); work != nil; work = <-more {
-			work()
+		more := make(chan func(), 1)
+		for do := work; do != nil; do = <-more {
+			do()
 			if !p.rest(more) {
 				return
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -74,14 +75,15 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 		return nil, err
 	}
 	return newWorker(once, config.Config, func(h *handling) process {
-		b := &worker.Batcher[*offered]{
+		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &h.pool,
 			AtOnce: max(1, config.MaxInFlight/config.MaxBatch),
-			Run:    func(batch []*offered) { runBatch(once, &h.pool, batch, handle) },
+			Run:    func(batch []offered) { runBatch(once, &h.pool, batch, handle) },
 		}
-		return func(ctx context.Context, r *record, d consumer.Delivery) {
-			d.Handler = config.Handler
-			b.Add(r.offered(ctx, d, b.Flush), len(r.Value))
+		h.hurry = b.Flush
+		return func(_ context.Context, r *record, d consumer.Delivery) {
+			d.Handler, d.Stopping = config.Handler, r.halted
+			b.Add(offered{r, d}, len(r.Value))
 			if closed(r.halted) { // the flush may have been before
 				b.Flush()
 			}
@@ -93,36 +95,11 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 type offered struct {
 	*record
 	delivery consumer.Delivery
-	claimed  func() context.Context // while it waits for its claim: ends when nothing starts any more
-	started  func() bool            // reports whether its handler may start, or has
-	decided  func(consumer.Decision)
-}
-
-func (r *record) offered(ctx context.Context, d consumer.Delivery, hurry func()) *offered {
-	waiting, cancel := context.WithCancelCause(ctx)
-	prevent := r.onHalt(func() {
-		cancel(errStopping)
-		hurry()
-	})
-	started := false
-	return &offered{
-		record: r, delivery: d,
-		claimed: func() context.Context { return waiting },
-		started: func() bool {
-			started = started || prevent()
-			return started
-		},
-		decided: func(d consumer.Decision) {
-			prevent()
-			cancel(nil)
-			r.decided(ctx, d)
-		},
-	}
 }
 
 // runBatch has a batch handled, without the records of partitions that are being given up.
-func runBatch(once *consumer.Processor, pool *worker.Pool, batch []*offered, handle BatchHandler) {
-	var ready []*offered
+func runBatch(once *consumer.Processor, pool *worker.Pool, batch []offered, handle BatchHandler) {
+	var ready []*record
 	var deliveries []consumer.Delivery
 	var contexts []context.Context
 	for _, o := range batch {
@@ -130,7 +107,7 @@ func runBatch(once *consumer.Processor, pool *worker.Pool, batch []*offered, han
 			o.decided(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
 			continue
 		}
-		ready, deliveries, contexts = append(ready, o), append(deliveries, o.delivery), append(contexts, o.claimed())
+		ready, deliveries, contexts = append(ready, o.record), append(deliveries, o.delivery), append(contexts, o.context())
 	}
 	if len(ready) == 0 {
 		return
@@ -139,19 +116,11 @@ func runBatch(once *consumer.Processor, pool *worker.Pool, batch []*offered, han
 	once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		records := make([]*kgo.Record, len(which))
 		for n, i := range which {
-			if !ready[i].started() {
-				return errsOf(len(which), errStopping) // the rest is given back, too: others begin where they are
+			if !ready[i].starts() {
+				return slices.Repeat([]error{errStopping}, len(which)) // others begin where they are
 			}
 			records[n] = ready[i].Record
 		}
 		return handle(ctx, records)
 	}, pool.Go, func(i int, d consumer.Decision) { ready[i].decided(d) })
-}
-
-func errsOf(n int, err error) []error {
-	errs := make([]error, n)
-	for i := range errs {
-		errs[i] = err
-	}
-	return errs
 }

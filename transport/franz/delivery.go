@@ -1,7 +1,6 @@
 package franz
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,7 +63,9 @@ func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 // position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a
 // later epoch.
 func position(rec *kgo.Record) string {
-	return fmt.Sprintf("%d-%d-%d", rec.Partition, rec.Offset, rec.LeaderEpoch)
+	text := strconv.AppendInt(make([]byte, 0, 42), int64(rec.Partition), 10)
+	text = strconv.AppendInt(append(text, '-'), rec.Offset, 10)
+	return string(strconv.AppendInt(append(text, '-'), int64(rec.LeaderEpoch), 10))
 }
 
 // restore makes a record of a retry topic the delivery that it is a copy of.

@@ -41,5 +41,7 @@ var (
 	errGrace   = errors.New("franz: shutdown, and Config.Grace is over")
 )
 
-// errStopping keeps a handler from starting when its partition is being given up. The attempt is given back.
-var errStopping = oncemill.NoEffect(oncemill.Uncounted(errors.New("franz: partition is being given up")))
+// errStopping keeps a handler from starting when its partition is being given up. The attempt is given back, for the
+// next owner at once.
+var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
+	errors.New("franz: partition is being given up"))))

@@ -99,8 +99,7 @@ func (f *fetching) assigned(ctx context.Context, at place) *partition {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &partition{
-		running: newRunning(), s: f.s, topic: at.topic, number: at.partition, cancel: cancel,
-		start: func(r *record) bool { return r.start(ctx) },
+		running: newRunning(ctx), s: f.s, topic: at.topic, number: at.partition, cancel: cancel,
 	}
 	f.partitions[at] = p
 	if before := f.ending[at]; before == nil {

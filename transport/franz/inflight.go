@@ -2,6 +2,7 @@ package franz
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,36 +14,42 @@ import (
 type places struct {
 	mu    sync.Mutex
 	free  int
-	ready []func() bool
+	ready []starter
+	given int // places to the first of them
 }
 
-// add asks for a place: fill calls start when there is one. If start returns true, the place must be left afterwards.
-func (p *places) add(start func() bool) {
+// A starter is a record, which is started when there is a place. If start returns true, the place must be left
+// afterwards.
+type starter interface{ start() bool }
+
+// add asks for a place: fill starts s when there is one.
+func (p *places) add(s starter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ready = append(p.ready, start)
+	p.ready = append(p.ready, s)
 }
 
 // fill gives free places away.
 func (p *places) fill() {
-	for start := p.next(); start != nil; start = p.next() {
-		if !start() {
+	for s := p.next(); s != nil; s = p.next() {
+		if !s.start() {
 			p.leave()
 		}
 	}
 }
 
-func (p *places) next() func() bool {
+func (p *places) next() starter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.free == 0 || len(p.ready) == 0 {
 		return nil
 	}
 	p.free--
-	start := p.ready[0]
-	p.ready[0] = nil
-	p.ready = p.ready[1:]
-	return start
+	s := p.ready[p.given]
+	if p.given++; 2*p.given >= len(p.ready) { // not each time: there may be many
+		p.ready, p.given = slices.Delete(p.ready, 0, p.given), 0
+	}
+	return s
 }
 
 // leave makes a place free, for the next fill.
@@ -54,18 +61,19 @@ func (p *places) leave() {
 
 // running counts what runs. After halt nothing more begins.
 type running struct {
-	shut   func()                                // ends halted
-	halted <-chan struct{}                       // closed with halt
-	onHalt func(do func()) (prevent func() bool) // has something done at halt; prevent reports false if it is too late
-	ended  chan struct{}                         // closed when after halt nothing runs any more
+	context func() context.Context                // of the handlers
+	shut    func()                                // ends halted
+	halted  <-chan struct{}                       // closed with halt
+	onHalt  func(do func()) (prevent func() bool) // has something done at halt; prevent reports false if it is too late
+	ended   chan struct{}                         // closed when after halt nothing runs any more
 
 	mu sync.Mutex
 	n  int
 }
 
-func newRunning() *running {
+func newRunning(handlers context.Context) *running {
 	open, shut := context.WithCancel(context.Background())
-	return &running{shut: shut, halted: open.Done(), ended: make(chan struct{}),
+	return &running{context: func() context.Context { return handlers }, shut: shut, halted: open.Done(), ended: make(chan struct{}),
 		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) }}
 }
 
@@ -121,35 +129,19 @@ type process func(ctx context.Context, r *record, d consumer.Delivery)
 func guarded(once *consumer.Processor, name string, handle Handler) func(*handling) process {
 	return func(*handling) process {
 		return func(ctx context.Context, r *record, d consumer.Delivery) {
-			d.Handler = name
-			once.Claim(ctx, d, func(claimed context.Context, t *consumer.Ticket) {
-				r.pool.Go(func() { r.run(ctx, claimed, t, handle) })
+			d.Handler, d.Stopping = name, r.halted
+			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
+				r.pool.Go(func() {
+					t.Process(ctx, func(ctx context.Context) error {
+						if !r.starts() {
+							return errStopping
+						}
+						return handle(ctx, r.Record)
+					}, r.decided)
+				})
 			})
 		}
 	}
-}
-
-// run runs the handler with its claim in hand, in the context of that, or gives it back if nothing starts any more.
-// While the ticket waits, for a busy key or for the store, that ends the wait.
-func (r *record) run(ctx, claimed context.Context, t *consumer.Ticket, handle Handler) {
-	if closed(r.halted) {
-		t.GiveBack(claimed)
-		r.decided(ctx, consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
-		return
-	}
-	claimed, cancel := context.WithCancelCause(claimed)
-	prevent := r.onHalt(func() { cancel(errStopping) })
-	started := false // a transaction may be repeated
-	t.Process(claimed, func(ctx context.Context) error {
-		if started = started || prevent(); !started {
-			return errStopping
-		}
-		return handle(ctx, r.Record)
-	}, func(d consumer.Decision) {
-		prevent()
-		cancel(nil)
-		r.decided(ctx, d)
-	})
 }
 
 // lookAgain is after what time a wait for a time by the clock looks at it again: it may have been set.

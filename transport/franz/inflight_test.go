@@ -61,10 +61,10 @@ func TestPlaces(t *testing.T) {
 	p := places{free: 2}
 	var started []int
 	for i := range 6 {
-		p.add(func() bool {
+		p.add(startFunc(func() bool {
 			started = append(started, i)
 			return i != 1
-		})
+		}))
 	}
 	for _, want := range []int{3, 4, 5, 6, 6} {
 		p.fill()
@@ -74,3 +74,7 @@ func TestPlaces(t *testing.T) {
 		p.leave()
 	}
 }
+
+type startFunc func() bool
+
+func (f startFunc) start() bool { return f() }

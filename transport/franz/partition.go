@@ -18,7 +18,6 @@ type partition struct {
 	topic  string
 	number int32
 	cancel context.CancelCauseFunc // ends the context of its handlers
-	start  func(*record) bool      // record.start in that context
 
 	expected int64   // the next offset to be fetched; 0: not known
 	gaps     limiter // of lines about what waits for too long
@@ -79,15 +78,18 @@ func (p *partition) take() {
 		rec := p.queue[0]
 		p.queue[0] = nil
 		p.queue = p.queue[1:]
-		e, back := p.tracker.take(rec)
-		if back {
+		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: entryOf(rec),
+			key: p.s.config.orderKey(rec)}
+		if back := p.tracker.take(&r.entry); back {
 			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.name(), "offset", rec.Offset)
 		}
-		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: e,
-			key: p.s.config.orderKey(rec)}
-		p.order.Start(r.key, func() { p.s.places.add(func() bool { return p.start(r) }) })
+		if r.key == "" {
+			p.s.places.add(r)
+		} else {
+			p.order.Start(r.key, func() { p.s.places.add(r) })
+		}
 	}
 	switch most := p.s.config.MaxInFlight; {
 	case !p.paused && len(p.queue) > most:
@@ -110,10 +112,12 @@ func (p *partition) resume() {
 // settle notes that a record is settled, and starts what comes after it.
 func (p *partition) settle(r *record, _ bool) {
 	p.mu.Lock()
-	p.tracker.settle(r.entry)
-	p.mu.Unlock()
+	p.tracker.settle(&r.entry)
 	p.order.Done(r.key)
-	p.admit(1)
+	p.room++
+	p.take()
+	p.mu.Unlock()
+	p.s.places.fill()
 }
 
 func (p *partition) giveBack(context.Context, *record) {} // it is not committed
@@ -126,6 +130,7 @@ func (p *partition) halt() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.queue = nil
+	p.s.hurry()
 }
 
 // forget makes kgo fetch the partition again should it come back. It is called when it is not fetched any more.

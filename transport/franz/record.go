@@ -22,16 +22,17 @@ type record struct {
 	*handling
 	*running // the holder's: those that have a place, wait for their time, or whose decisions are being carried out
 	holder   holder
-	entry    *entry // of a partition
+	entry    entry  // of a partition
 	key      string // records of a partition with the same one are handled in order; empty: no order
 	offers   int    // with those of earlier deliveries
+	started  bool   // its handler has been called in this offer
 }
 
 // start offers the record, for which there is a place. It reports false if it does not need that: the record is not
-// due, or nothing starts any more. The context is that of the holder's handlers.
-func (r *record) start(ctx context.Context) bool {
+// due, or nothing starts any more.
+func (r *record) start() bool {
 	if !r.begin() {
-		r.holder.giveBack(ctx, r)
+		r.holder.giveBack(r.context(), r)
 		return false
 	}
 	d, due, err := r.intake.delivery(r.Record)
@@ -39,21 +40,29 @@ func (r *record) start(ctx context.Context) bool {
 		r.fail(err)
 		due = time.Now().Add(maxDelay) // the run ends before
 	}
-	if time.Until(due) > 0 {
-		r.rest(ctx, due)
+	if !due.IsZero() && time.Until(due) > 0 {
+		r.rest(due)
 		r.end()
 		return false
 	}
 	r.offers++
+	r.started = false
 	d.Count = r.offers
-	r.process(ctx, r, d)
+	r.process(r.context(), r, d)
 	return true
 }
 
+// starts reports whether the record's handler may be called, or has been: a transaction may be repeated, and so may a
+// batch.
+func (r *record) starts() bool {
+	r.started = r.started || !closed(r.halted)
+	return r.started
+}
+
 // rest has the record offered when it is due, or given back if nothing starts any more by then. It takes no place.
-func (r *record) rest(ctx context.Context, due time.Time) {
+func (r *record) rest(due time.Time) {
 	if !r.begin() {
-		r.holder.giveBack(ctx, r)
+		r.holder.giveBack(r.context(), r)
 		return
 	}
 	r.holder.waits(1)
@@ -63,19 +72,19 @@ func (r *record) rest(ctx context.Context, due time.Time) {
 	}
 	prevent := r.onHalt(func() {
 		defer over()
-		r.holder.giveBack(ctx, r)
+		r.holder.giveBack(r.context(), r)
 	})
 	after(r.halted, func() time.Duration { return time.Until(due) }, func() {
 		if prevent() {
 			defer over()
-			r.places.add(func() bool { return r.start(ctx) })
+			r.places.add(r)
 			r.places.fill()
 		}
 	})
 }
 
 // decided carries out the decision about the record. It waits for nothing.
-func (r *record) decided(ctx context.Context, decision consumer.Decision) {
+func (r *record) decided(decision consumer.Decision) {
 	r.places.leave()
 	if decision.Action == consumer.Ack {
 		r.holder.settle(r, false)
@@ -83,16 +92,16 @@ func (r *record) decided(ctx context.Context, decision consumer.Decision) {
 		return
 	}
 	r.places.fill()
-	r.carryOut(ctx, decision)
+	r.carryOut(decision)
 }
 
-func (r *record) carryOut(ctx context.Context, decision consumer.Decision) {
+func (r *record) carryOut(decision consumer.Decision) {
 	r.pool.Go(func() {
 		defer r.end()
-		if settled, delay := r.conclude(ctx, decision); settled {
+		if settled, delay := r.conclude(r.context(), decision); settled {
 			r.holder.settle(r, decision.Action == consumer.Reject)
 		} else {
-			r.rest(ctx, time.Now().Add(delay))
+			r.rest(time.Now().Add(delay))
 		}
 	})
 }

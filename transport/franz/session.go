@@ -21,6 +21,7 @@ type handling struct {
 	*watching
 	policy    oncemill.Policy
 	process   process
+	hurry     func() // is called when a partition is given up: nothing of it is to wait for more records
 	cl        *kgo.Client
 	retry     []RetryTopic // nil: there are none
 	publisher *Publisher   // to the retry topics, on the same client; nil: there are none
@@ -35,6 +36,7 @@ func newHandling(once *consumer.Processor, with func(*handling) process, cl *kgo
 	maxInFlight int, retry []RetryTopic) (*handling, error) {
 	h := &handling{
 		watching: newWatching(group, log), policy: once.Policy(), cl: cl, retry: retry,
+		hurry:  func() {},
 		places: places{free: maxInFlight},
 	}
 	h.process = with(h)

@@ -35,7 +35,7 @@ type shareSession struct {
 
 func newShareSession(config ShareConfig, h *handling, rules shareRules) *shareSession {
 	return &shareSession{
-		handling: h, running: newRunning(), config: config, rules: rules, changed: make(chan struct{}, 1),
+		handling: h, config: config, rules: rules, changed: make(chan struct{}, 1),
 		locks: locks{
 			cl: h.cl, group: h.group, log: h.log, fail: h.fail, every: rules.renewal, locked: map[*kgo.Record]bool{},
 		},
@@ -47,6 +47,7 @@ func (s *shareSession) run(ctx context.Context) error {
 	detached := telemetry.Spanless(context.WithoutCancel(ctx))
 	handlers, cancel := context.WithCancelCause(detached)
 	defer cancel(nil)
+	s.running = newRunning(handlers)
 	locking, release := context.WithCancel(detached)
 	defer release()
 	polling, stop := context.WithCancel(ctx)
@@ -196,7 +197,7 @@ func (s *shareSession) handle(ctx context.Context, records []*kgo.Record) {
 		if !carried[i] {
 			r := &record{Record: rec, handling: s.handling, running: s.running, holder: s,
 				offers: int(rec.DeliveryCount()) - 1}
-			s.places.add(func() bool { return r.start(ctx) })
+			s.places.add(r)
 		}
 	}
 	s.places.fill()

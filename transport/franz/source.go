@@ -70,7 +70,7 @@ func (s *Source) open(
 ) (*Worker, *kgo.Client, error) {
 	process := func(*handling) process {
 		return func(ctx context.Context, r *record, d consumer.Delivery) {
-			handle(ctx, d, func(decision consumer.Decision) { r.decided(ctx, decision) })
+			handle(ctx, d, r.decided)
 		}
 	}
 	w, err := newWorker(s.once, s.config.Config, process)

@@ -25,11 +25,10 @@ type entry struct {
 	taken   time.Time
 }
 
-// take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and
+// take adds the entry of the next record. It reports whether the partition went back: the broker has lost the end of its log, and
 // now other records come under offsets that were used before. Then settling starts anew from here, or from an earlier
 // record that is not settled. That is due at once, because a restart would go on where the log ended before.
-func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
-	e = &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
+func (t *tracker) take(e *entry) (back bool) {
 	if back = t.last != nil && e.offset <= t.last.offset; back {
 		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }),
 			committed: -1}
@@ -39,7 +38,12 @@ func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
 	if back {
 		t.settled = kgo.EpochOffset{Epoch: t.open[0].epoch, Offset: t.open[0].offset}
 	}
-	return e, back
+	return back
+}
+
+// entryOf returns the entry of a record that is taken now.
+func entryOf(rec *kgo.Record) entry {
+	return entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
 }
 
 // settle marks a record as settled.
@@ -48,10 +52,9 @@ func (t *tracker) settle(e *entry) {
 	done := 0
 	for done < len(t.open) && t.open[done].settled {
 		t.settled = kgo.EpochOffset{Epoch: t.open[done].epoch, Offset: t.open[done].offset + 1}
-		t.open[done] = nil
 		done++
 	}
-	t.open = t.open[done:]
+	t.open = slices.Delete(t.open, 0, done)
 }
 
 // gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or

@@ -17,7 +17,7 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 			switch rapid.SampledFrom([]string{"take", "take", "settle", "settle", "confirm", "back"}).Draw(t, "step") {
 			case "take":
 				offset += rapid.Int64Range(1, 3).Draw(t, "gap") // compaction leaves gaps
-				e, back := tr.take(&kgo.Record{Offset: offset, LeaderEpoch: 7})
+				e, back := take(&tr, &kgo.Record{Offset: offset, LeaderEpoch: 7})
 				if back {
 					t.Fatalf("offset %d is taken for a step back", offset)
 				}
@@ -36,7 +36,7 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 				if len(taken) > 0 {
 					offset = rapid.Int64Range(0, offset).Draw(t, "to")
 					late := taken
-					e, back := tr.take(&kgo.Record{Offset: offset, LeaderEpoch: 7})
+					e, back := take(&tr, &kgo.Record{Offset: offset, LeaderEpoch: 7})
 					if !back {
 						t.Fatalf("offset %d is not taken for a step back", offset)
 					}
@@ -78,10 +78,10 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 func TestTracker_IgnoresConfirmationsFromBeforeAStepBack(t *testing.T) {
 	t.Parallel()
 	var tr tracker
-	e, _ := tr.take(&kgo.Record{Offset: 99})
+	e, _ := take(&tr, &kgo.Record{Offset: 99})
 	tr.settle(e)
 	before, _ := tr.due()
-	e, _ = tr.take(&kgo.Record{Offset: 50})
+	e, _ = take(&tr, &kgo.Record{Offset: 50})
 	tr.settle(e)
 	tr.confirm(before)
 	if o, due := tr.due(); !due || o.Offset != 51 {
@@ -93,9 +93,9 @@ func TestTracker_IgnoresConfirmationsFromBeforeAStepBack(t *testing.T) {
 func TestTracker_StepBackPassesOverNothingThatIsOpen(t *testing.T) {
 	t.Parallel()
 	var tr tracker
-	waits, _ := tr.take(&kgo.Record{Offset: 60, LeaderEpoch: 1})
-	tr.take(&kgo.Record{Offset: 99, LeaderEpoch: 1})
-	again, _ := tr.take(&kgo.Record{Offset: 70, LeaderEpoch: 2})
+	waits, _ := take(&tr, &kgo.Record{Offset: 60, LeaderEpoch: 1})
+	take(&tr, &kgo.Record{Offset: 99, LeaderEpoch: 1})
+	again, _ := take(&tr, &kgo.Record{Offset: 70, LeaderEpoch: 2})
 	tr.settle(again)
 	if o, due := tr.due(); !due || o != (kgo.EpochOffset{Epoch: 1, Offset: 60}) {
 		t.Errorf("due is %v, %v, want 60, which is not settled", o, due)
@@ -113,4 +113,9 @@ func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
 	if at := position(lost); at == position(found) || at != position(&kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 2}) {
 		t.Errorf("position %s of a record that was lost, %s of the one that has its offset now", at, position(found))
 	}
+}
+
+func take(tr *tracker, rec *kgo.Record) (*entry, bool) {
+	e := entryOf(rec)
+	return &e, tr.take(&e)
 }
