@@ -7,6 +7,6 @@ import (
 	_ "github.com/oncemill/oncemill/transport/franz"
 	_ "github.com/oncemill/oncemill/transport/natsjs"
 	_ "github.com/twmb/franz-go/pkg/kadm"
-	_ "github.com/twmb/franz-go/pkg/kgo"
 	_ "github.com/twmb/franz-go/pkg/kfake"
+	_ "github.com/twmb/franz-go/pkg/kgo"
 )

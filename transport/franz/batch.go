@@ -107,7 +107,8 @@ func runBatch(once *consumer.Processor, pool *worker.Pool, batch []offered, hand
 			o.decided(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
 			continue
 		}
-		ready, deliveries, contexts = append(ready, o.record), append(deliveries, o.delivery), append(contexts, o.context())
+		ready, deliveries = append(ready, o.record), append(deliveries, o.delivery)
+		contexts = append(contexts, o.context())
 	}
 	if len(ready) == 0 {
 		return
