@@ -54,19 +54,19 @@ type breaker struct {
 
 	alone chan struct{} // has those that ask alone
 
-	mu    sync.Mutex
-	cause error          // the last failure that says that the store is down
-	first dedupstore.Key // of the failures in a row
-	began time.Time      // when it failed first
-	more  bool           // another key is among them
-	told  bool           // the log has said that claims of one key fail
-	notes []func()       // lines to log when no lock is held
-	down  bool           // open, or a probe is under way
-	since time.Time      // when it opened
-	said  time.Time      // when the log had last that it is
-	pause time.Duration  // before the next probe, without jitter
-	next  time.Time      // when the next probe may be sent
-	back  chan struct{}  // closed when the store answers again, and replaced then
+	mu     sync.Mutex
+	cause  error          // the last failure that says that the store is down
+	first  dedupstore.Key // of the failures in a row
+	began  time.Time      // when it failed first
+	more   bool           // another key is among them
+	warned bool           // the log has said that claims of one key fail
+	notes  []func()       // lines to log when no lock is held
+	down   bool           // open, or a probe is under way
+	since  time.Time      // when it opened
+	said   time.Time      // when the log had last that it is
+	pause  time.Duration  // before the next probe, without jitter
+	next   time.Time      // when the next probe may be sent
+	back   chan struct{}  // closed when the store answers again, and replaced then
 }
 
 func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
@@ -147,11 +147,11 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	defer b.mu.Unlock()
 	switch {
 	case err == nil, refuses(err), errors.Is(err, ErrClaimLost):
-		if b.told && !b.down {
+		if b.warned && !b.down {
 			down := time.Since(b.began)
 			b.notes = append(b.notes, func() { b.answers(down) })
 		}
-		b.first, b.more, b.told = dedupstore.Key{}, false, false
+		b.first, b.more, b.warned = dedupstore.Key{}, false, false
 		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
 		return nil
 	case is[*dedupstore.InvalidError](err), is[*batch.PanicError](err): // a bug is not to be hidden behind a pause
@@ -221,9 +221,9 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	if counts.ConsecutiveFailures < tripFailures || time.Since(b.streak) < tripSpan {
 		return false
 	}
-	due := !b.told || time.Since(b.said) >= sayAgain
+	due := !b.warned || time.Since(b.said) >= sayAgain
 	if !b.more && due && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
-		b.told, b.said = true, time.Now()
+		b.warned, b.said = true, time.Now()
 		key, cause := b.first, b.cause
 		b.notes = append(b.notes, func() {
 			b.log.Warn("oncemill: claims fail; a message waits, or runs unguarded if Policy.StoreDown is open",

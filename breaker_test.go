@@ -101,7 +101,7 @@ func wantOpen(t testing.TB, store *outage, g *oncemill.Guard) {
 }
 
 // held starts calls that wait for the store, and returns what waits for their end.
-func held(t testing.TB, g *oncemill.Guard, n int, h *counter) *sync.WaitGroup {
+func taken(t testing.TB, g *oncemill.Guard, n int, h *counter) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
 	for i := range n {
@@ -122,7 +122,7 @@ func TestGuard_StoreDownIsAskedOncePerPauseNotOncePerDelivery(t *testing.T) {
 		store.set(refuses)
 		var h counter
 		start := time.Now()
-		wg := held(t, newGuard(t, store, oncemill.Policy{}), 300, &h)
+		wg := taken(t, newGuard(t, store, oncemill.Policy{}), 300, &h)
 		time.Sleep(time.Second)
 		if n := len(store.since(start)); n > 300*6+10 {
 			t.Errorf("%d claims of 300 calls before it was noticed, want at most a handful each", n)
@@ -159,7 +159,7 @@ func TestGuard_RecoveryLetsAllHeldCallsGoOnAtOnce(t *testing.T) {
 			ran = append(ran, time.Now())
 			return dedupstore.Outcome{}, nil
 		}}
-		wg := held(t, g, 300, &h)
+		wg := taken(t, g, 300, &h)
 		time.Sleep(time.Minute)
 		store.set(nil)
 		back := time.Now()
@@ -310,7 +310,7 @@ func TestGuard_ProbeThatHangsDoesNotHoldUpForever(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store, g := opened(t, oncemill.Policy{})
 		var h counter
-		wg := held(t, g, 100, &h)
+		wg := taken(t, g, 100, &h)
 		time.Sleep(10 * time.Second)
 		store.set(hangs)
 		time.Sleep(1500 * time.Millisecond) // one call is probing
@@ -333,7 +333,7 @@ func TestGuard_TimeHeldWithoutAQuestionIsNotTakenFromTheLease(t *testing.T) {
 		synctest.Wait()
 		store.set(nil)
 		var h counter
-		held(t, g, 1, &h).Wait()
+		taken(t, g, 1, &h).Wait()
 		if store.extension != 0 {
 			t.Errorf("a lease of which nothing was used was renewed %d times before its handler started", store.extension)
 		}
@@ -366,7 +366,7 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 		store.set(refuses)
 		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		var h counter
-		wg := held(t, g, 100, &h)
+		wg := taken(t, g, 100, &h)
 		time.Sleep(time.Minute)
 		store.set(nil)
 		wg.Wait()
@@ -385,7 +385,7 @@ func TestGuard_OutageThatLastsIsLoggedAgainWithWhatIsWrongByThen(t *testing.T) {
 		store := newOutage(t)
 		store.set(refuses)
 		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		wg := held(t, g, 10, &counter{})
+		wg := taken(t, g, 10, &counter{})
 		time.Sleep(time.Second)
 		store.set(func(context.Context, dedupstore.Request) error { return errors.New("the certificate has expired") })
 		time.Sleep(150 * time.Second)
@@ -406,7 +406,7 @@ func TestGuard_OutageThatOneMessageMeetsForLongIsLoggedAgain(t *testing.T) {
 		store := newOutage(t)
 		store.set(refuses)
 		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		wg := held(t, g, 1, &counter{})
+		wg := taken(t, g, 1, &counter{})
 		time.Sleep(10 * time.Second)
 		store.set(func(context.Context, dedupstore.Request) error { return errors.New("the certificate has expired") })
 		time.Sleep(150 * time.Second)
@@ -429,7 +429,7 @@ func TestGuard_OutageThatOneMessageMeetsIsLoggedOnceWhenItBeginsAndOnceWhenItEnd
 		for range 2 {
 			log.Reset()
 			store.set(refuses)
-			wg := held(t, g, 1, &counter{})
+			wg := taken(t, g, 1, &counter{})
 			time.Sleep(time.Minute)
 			store.set(nil)
 			wg.Wait()
@@ -466,7 +466,7 @@ func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
 		var log bytes.Buffer
 		store := newOutage(t)
 		store.set(refuses)
-		wg := held(t, newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}), 1, &counter{})
+		wg := taken(t, newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}), 1, &counter{})
 		time.Sleep(500 * time.Millisecond)
 		store.set(nil)
 		wg.Wait()

@@ -88,7 +88,7 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 	}
 	t.granted = true
 	t.lease.granted(&t.last.Answer.Claim, t.part, t.sent)
-	t.guard.keeper.hold(&t.lease)
+	t.guard.keeper.add(&t.lease)
 }
 
 // GiveBack gives the claim of a ticket back that will not be attempted.
@@ -272,8 +272,8 @@ func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) {
 		return
 	}
-	now, last := time.Now().UnixNano(), g.told.Load()
-	if now-last < int64(tellEvery) || !g.told.CompareAndSwap(last, now) {
+	now, last := time.Now().UnixNano(), g.reported.Load()
+	if now-last < int64(tellEvery) || !g.reported.CompareAndSwap(last, now) {
 		return
 	}
 	g.log.ErrorContext(ctx, "oncemill: a message waits because the store refuses its claim; there may be more",

@@ -30,8 +30,8 @@ type Guard struct {
 	duplicates duplicates
 	background batch.Background // settlements that are tried again
 
-	noInbox sync.Once    // says that a handler wants a transaction
-	told    atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
+	noInbox  sync.Once    // says that a handler wants a transaction
+	reported atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.

@@ -186,9 +186,9 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 				inbox.fails = errRefused
 			}
 			first := firstly("m1")
-			letters := 0
+			deadLetters := 0
 			first.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
-				letters++
+				deadLetters++
 				return []dedupstore.Produced{{ID: "letter", Topic: "dead", Payload: []byte(o.Reason)}}
 			}
 			first.Publish = func(context.Context, []dedupstore.Produced) error { return nil }
@@ -196,8 +196,8 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 			retry, retried := errors.AsType[*oncemill.RetryError](err)
 			switch c.want {
 			case "failed":
-				if err != nil || res.Outcome.Kind != dedupstore.Failed || res.Attempt != 1 || letters != 1 {
-					t.Errorf("%s: %+v, %v, %d letters", name, res, err, letters)
+				if err != nil || res.Outcome.Kind != dedupstore.Failed || res.Attempt != 1 || deadLetters != 1 {
+					t.Errorf("%s: %+v, %v, %d letters", name, res, err, deadLetters)
 				}
 			default:
 				if !retried || retry.Attempt != 1 || retry.Uncounted != (c.want == "uncounted") {

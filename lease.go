@@ -121,21 +121,21 @@ type keeper struct {
 	guard *Guard
 	every time.Duration
 
-	mu    sync.Mutex
-	held  map[*lease]struct{}
-	timer *time.Timer
+	mu     sync.Mutex
+	leases map[*lease]struct{}
+	timer  *time.Timer
 }
 
 func newKeeper(g *Guard) *keeper {
-	return &keeper{guard: g, every: g.policy.Lease / 24, held: map[*lease]struct{}{}}
+	return &keeper{guard: g, every: g.policy.Lease / 24, leases: map[*lease]struct{}{}}
 }
 
 // hold begins to extend a lease.
-func (k *keeper) hold(l *lease) {
+func (k *keeper) add(l *lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held[l] = struct{}{}
-	if len(k.held) > 1 {
+	k.leases[l] = struct{}{}
+	if len(k.leases) > 1 {
 		return
 	}
 	if k.timer == nil {
@@ -149,8 +149,8 @@ func (k *keeper) hold(l *lease) {
 func (k *keeper) let(l *lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.held, l)
-	if len(k.held) == 0 && k.timer != nil {
+	delete(k.leases, l)
+	if len(k.leases) == 0 && k.timer != nil {
 		k.timer.Stop()
 	}
 }
@@ -160,7 +160,7 @@ func (k *keeper) look() {
 	now := time.Now()
 	var due, cut []*lease
 	k.mu.Lock()
-	for l := range k.held {
+	for l := range k.leases {
 		renew, end := l.due(now)
 		if renew {
 			due = append(due, l)
@@ -169,7 +169,7 @@ func (k *keeper) look() {
 			cut = append(cut, l)
 		}
 	}
-	if len(k.held) > 0 {
+	if len(k.leases) > 0 {
 		k.timer.Reset(k.every)
 	}
 	k.mu.Unlock()

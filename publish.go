@@ -63,7 +63,7 @@ func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Se
 	// heartbeats are not to shorten it to that of a success
 	l.claim.Retention = max(l.claim.Retention, g.window(res.Outcome))
 	l.rest()
-	g.keeper.hold(l)
+	g.keeper.add(l)
 	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {
 		res.Publication = &Publication{
 			produced: res.Outcome.Produced,

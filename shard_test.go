@@ -124,9 +124,9 @@ func TestGuard_ClaimThatIsNotDurableIsNotAskedForAllTheTime(t *testing.T) {
 		store := newOutage(t)
 		store.set(func(context.Context, dedupstore.Request) error { return dedupstore.ErrNotDurable })
 		g := newGuard(t, store, oncemill.Policy{})
-		held := call("1")
-		held.MaxWait = 10 * time.Second
-		if _, err := g.Run(t.Context(), held, nil); !errors.Is(err, dedupstore.ErrNotDurable) {
+		taken := call("1")
+		taken.MaxWait = 10 * time.Second
+		if _, err := g.Run(t.Context(), taken, nil); !errors.Is(err, dedupstore.ErrNotDurable) {
 			t.Errorf("error is %v, want ErrNotDurable", err)
 		}
 		owners := map[string]bool{}

@@ -46,7 +46,7 @@ func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts
 	if err != nil && g.policy.ExpiredLease != Park {
 		for _, i := range calls {
 			tickets[i].lease.rest()
-			g.keeper.hold(&tickets[i].lease)
+			g.keeper.add(&tickets[i].lease)
 		}
 		return calls
 	}

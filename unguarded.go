@@ -80,7 +80,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	}
 	l := &lease{started: true}
 	l.granted(&answer.Claim, p, sent)
-	g.keeper.hold(l)
+	g.keeper.add(l)
 	return func(handler error) {
 		g.keeper.let(l)
 		var s dedupstore.Settlement = dedupstore.Finish{

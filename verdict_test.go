@@ -171,7 +171,7 @@ func TestGuard_ConnectionThatBreaksUnderManyClaimsIsNotAStoreDown(t *testing.T) 
 			return nil
 		})
 		start := time.Now()
-		held(t, g, 300, &h).Wait()
+		taken(t, g, 300, &h).Wait()
 		if took := time.Since(start); took > 10*time.Millisecond {
 			t.Errorf("300 claims that failed together were held for %v, want one quick repetition", took)
 		}
@@ -189,7 +189,7 @@ func TestGuard_ShardThatIsDownDoesNotStopTheOthers(t *testing.T) {
 		})
 		g := newGuard(t, store, oncemill.Policy{})
 		var h, others counter
-		wg := held(t, g, 50, &h)
+		wg := taken(t, g, 50, &h)
 		for i := range 1000 { // 200 in a second
 			if _, err := g.Run(t.Context(), call(fmt.Sprint("other ", i)), others.run); err != nil {
 				t.Errorf("call %d to a shard that is up: %v", i, err)

@@ -26,7 +26,7 @@ func TestProcess_NestedGuardsErrorsDoNotDecide(t *testing.T) {
 			&oncemill.MismatchError{}, &oncemill.FailedError{Err: oncemill.Permanent(errors.New("inner"))},
 			&oncemill.ClaimLostError{}, &oncemill.BusyError{Wait: time.Hour}, oncemill.ErrClaimLost,
 		} {
-			var l letters
+			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 			d := p.Process(t.Context(), delivery("o1"), failing(fmt.Errorf("refund: %w", nested)))
 			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.sent) != 0 {
@@ -43,7 +43,7 @@ func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
 			&oncemill.FailedError{Err: oncemill.Permanent(errors.New("inner"))},
 			&oncemill.RetryError{Err: oncemill.RetryAfter(time.Hour, errors.New("inner"))},
 		} {
-			var l letters
+			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{
 				DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass},
 			})
@@ -76,7 +76,7 @@ func TestProcess_FailuresFromBeforeTheDeadLetterTopicAreDeadLettered(t *testing.
 		if d := before.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errors.New("no")))); d.Action != consumer.Reject {
 			t.Fatalf("%+v", d)
 		}
-		l := letters{fail: errors.New("not yet")}
+		l := deadLetters{fail: errors.New("not yet")}
 		after := newProcessor(t, store, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		if d := after.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.RetryLater {
 			t.Errorf("%+v, want it not acked before its dead letter is", d)
@@ -118,7 +118,7 @@ func TestProcess_PublishStepThatItCannotDoIsLeftToOthers(t *testing.T) {
 				t.Errorf("%s: %+v, want neither an ack nor a publication that nobody ends", name, d)
 			}
 			time.Sleep(time.Hour) // no heartbeat holds the key
-			var l letters
+			var l deadLetters
 			able := newProcessor(t, store, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 			d := able.ProcessOutputs(t.Context(), delivery("o1"), nil)
 			outputs := 0
@@ -149,7 +149,7 @@ func TestProcess_PanicOfTheDeadLetterPublisherDoesNotHoldTheKey(t *testing.T) {
 			p.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errors.New("no"))))
 		}()
 		time.Sleep(time.Hour)
-		var l letters
+		var l deadLetters
 		p = newProcessor(t, store, consumer.Config{MaxWait: consumer.NoWait, DeadLetters: &l, DeadLetterTopic: "dead"})
 		if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Ack {
 			t.Errorf("%+v, want the dead letter published", d)
@@ -174,7 +174,7 @@ func TestProcess_PanicWithoutAnIDDoesNotEscape(t *testing.T) {
 
 func TestProcess_DeadLetterHeadersAreBounded(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{
 			DeadLetters: &l, DeadLetterTopic: "dead",
 			Fingerprint: func([]byte) (dedupstore.Fingerprint, error) {
@@ -190,7 +190,7 @@ func TestProcess_DeadLetterHeadersAreBounded(t *testing.T) {
 
 func TestProcess_DeadLetterOverTheLimitIsNotStored(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		store := newStore(t)
 		p := newProcessor(t, store, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MaxProducedBytes: 1000}})
 		d := delivery("o1")
@@ -208,7 +208,7 @@ func TestProcess_DeadLetterOverTheLimitIsNotStored(t *testing.T) {
 
 func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		store := newStore(t)
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"}
 		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{

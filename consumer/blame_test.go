@@ -19,7 +19,7 @@ func TestProcess_ErrorThatPanicsWhenItIsReadIsAFailedAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var none *declined
 		for _, returned := range []error{none, &declined{}, (*oncemill.PermanentError)(nil)} {
-			var l letters
+			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{
 				DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MaxAttempts: 2},
 			})

@@ -10,7 +10,7 @@ import (
 
 // checkedLetters looks at its topics.
 type checkedLetters struct {
-	letters
+	deadLetters
 	missing error
 	asked   []string
 }
@@ -33,7 +33,7 @@ func TestProcessor_CheckLooksAtTheDeadLetterTopic(t *testing.T) {
 			t.Errorf("asked for %q", l.asked)
 		}
 	}
-	for _, c := range []consumer.Config{{}, {DeadLetters: &letters{}, DeadLetterTopic: "dead"}} {
+	for _, c := range []consumer.Config{{}, {DeadLetters: &deadLetters{}, DeadLetterTopic: "dead"}} {
 		if _, err := newProcessor(t, newStore(t), c).Check(t.Context()); err != nil {
 			t.Errorf("with nothing to look at: %v", err)
 		}

@@ -60,7 +60,7 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				var l letters
+				var l deadLetters
 				c := consumer.Config{DeadLetters: &l, DeadLetterTopic: "orders.dead"}
 				if tc.configure != nil {
 					tc.configure(&c)
@@ -99,7 +99,7 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 // An operator, or a tool, that sends a dead letter to its handler as it is may have deleted it by then.
 func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p, log := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		first := l.only(t)
@@ -166,7 +166,7 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 // A dead letter of a dead letter has two handlers that it may be sent to, one after the other.
 func TestProcess_OwnDeadLetterThatTwoHandlersSendBackIsNoDuplicateToJetStream(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p, _ := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		p.Process(t.Context(), comeBack("bury", l.only(t)), failing(errDeclined))
@@ -191,7 +191,7 @@ func TestProcess_OwnDeadLetterThatTwoHandlersSendBackIsNoDuplicateToJetStream(t 
 // A handler of dead letters under the group and handler that made them would lose them all by acknowledging.
 func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		reader, log := logged(t, consumer.Config{})
@@ -207,7 +207,7 @@ func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.
 // another one has stored. Rejecting it would lose both.
 func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l, store := &letters{fail: errors.New("no answer")}, newStore(t)
+		l, store := &deadLetters{fail: errors.New("no answer")}, newStore(t)
 		with := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
 		with.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		var log strings.Builder
@@ -237,7 +237,7 @@ func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T)
 // A stored dead letter keeps its topic, which the log names.
 func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l, store := &letters{fail: errors.New("no stream listens")}, newStore(t)
+		l, store := &deadLetters{fail: errors.New("no stream listens")}, newStore(t)
 		before := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "old"})
 		before.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		var log strings.Builder
@@ -263,7 +263,7 @@ func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
 
 func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		letter := l.only(t)
@@ -294,7 +294,7 @@ func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 // Two scopes whose texts are equal, because names may hold slashes, are two.
 func TestProcess_SlashesInNamesDoNotMakeADeadLetterOnesOwn(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{Group: "a", DeadLetters: &l, DeadLetterTopic: "dead"})
 		d := delivery("o1")
 		d.Handler = "b/c"
@@ -311,7 +311,7 @@ func TestProcess_SlashesInNamesDoNotMakeADeadLetterOnesOwn(t *testing.T) {
 // Groups that consume each other's dead letters end.
 func TestProcess_DeadLettersOfDeadLettersEnd(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		groups := map[string]*consumer.Processor{}
 		for _, group := range []string{"a", "b", "c"} {
 			groups[group] = newProcessor(t, newStore(t), consumer.Config{Group: group, DeadLetters: &l, DeadLetterTopic: "dead"})
@@ -346,7 +346,7 @@ func TestProcess_DeadLettersAreSaidWithThePlaceOfTheirMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				d.Topic, d.Position = "orders", "17@5"
-				for _, l := range []*letters{{}, {fail: errors.New("no stream listens")}} {
+				for _, l := range []*deadLetters{{}, {fail: errors.New("no stream listens")}} {
 					p, log := logged(t, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
 					p.Process(t.Context(), d, failing(errDeclined))
 					if got := log.String(); strings.Count(got, "from=orders position=17@5") != 1 {
@@ -362,7 +362,7 @@ func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
 	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				p, log := logged(t, consumer.Config{DeadLetters: &letters{fail: errors.New("no stream listens")}, DeadLetterTopic: "nowhere"})
+				p, log := logged(t, consumer.Config{DeadLetters: &deadLetters{fail: errors.New("no stream listens")}, DeadLetterTopic: "nowhere"})
 				got := p.Process(t.Context(), d, failing(errDeclined))
 				as[*oncemill.UnpublishedError](t, got.Err)
 				for _, want := range []string{"level=ERROR", "dead letter cannot be published", "topic=nowhere", "no stream listens"} {
@@ -406,7 +406,7 @@ func (silent) Publish(ctx context.Context, _ ...producer.Message) error {
 // A handler of dead letters would take the second for a duplicate, as a JetStream stream would.
 func TestProcess_MessagesWithoutAnIDHaveDeadLettersOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	var l letters
+	var l deadLetters
 	p, _ := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 	tombstone := func(key, position string) consumer.Delivery {
 		return consumer.Delivery{Handler: "charge", Topic: "orders", Position: position, Header: producer.Header{producer.HeaderKey: key}}

@@ -64,13 +64,13 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err != nil {
 		return report, err
 	}
-	letters, ok := p.config.DeadLetters.(interface {
+	deadLetters, ok := p.config.DeadLetters.(interface {
 		Check(ctx context.Context, topic string) error
 	})
 	if !ok {
 		return report, nil
 	}
-	if err := letters.Check(ctx, p.config.DeadLetterTopic); err != nil {
+	if err := deadLetters.Check(ctx, p.config.DeadLetterTopic); err != nil {
 		return report, fmt.Errorf("consumer: Config.DeadLetters: %w", err)
 	}
 	return report, nil
@@ -187,13 +187,13 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}
 	if p.config.DeadLetters != nil {
-		call.DeadLetter = p.letters(d, call.Key)
+		call.DeadLetter = p.deadLetters(d, call.Key)
 	}
 	return nil
 }
 
 // letters makes the dead letters of a delivery when they are needed: by then the delivery is as it came again.
-func (p *Processor) letters(
+func (p *Processor) deadLetters(
 	d *Delivery, key dedupstore.Key,
 ) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
 	return func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {

@@ -88,7 +88,7 @@ func TestProcess_ZombieNeitherAcksNorNaks(t *testing.T) {
 
 func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		in := delivery("o1")
 		in.Header["Nats-Msg-Id"] = "of this copy"
@@ -128,7 +128,7 @@ func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 
 func TestProcess_NothingIsAckedBeforeItsDeadLetterIs(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l := letters{fail: errors.New("broker is down")}
+		l := deadLetters{fail: errors.New("broker is down")}
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		runs := 0
 		handle := func(context.Context) error { runs++; return oncemill.Permanent(errors.New("no")) }
@@ -162,7 +162,7 @@ func TestProcess_MessageWithoutAnID(t *testing.T) {
 		if d.Action != consumer.Reject || runs != 0 {
 			t.Errorf("by default: %+v after %d runs, want it rejected", d, runs)
 		}
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		if d := p.Process(t.Context(), in, handle); d.Action != consumer.Ack || runs != 0 {
 			t.Errorf("with dead letters: %+v after %d runs", d, runs)
@@ -190,7 +190,7 @@ func TestProcess_MessageWithoutAnID(t *testing.T) {
 
 func TestProcess_ReusedIDWithOtherContentIsDeadLettered(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		runs := 0
 		handle := func(context.Context) error { runs++; return nil }
@@ -213,9 +213,9 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 		"Config.Group":           {},
 		"Config.Tenant":          {Group: "g", Tenant: "\n"},
 		"Config.MaxWait":         {Group: "g", MaxWait: -2},
-		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
+		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &deadLetters{}},
 		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},
-		"Config.DeadLetters ":    {Group: "g", DeadLetters: (*letters)(nil), DeadLetterTopic: "dead"},
+		"Config.DeadLetters ":    {Group: "g", DeadLetters: (*deadLetters)(nil), DeadLetterTopic: "dead"},
 		"Config.Extractors[1]":   {Group: "g", Extractors: []producer.Extractor{producer.ExtractMessageID, nil}},
 		"Policy.Lease":           {Group: "g", Policy: oncemill.Policy{Lease: 1}},
 	} {
@@ -262,7 +262,7 @@ func TestProcess_MessageWhoseIDCannotBeFoundForAPanicComesAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log bytes.Buffer
-			c.DeadLetters, c.DeadLetterTopic = &letters{}, "dead"
+			c.DeadLetters, c.DeadLetterTopic = &deadLetters{}, "dead"
 			c.Policy.Logger = slog.New(slog.NewTextHandler(&log, nil))
 			c.Group = "billing"
 			p, err := consumer.New(newStore(t), c)
@@ -306,16 +306,16 @@ func TestProcess_AttemptThatFailsIsSaidAtLevelDebug(t *testing.T) {
 // docs/operations.md says what a fingerprint of one's own has to do when it changes.
 func TestProcess_AnotherFingerprintOfOneSchemeEndsWhatWaitsForItsNextAttempt(t *testing.T) {
 	for name, test := range map[string]struct {
-		scheme  string
-		runs    int
-		letters int
+		scheme      string
+		runs        int
+		deadLetters int
 	}{
-		"the same scheme": {scheme: "own", letters: 1},
+		"the same scheme": {scheme: "own", deadLetters: 1},
 		"another scheme":  {scheme: "own.2", runs: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				store, l := newStore(t), &letters{}
+				store, l := newStore(t), &deadLetters{}
 				with := func(scheme, sum string) *consumer.Processor {
 					return newProcessor(t, store, consumer.Config{
 						DeadLetters: l, DeadLetterTopic: "dead",
@@ -328,8 +328,8 @@ func TestProcess_AnotherFingerprintOfOneSchemeEndsWhatWaitsForItsNextAttempt(t *
 				as[*oncemill.RetryError](t, before.Err)
 				runs := 0
 				with(test.scheme, "second").Process(t.Context(), delivery("o1"), func(context.Context) error { runs++; return nil })
-				if runs != test.runs || len(l.sent) != test.letters {
-					t.Errorf("%d runs and %d dead letters, want %d and %d", runs, len(l.sent), test.runs, test.letters)
+				if runs != test.runs || len(l.sent) != test.deadLetters {
+					t.Errorf("%d runs and %d dead letters, want %d and %d", runs, len(l.sent), test.runs, test.deadLetters)
 				}
 			})
 		})

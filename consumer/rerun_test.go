@@ -19,10 +19,10 @@ import (
 
 // A desk is a consumer with dead letters, and an operator who runs them again.
 type desk struct {
-	t       *testing.T
-	store   *dedupstore.Memory
-	letters letters
-	once    *consumer.Processor
+	t           *testing.T
+	store       *dedupstore.Memory
+	deadLetters deadLetters
+	once        *consumer.Processor
 
 	mu   sync.Mutex
 	runs []dedupstore.Key
@@ -33,7 +33,7 @@ type desk struct {
 func newDesk(t *testing.T, c consumer.Config) *desk {
 	t.Helper()
 	d := &desk{t: t, store: newStore(t)}
-	c.Tenant, c.DeadLetters, c.DeadLetterTopic = "acme", &d.letters, "dead"
+	c.Tenant, c.DeadLetters, c.DeadLetterTopic = "acme", &d.deadLetters, "dead"
 	d.once = newProcessor(t, d.store, c)
 	return d
 }
@@ -72,10 +72,10 @@ func (d *desk) rerun() producer.Message {
 
 func (d *desk) last() producer.Message {
 	d.t.Helper()
-	if len(d.letters.sent) == 0 {
+	if len(d.deadLetters.sent) == 0 {
 		d.t.Fatal("no dead letter")
 	}
-	return d.letters.sent[len(d.letters.sent)-1]
+	return d.deadLetters.sent[len(d.deadLetters.sent)-1]
 }
 
 // arrives is a message as a broker delivers it.
@@ -142,7 +142,7 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				}
 				d.err = way.err
 				d.deliver(in)
-				if got := d.letters.only(t).Header[producer.HeaderOutcome]; got != way.outcome {
+				if got := d.deadLetters.only(t).Header[producer.HeaderOutcome]; got != way.outcome {
 					t.Fatalf("dead letter of outcome %q, want %q", got, way.outcome)
 				}
 				key := dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "o1"}
@@ -153,8 +153,8 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				for range 2 {
 					d.deliver(arrives(t, first))
 				}
-				if len(d.runs) != 1 || len(d.letters.sent) != 2 {
-					t.Fatalf("%d runs and %d dead letters, want one rerun and a second dead letter", len(d.runs), len(d.letters.sent))
+				if len(d.runs) != 1 || len(d.deadLetters.sent) != 2 {
+					t.Fatalf("%d runs and %d dead letters, want one rerun and a second dead letter", len(d.runs), len(d.deadLetters.sent))
 				}
 
 				d.err = nil
@@ -177,8 +177,8 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				if !slices.Equal(d.runs, []dedupstore.Key{key, key}) || d.ids[0] != d.ids[1] || d.ids[0] == "" {
 					t.Errorf("reruns %v with IDs %v, want two of the message's key with one ID", d.runs, d.ids)
 				}
-				if len(d.letters.sent) != 2 {
-					t.Errorf("%d dead letters, want no third", len(d.letters.sent))
+				if len(d.deadLetters.sent) != 2 {
+					t.Errorf("%d dead letters, want no third", len(d.deadLetters.sent))
 				}
 				if got := d.deliver(in); got.Result.Failure() != nil || !got.Result.Duplicate {
 					t.Errorf("the message is answered with %+v, want the success of the rerun", got)
@@ -194,8 +194,8 @@ func TestRerun_HasAllAttemptsAgain(t *testing.T) {
 		d.err = errRefused
 		d.deliver(delivery("o1"))
 		d.deliver(arrives(t, d.rerun()))
-		if len(d.runs) != 6 || len(d.letters.sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
-			t.Errorf("%d runs, %d dead letters, the last after %s attempts; want 6, 2 and 3", len(d.runs), len(d.letters.sent), d.last().Header[producer.HeaderAttempts])
+		if len(d.runs) != 6 || len(d.deadLetters.sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
+			t.Errorf("%d runs, %d dead letters, the last after %s attempts; want 6, 2 and 3", len(d.runs), len(d.deadLetters.sent), d.last().Header[producer.HeaderAttempts])
 		}
 	})
 }
@@ -352,7 +352,7 @@ func FuzzRerun_UndoesWhatTheDeadLetterDoesToAHeader(f *testing.F) {
 				t.Skip("a header of the copy, or this project's own")
 			}
 		}
-		var l letters
+		var l deadLetters
 		once := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		in := delivery("o1")
 		in.Header[name] = value
@@ -440,7 +440,7 @@ func TestRerun_RefusesWhatCannotRunAgainAndSaysWhy(t *testing.T) {
 // The sender of a message without an ID must not choose which record a rerun of its dead letter uses.
 func TestRerun_RefusesWhatASenderWithoutAnIDSaysOfARecord(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{
 			Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}, DeadLetters: &l, DeadLetterTopic: "dead",
 		})

@@ -90,13 +90,13 @@ func serveMetrics(t *testing.T) (address string) {
 }
 
 // until polls for a condition.
-func until(t *testing.T, patience time.Duration, what string, met func() bool) {
+func until(t *testing.T, waitLimit time.Duration, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", waitLimit, what)
 		}
 	}
 }

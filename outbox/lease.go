@@ -15,7 +15,7 @@ type lease struct {
 	until time.Time // certainly not after its end at the store: measured from before it was asked for
 }
 
-func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
+func (r *Relay) lease(ctx context.Context, from loop) (lease, error) {
 	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
 	// A stop does not cut this short: rows that the server leases after the caller has gone would stay leased.
 	bounded, release := outlive(ctx, r.cfg.storeTimeout(), giveBackTimeout)

@@ -39,17 +39,17 @@ func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows
 	}
-	lanes := map[string]bool{}
+	orderKeys := map[string]bool{}
 	for _, row := range rows {
-		if row.Lane != "" {
-			lanes[row.Lane] = lanes[row.Lane] || r.hung.Has(row.Message.Topic)
+		if row.OrderKey != "" {
+			orderKeys[row.OrderKey] = orderKeys[row.OrderKey] || r.hung.Has(row.Message.Topic)
 		}
 	}
-	if len(lanes) == 0 {
+	if len(orderKeys) == 0 {
 		return nil, rows
 	}
 	for _, row := range rows {
-		if row.Lane != "" && lanes[row.Lane] || row.Lane == "" && r.hung.Has(row.Message.Topic) {
+		if row.OrderKey != "" && orderKeys[row.OrderKey] || row.OrderKey == "" && r.hung.Has(row.Message.Topic) {
 			slow = append(slow, row)
 		} else {
 			rest = append(rest, row)
@@ -73,7 +73,7 @@ func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []an
 			case a.unknown:
 				r.hung.Note(a.row.Message.Topic)
 			}
-			stopped[a.row.Lane] = true
+			stopped[a.row.OrderKey] = true
 		}
 		answers = append(answers, given...)
 	}
@@ -83,19 +83,19 @@ func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []an
 // nextWave splits rows into those that can be published now, at most one of each lane, and those that wait for them. It
 // leaves out rows of lanes that stopped.
 func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
-	if !slices.ContainsFunc(rows, func(row Row) bool { return row.Lane != "" }) {
+	if !slices.ContainsFunc(rows, func(row Row) bool { return row.OrderKey != "" }) {
 		return rows, nil
 	}
 	taken := map[string]bool{}
 	for _, row := range rows {
 		switch {
-		case row.Lane == "":
+		case row.OrderKey == "":
 			wave = append(wave, row)
-		case stopped[row.Lane]:
-		case taken[row.Lane]:
+		case stopped[row.OrderKey]:
+		case taken[row.OrderKey]:
 			later = append(later, row)
 		default:
-			taken[row.Lane] = true
+			taken[row.OrderKey] = true
 			wave = append(wave, row)
 		}
 	}

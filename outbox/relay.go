@@ -96,14 +96,14 @@ func (r *Relay) Run(ctx context.Context) error {
 		return fmt.Errorf("outbox: watch the rows: %w", err)
 	}
 	defer stop()
-	var lanes sync.WaitGroup
+	var loops sync.WaitGroup
 	for range suspectLanes {
-		lanes.Go(func() { r.work(ctx, r.suspects()) })
+		loops.Go(func() { r.work(ctx, r.suspects()) })
 	}
 	for range followers {
-		lanes.Go(func() { r.work(ctx, r.follower()) })
+		loops.Go(func() { r.work(ctx, r.follower()) })
 	}
 	r.work(ctx, r.healthy())
-	lanes.Wait()
+	loops.Wait()
 	return nil
 }

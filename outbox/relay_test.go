@@ -311,8 +311,8 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s := new(fakeStore).write("a1", "a2", "b1", "x1", "a3", "b2", "x2")
 		for _, r := range s.rows {
-			if lane := r.Message.ID[:1]; lane != "x" {
-				r.Lane = lane
+			if orderKey := r.Message.ID[:1]; orderKey != "x" {
+				r.OrderKey = orderKey
 			}
 		}
 		refused := 0
@@ -344,13 +344,13 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 // A topic that hangs and gets more rows takes all the time of a batch. The other lanes of the batch do not wait for it
 // with each of their rows.
 func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
-	for name, lane := range map[string]string{"rows without a lane": "", "lanes of their own": "new "} {
+	for name, orderKey := range map[string]string{"rows without a lane": "", "lanes of their own": "new "} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				const rows = 40
 				s := new(fakeStore)
 				for i := range rows {
-					s.write(fmt.Sprint("a", i)).rows[i].Lane = "a"
+					s.write(fmt.Sprint("a", i)).rows[i].OrderKey = "a"
 				}
 				hang := func(i int) {
 					s.write(fmt.Sprint("hangs ", i))
@@ -358,8 +358,8 @@ func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
 					defer s.mu.Unlock()
 					row := s.rows[len(s.rows)-1]
 					row.Message.Topic = "hangs"
-					if lane != "" {
-						row.Lane = fmt.Sprint(lane, i)
+					if orderKey != "" {
+						row.OrderKey = fmt.Sprint(orderKey, i)
 					}
 				}
 				b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
@@ -422,12 +422,12 @@ func TestRelay_TopicThatHangsAfterAnOutageHoldsUpNoOtherLaneForLong(t *testing.T
 			}
 			return &e
 		}}
-		write := func(id, topic, lane string) {
+		write := func(id, topic, orderKey string) {
 			s.write(id)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			row := s.rows[len(s.rows)-1]
-			row.Message.Topic, row.Lane = topic, lane
+			row.Message.Topic, row.OrderKey = topic, orderKey
 		}
 		hang := func(i int) { write(fmt.Sprint("hangs ", i), "hangs", fmt.Sprint("new ", i)) }
 		hang(0)

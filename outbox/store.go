@@ -121,7 +121,7 @@ type Row struct {
 
 	// Lane names the rows that keep one order, such as those of an order key. Within a batch, a row is sent only after
 	// all earlier rows of its lane were acknowledged. Empty: no order.
-	Lane string
+	OrderKey string
 
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer

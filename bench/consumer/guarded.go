@@ -18,7 +18,7 @@ import (
 const window = 256
 
 // guardedRouter is a Router with Oncemill's middleware on Oncemill's subscriber.
-var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *job) (func() error, error) {
+var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *task) (func() error, error) {
 	once, closeStore, err := processor(j)
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 }}
 
 // plainRouter is the same without dedup.
-var plainRouter = way{run: func(ctx context.Context, j *job) (func() error, error) {
+var plainRouter = way{run: func(ctx context.Context, j *task) (func() error, error) {
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{}) // which nobody asks
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ var plainRouter = way{run: func(ctx context.Context, j *job) (func() error, erro
 
 // guardedWorker has no Router. A message is done, here, when its handler is: nobody sees what follows, and that is awaited
 // after the clock has stopped.
-var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (func() error, error) {
+var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *task) (func() error, error) {
 	once, closeStore, err := processor(j)
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 }}
 
 // batchWorker is the same work in batches.
-var batchWorker = way{dedup: true, run: func(ctx context.Context, j *job) (func() error, error) {
+var batchWorker = way{dedup: true, run: func(ctx context.Context, j *task) (func() error, error) {
 	once, closeStore, err := processor(j)
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ var batchWorker = way{dedup: true, run: func(ctx context.Context, j *job) (func(
 }}
 
 // runWorker runs a worker, and returns what ends it.
-func runWorker(ctx context.Context, j *job, w *natsjs.Worker, closeStore func()) (stop func() error) {
+func runWorker(ctx context.Context, j *task, w *natsjs.Worker, closeStore func()) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
@@ -114,7 +114,7 @@ func runWorker(ctx context.Context, j *job, w *natsjs.Worker, closeStore func())
 }
 
 // processor returns a Processor on the Redis store, with everything as it is by default.
-func processor(j *job) (once *consumer.Processor, closeStore func(), err error) {
+func processor(j *task) (once *consumer.Processor, closeStore func(), err error) {
 	store, err := redisstore.New(j.rdb, redisstore.Config{})
 	if err != nil {
 		return nil, nil, err
@@ -123,14 +123,14 @@ func processor(j *job) (once *consumer.Processor, closeStore func(), err error) 
 	return once, store.Close, err
 }
 
-func newSource(once *consumer.Processor, j *job) (*natsjs.Source, error) {
+func newSource(once *consumer.Processor, j *task) (*natsjs.Source, error) {
 	return natsjs.NewSource(once, j.js, natsjs.SourceConfig{
 		Config:   natsjs.Config{MaxInFlight: window},
 		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return j.consumer, nil },
 	})
 }
 
-func newSubscriber(once *consumer.Processor, j *job) (message.Subscriber, error) {
+func newSubscriber(once *consumer.Processor, j *task) (message.Subscriber, error) {
 	source, err := newSource(once, j)
 	if err != nil {
 		return nil, err

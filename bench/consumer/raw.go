@@ -7,7 +7,7 @@ import (
 )
 
 // consumeRaw is the least that nats.go costs.
-var consumeRaw = way{run: func(_ context.Context, j *job) (func() error, error) {
+var consumeRaw = way{run: func(_ context.Context, j *task) (func() error, error) {
 	cc, err := j.consumer.Consume(func(m jetstream.Msg) {
 		j.handle()
 		j.settle(m.Ack())

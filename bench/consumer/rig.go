@@ -41,7 +41,7 @@ func startRig(b *kit.Bench) (*rig, error) {
 func (r *rig) stop() error { return errors.Join(r.nats.Stop(), r.redis.Stop()) }
 
 // A job is one measurement of one variant: a filled stream, and clients of its own.
-type job struct {
+type task struct {
 	*meter
 	conn     *nats.Conn
 	js       jetstream.JetStream
@@ -52,18 +52,18 @@ type job struct {
 // A way begins to consume, and returns what ends it. Whatever it takes before the consumption belongs into it, too: that is
 // little, for so many messages.
 type way struct {
-	run   func(context.Context, *job) (stop func() error, err error)
+	run   func(context.Context, *task) (stop func() error, err error)
 	dedup bool // leaves a record for each message
 }
 
 // patience is how long a measurement may take.
-const patience = 2 * time.Minute
+const waitLimit = 2 * time.Minute
 
 // variant measures a way with so many messages, times the scale.
 func (r *rig) variant(name string, messages int, w way) kit.Variant {
 	messages = max(int(float64(messages)*r.bench.Scale), 100)
 	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, fmt.Errorf("it takes longer than %v", waitLimit))
 		defer cancel()
 		return r.measure(ctx, messages, w)
 	}}

@@ -29,7 +29,7 @@ var consumerConfig = jetstream.ConsumerConfig{
 }
 
 // prepare fills a new stream, and makes a consumer that has nothing yet, and fresh clients.
-func (r *rig) prepare(ctx context.Context, messages int) (*job, error) {
+func (r *rig) prepare(ctx context.Context, messages int) (*task, error) {
 	filler, err := nats.Connect(r.nats.URL)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (r *rig) prepare(ctx context.Context, messages int) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &job{
+	j := &task{
 		meter: newMeter(messages), conn: conn,
 		rdb: redis.NewClient(&redis.Options{Addr: r.redis.Addr, PoolSize: 256, ContextTimeoutEnabled: true}),
 	}
@@ -79,7 +79,7 @@ func fill(ctx context.Context, conn *nats.Conn, messages int) error {
 		m := &nats.Msg{Subject: topic, Data: payload, Header: nats.Header{
 			wmnats.WatermillUUIDHdr: {id}, producer.HeaderID: {id}, "type": {"order.created"},
 		}}
-		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(patience)); err != nil {
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(waitLimit)); err != nil {
 			return err
 		}
 	}
@@ -96,7 +96,7 @@ func fill(ctx context.Context, conn *nats.Conn, messages int) error {
 }
 
 // acknowledged waits until the server has every acknowledgement.
-func (j *job) acknowledged(ctx context.Context) error {
+func (j *task) acknowledged(ctx context.Context) error {
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
 	for begun := time.Now(); ; {

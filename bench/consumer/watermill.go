@@ -14,19 +14,19 @@ import (
 )
 
 // stockRouter is what Watermill users have, without deduplication.
-var stockRouter = way{run: func(ctx context.Context, j *job) (func() error, error) {
+var stockRouter = way{run: func(ctx context.Context, j *task) (func() error, error) {
 	return onStock(ctx, j, 1, nil)
 }}
 
 // naive is what Watermill users write themselves. The adapter delivers one message at a time to each subscription.
 func naive(subscriptions int) way {
-	return way{dedup: true, run: func(ctx context.Context, j *job) (func() error, error) {
+	return way{dedup: true, run: func(ctx context.Context, j *task) (func() error, error) {
 		return onStock(ctx, j, subscriptions, setBeforeAndAfter(j.rdb))
 	}}
 }
 
 // onStock runs a Router on the stock adapter. AckAsync is the faster way to acknowledge.
-func onStock(ctx context.Context, j *job, subscriptions int, dedup message.HandlerMiddleware) (func() error, error) {
+func onStock(ctx context.Context, j *task, subscriptions int, dedup message.HandlerMiddleware) (func() error, error) {
 	sub, err := stock.NewSubscriber(stock.SubscriberConfig{
 		Conn: j.conn, Logger: watermill.NopLogger{}, AckAsync: true,
 		ResourceInitializer: stock.ExistingConsumer(func(string, string) jetstream.ConsumerConfig {
@@ -60,7 +60,7 @@ func setBeforeAndAfter(rdb *redis.Client) message.HandlerMiddleware {
 }
 
 // runRouter runs a Router with so many handlers, and returns what ends it.
-func runRouter(ctx context.Context, j *job, sub message.Subscriber, handlers int, dedup message.HandlerMiddleware) (func() error, error) {
+func runRouter(ctx context.Context, j *task, sub message.Subscriber, handlers int, dedup message.HandlerMiddleware) (func() error, error) {
 	r, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
 	if err != nil {
 		return nil, err

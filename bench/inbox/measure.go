@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	patience = 3 * time.Minute // how long a measurement may take
-	warming  = 3_000           // how many messages make connections, prepare statements and compile functions, times Options.Scale
-	cells    = 2               // of Options.Cell
-	known    = 5_000           // how many messages the duplicates are of
+	waitLimit = 3 * time.Minute // how long a measurement may take
+	warming   = 3_000           // how many messages make connections, prepare statements and compile functions, times Options.Scale
+	cells     = 2               // of Options.Cell
+	known     = 5_000           // how many messages the duplicates are of
 )
 
 // variant is a measurement that has to end.
 func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error)) kit.Variant {
 	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, fmt.Errorf("it takes longer than %v", waitLimit))
 		defer cancel()
 		return measure(ctx)
 	}}

@@ -12,7 +12,7 @@ import (
 
 // each is a worker with a handler of one record.
 func each(order franz.Order) newWorker {
-	return func(once *consumer.Processor, j *job) (*franz.Worker, error) {
+	return func(once *consumer.Processor, j *task) (*franz.Worker, error) {
 		return franz.NewWorker(once, func(context.Context, *kgo.Record) error {
 			j.handle()
 			return nil
@@ -21,7 +21,7 @@ func each(order franz.Order) newWorker {
 }
 
 // batches is a worker with a handler of batches.
-func batches(once *consumer.Processor, j *job) (*franz.Worker, error) {
+func batches(once *consumer.Processor, j *task) (*franz.Worker, error) {
 	return franz.NewBatchWorker(once, func(_ context.Context, records []*kgo.Record) []error {
 		for range records {
 			j.handle()
@@ -30,12 +30,12 @@ func batches(once *consumer.Processor, j *job) (*franz.Worker, error) {
 	}, franz.BatchConfig{Config: franz.Config{Handler: "charge"}})
 }
 
-type newWorker func(*consumer.Processor, *job) (*franz.Worker, error)
+type newWorker func(*consumer.Processor, *task) (*franz.Worker, error)
 
 // guarded is a worker on the Redis store, with everything else as it is by default. A record is done, here, when its
 // handler is: what follows is awaited after the clock has stopped.
 func guarded(worker newWorker) way {
-	return func(ctx context.Context, j *job) (func() error, error) {
+	return func(ctx context.Context, j *task) (func() error, error) {
 		j.dedup = true
 		store, err := redisstore.New(j.rdb, redisstore.Config{})
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // raw is the loop that franz-go's docs give for a group that commits by itself what it has handled.
-func raw(ctx context.Context, j *job) (func() error, error) {
+func raw(ctx context.Context, j *task) (func() error, error) {
 	cl, err := kgo.NewClient(append(j.reach, kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll())...)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ const rate = "msgs/s"
 const (
 	partitions  = 12
 	payloadSize = 256
-	patience    = 2 * time.Minute // how long a measurement may take
+	waitLimit   = 2 * time.Minute // how long a measurement may take
 )
 
 // A rig is the servers, and how a variant is measured on them.
@@ -56,7 +56,7 @@ func (r *rig) stop() error {
 }
 
 // A job is one measurement of one variant: a topic with its records, a group of the same name, and a client of Redis.
-type job struct {
+type task struct {
 	*meter
 	topic string
 	rdb   *redis.Client
@@ -64,13 +64,13 @@ type job struct {
 }
 
 // A way begins to consume, and returns what ends it when all is committed.
-type way func(context.Context, *job) (stop func() error, err error)
+type way func(context.Context, *task) (stop func() error, err error)
 
 // variant measures a way with so many records, times the scale.
 func (r *rig) variant(name string, records int, w way) kit.Variant {
 	records = max(int(float64(records)*r.bench.Scale), 10*partitions)
 	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, fmt.Errorf("it takes longer than %v", waitLimit))
 		defer cancel()
 		return r.measure(ctx, records, w)
 	}}
@@ -106,7 +106,7 @@ func (r *rig) measure(ctx context.Context, records int, w way) (figures []kit.Fi
 }
 
 // prepare fills a new topic, all partitions alike.
-func (r *rig) prepare(ctx context.Context, records int) (*job, error) {
+func (r *rig) prepare(ctx context.Context, records int) (*task, error) {
 	r.made++
 	topic := fmt.Sprintf("bench-%d-%d", os.Getpid(), r.made)
 	made, err := kadm.NewClient(r.fill).CreateTopic(ctx, partitions, 1, nil, topic)
@@ -130,14 +130,14 @@ func (r *rig) prepare(ctx context.Context, records int) (*job, error) {
 	if err := failed.Load(); err != nil {
 		return nil, *err
 	}
-	return &job{
+	return &task{
 		meter: newMeter(records), topic: topic, rdb: redis.NewClient(&redis.Options{Addr: r.redis.Addr}),
 		reach: []kgo.Opt{kgo.SeedBrokers(r.kafka.Addr), kgo.ConsumerGroup(topic), kgo.ConsumeTopics(topic)},
 	}, nil
 }
 
 // committed returns an error unless every offset is committed.
-func (r *rig) committed(ctx context.Context, j *job) error {
+func (r *rig) committed(ctx context.Context, j *task) error {
 	offsets, err := kadm.NewClient(r.fill).FetchOffsets(ctx, j.topic)
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func (r *rig) committed(ctx context.Context, j *job) error {
 }
 
 // records counts what deduplication has left in Redis.
-func (r *rig) records(ctx context.Context, j *job) error {
+func (r *rig) records(ctx context.Context, j *task) error {
 	want := int64(0)
 	if j.dedup {
 		want = int64(j.messages)
@@ -165,7 +165,7 @@ func (r *rig) records(ctx context.Context, j *job) error {
 
 // cost measures what each record costs. The rate is from the first record on: how long a group takes to begin is no matter
 // of either.
-func (r *rig) cost(ctx context.Context, j *job, work func() error) ([]kit.Figure, error) {
+func (r *rig) cost(ctx context.Context, j *task, work func() error) ([]kit.Figure, error) {
 	before, err := kit.Used()
 	if err != nil {
 		return nil, err

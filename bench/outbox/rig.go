@@ -55,12 +55,12 @@ func (r *rig) stop() error {
 }
 
 // patience is how long a measurement may take.
-const patience = 3 * time.Minute
+const waitLimit = 3 * time.Minute
 
 // variant is a measurement that has to end.
 func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error)) kit.Variant {
 	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, fmt.Errorf("it takes longer than %v", waitLimit))
 		defer cancel()
 		return measure(ctx)
 	}}

@@ -33,8 +33,8 @@ type publishWorker struct {
 	js jetstream.JetStream
 }
 
-func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) error {
-	_, err := w.js.Publish(ctx, topic, job.Args.Payload)
+func (w *publishWorker) Work(ctx context.Context, task *river.Job[publishArgs]) error {
+	_, err := w.js.Publish(ctx, topic, task.Args.Payload)
 	return err
 }
 

@@ -50,12 +50,12 @@ func TestStore_ABatchTakesOneRoundTrip(t *testing.T) {
 		return faithful
 	})
 	const n = 300
-	var held []dedupstore.Claim
+	var taken []dedupstore.Claim
 	for what, step := range []func(){
-		func() { held = claims(t, s, n) },
+		func() { taken = claims(t, s, n) },
 		func() {
 			var extensions []dedupstore.Extension
-			for _, c := range held {
+			for _, c := range taken {
 				extensions = append(extensions, dedupstore.Extension{Claim: c, Lease: long, Started: true})
 			}
 			for _, err := range s.Extend(t.Context(), extensions) {
@@ -66,7 +66,7 @@ func TestStore_ABatchTakesOneRoundTrip(t *testing.T) {
 		},
 		func() {
 			var settlings []dedupstore.Settling
-			for _, c := range held {
+			for _, c := range taken {
 				settlings = append(settlings, dedupstore.Settling{Claim: c, Settlement: success})
 			}
 			for _, err := range s.Settle(t.Context(), settlings) {
@@ -88,7 +88,7 @@ func TestStore_ARefusalIsOfOneOperation(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	held := claims(t, s, 6)
+	taken := claims(t, s, 6)
 	mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF EXISTS (SELECT FROM oncemill_dedup x WHERE x.id = NEW.id AND x.key LIKE '%:3')
 			OR to_jsonb(NEW)->>'key' LIKE '%:refused' THEN
@@ -111,7 +111,7 @@ func TestStore_ARefusalIsOfOneOperation(t *testing.T) {
 	}
 	var extensions []dedupstore.Extension
 	var settlings []dedupstore.Settling
-	for _, c := range held {
+	for _, c := range taken {
 		extensions = append(extensions, dedupstore.Extension{Claim: c, Lease: long, Started: true})
 		settlings = append(settlings, dedupstore.Settling{Claim: c, Settlement: dedupstore.Release{}})
 	}
@@ -134,7 +134,7 @@ func TestStore_ALockedRecordHoldsNoOtherUp(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	held := claims(t, s, 3)
+	taken := claims(t, s, 3)
 	receipt := success
 	receipt.Outcome.Produced = []dedupstore.Produced{{ID: "receipt", Topic: "receipts"}}
 	lock := func() pgx.Tx {
@@ -162,8 +162,8 @@ func TestStore_ALockedRecordHoldsNoOtherUp(t *testing.T) {
 	tx := lock()
 	group.Go(func() {
 		for i, err := range s.Extend(t.Context(), []dedupstore.Extension{
-			{Claim: held[0], Lease: 2 * long}, {Claim: held[1], Lease: 2 * long}, {Claim: held[2], Lease: 2 * long},
-			{Claim: held[1], Lease: 3 * long},
+			{Claim: taken[0], Lease: 2 * long}, {Claim: taken[1], Lease: 2 * long}, {Claim: taken[2], Lease: 2 * long},
+			{Claim: taken[1], Lease: 3 * long},
 		}) {
 			if err != nil {
 				t.Errorf("extension %d: %v", i, err)
@@ -179,8 +179,8 @@ func TestStore_ALockedRecordHoldsNoOtherUp(t *testing.T) {
 	tx = lock()
 	group.Go(func() {
 		for i, err := range s.Settle(t.Context(), []dedupstore.Settling{
-			{Claim: held[0], Settlement: success}, {Claim: held[1], Settlement: receipt},
-			{Claim: held[2], Settlement: success}, {Claim: held[1], Settlement: dedupstore.Published{Retention: long}},
+			{Claim: taken[0], Settlement: success}, {Claim: taken[1], Settlement: receipt},
+			{Claim: taken[2], Settlement: success}, {Claim: taken[1], Settlement: dedupstore.Published{Retention: long}},
 		}) {
 			if err != nil {
 				t.Errorf("settlement %d: %v", i, err)
@@ -194,7 +194,7 @@ func TestStore_ALockedRecordHoldsNoOtherUp(t *testing.T) {
 	// What is lost anyhow does not wait.
 	tx = lock()
 	defer tx.Rollback(t.Context())
-	zombie := held[1]
+	zombie := taken[1]
 	zombie.Owner = rand.Text()
 	for _, err := range append(s.Extend(t.Context(), []dedupstore.Extension{{Claim: zombie, Lease: long}}),
 		s.Settle(t.Context(), []dedupstore.Settling{{Claim: zombie, Settlement: dedupstore.Release{}}})...) {
@@ -209,13 +209,13 @@ func TestExtend_TheTransactionOfAJoinIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	held := claims(t, s, 2)
+	taken := claims(t, s, 2)
 	tx := begin(t, pool, pgx.ReadCommitted)
-	if err := s.Join(txctx.With(t.Context(), &held[1]), tx); err != nil {
+	if err := s.Join(txctx.With(t.Context(), &taken[1]), tx); err != nil {
 		t.Fatal(err)
 	}
 	for i, err := range s.Extend(t.Context(), []dedupstore.Extension{
-		{Claim: held[0], Lease: long, Started: true}, {Claim: held[1], Lease: long, Started: true},
+		{Claim: taken[0], Lease: long, Started: true}, {Claim: taken[1], Lease: long, Started: true},
 	}) {
 		if err != nil {
 			t.Errorf("extension %d beside a Join: %v", i, err)
@@ -223,15 +223,15 @@ func TestExtend_TheTransactionOfAJoinIsNotWaitedFor(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	errs := s.Settle(ctx, []dedupstore.Settling{{Claim: held[0], Settlement: success},
-		{Claim: held[1], Settlement: success}})
+	errs := s.Settle(ctx, []dedupstore.Settling{{Claim: taken[0], Settlement: success},
+		{Claim: taken[1], Settlement: success}})
 	if errs[0] != nil || !errors.Is(errs[1], context.DeadlineExceeded) {
 		t.Errorf("settlements beside a Join: %v", errs)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := dedupstore.SettleOne(t.Context(), s, held[1], success); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), s, taken[1], success); err != nil {
 		t.Error(err)
 	}
 }

@@ -96,8 +96,8 @@ func TestInbox_MessagesWaitForRoom(t *testing.T) {
 			}
 		}
 		wantEffects(t, pool, id, 0)
-		if told := strings.Count(log.String(), "database has no room\" id="+id); told != 5 {
-			t.Errorf("%s: the log tells of %d runs, want 5: nothing else does\n%s", id, told, &log)
+		if reported := strings.Count(log.String(), "database has no room\" id="+id); reported != 5 {
+			t.Errorf("%s: the log tells of %d runs, want 5: nothing else does\n%s", id, reported, &log)
 		}
 	}
 }

@@ -117,7 +117,7 @@ func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
 			tx := ownPgx(t, pool, "")
 			return receipt, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
 		})
-	if _, told := errors.AsType[*dedupstore.InvalidError](err); !told ||
+	if _, reported := errors.AsType[*dedupstore.InvalidError](err); !reported ||
 		!strings.Contains(err.Error(), "through an outbox") {
 		t.Errorf("%v, want an InvalidError that says what to do", err)
 	}

@@ -169,7 +169,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	if r.first != nil && r.claim.Fence == 0 {
 		return errTaken
 	}
-	inner := s.context(i.store.share.slots.held(ctx))
+	inner := s.context(i.store.share.slots.taken(ctx))
 	stop := func() {}
 	if r.first != nil {
 		inner, stop = r.first.keep(inner, r.claim.Lease, s)

@@ -65,10 +65,10 @@ func TestMigrate_ContinuesRecordsOfVersion3(t *testing.T) {
 	if err := s.Change(t.Context(), recordOf(t, s, "publishing"), dedupstore.Forget{}); err == nil {
 		t.Error("messages of version 3 that are to be published were forgotten")
 	}
-	held := request("held")
-	claim(t, s, held, dedupstore.Busy)
-	held.Owner = "owner-of-version-3-held"
-	c := claim(t, s, held, dedupstore.AcquiredRun).Claim
+	taken := request("held")
+	claim(t, s, taken, dedupstore.Busy)
+	taken.Owner = "owner-of-version-3-held"
+	c := claim(t, s, taken, dedupstore.AcquiredRun).Claim
 	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long}); err != nil {
 		t.Error(err)
 	}

@@ -30,7 +30,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			if bytes.Compare(idOf(first.Key.String()), idOf(second.Key.String())) > 0 {
 				first, second = second, first
 			}
-			held := claim(t, s, second, dedupstore.AcquiredRun).Claim
+			taken := claim(t, s, second, dedupstore.AcquiredRun).Claim
 			lasts(2 * second.Lease)
 			tx := begin(t, pool, pgx.ReadCommitted)
 			intrude(t, tx, first.Key)
@@ -41,7 +41,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			var group sync.WaitGroup
 			group.Go(both)
 			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
-			extended := beat(t.Context(), s, held, time.Hour)
+			extended := beat(t.Context(), s, taken, time.Hour)
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -63,16 +63,16 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 		return g
 	}
 	outer, inner := guardOf("outer"), guardOf("inner")
-	held := func(id string) oncemill.Call {
+	taken := func(id string) oncemill.Call {
 		call := callOf(id)
 		call.MaxWait = time.Minute
 		return call
 	}
-	_, err := outer.Run(t.Context(), held("all"), func(ctx context.Context) (dedupstore.Outcome, error) {
+	_, err := outer.Run(t.Context(), taken("all"), func(ctx context.Context) (dedupstore.Outcome, error) {
 		var all sync.WaitGroup
 		for i := range 8 {
 			all.Go(func() {
-				res, err := inner.Run(ctx, held(fmt.Sprint(i)), func(ctx context.Context) (dedupstore.Outcome, error) {
+				res, err := inner.Run(ctx, taken(fmt.Sprint(i)), func(ctx context.Context) (dedupstore.Outcome, error) {
 					lasts(2500 * time.Millisecond)
 					return dedupstore.Outcome{}, context.Cause(ctx)
 				})

@@ -284,16 +284,16 @@ func TestClaim_ErrorsCostNoConnections(t *testing.T) {
 			mustExec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON oncemill_dedup
 				EXECUTE FUNCTION refuse()`)
 			pids := func() (all []string) {
-				var held []*pgxpool.Conn
+				var taken []*pgxpool.Conn
 				for range 2 {
 					c, err := pool.Acquire(t.Context())
 					if err != nil {
 						t.Fatal(err)
 					}
-					held = append(held, c)
+					taken = append(taken, c)
 					all = append(all, fmt.Sprint(c.Conn().PgConn().PID()))
 				}
-				for _, c := range held {
+				for _, c := range taken {
 					c.Release()
 				}
 				slices.Sort(all)

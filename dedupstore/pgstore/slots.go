@@ -76,7 +76,7 @@ func (s slots) take(ctx context.Context) (free func(), err error) {
 }
 
 // held returns the context of a handler that has a slot.
-func (s slots) held(ctx context.Context) context.Context {
+func (s slots) taken(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
 }
 

@@ -144,7 +144,7 @@ func TestInbox_AMessageTakesFourRoundTrips(t *testing.T) {
 		return err
 	}
 	for n := range 4 { // both connections prepare all statements
-		held, err := pool.Acquire(t.Context())
+		taken, err := pool.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,13 +153,13 @@ func TestInbox_AMessageTakesFourRoundTrips(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			held.Release()
-			held = other
+			taken.Release()
+			taken = other
 		}
 		if err := inInbox(t, s, fmt.Sprint(n), effect); err != nil {
 			t.Fatal(err)
 		}
-		held.Release()
+		taken.Release()
 	}
 	var requests atomic.Int64
 	p.inject(func(int, string) fault {

@@ -13,7 +13,7 @@ import (
 func FuzzDecode(f *testing.F) {
 	const (
 		times = "1799999999999999"
-		held  = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000000"
+		taken = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000000"
 		kept  = `1Qf1799999999999998abcdefghe1799999999999990h01234567M00000003whyXB00000002okK00000047[{"id":"a","topic":"t","key":{"base64":"/w=="}}]` +
 			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
 	)
@@ -21,12 +21,12 @@ func FuzzDecode(f *testing.F) {
 		return letter + times + fmt.Sprintf("%08x", len(before)) + before + after
 	}
 	f.Add("1799999999999999")
-	f.Add(reply("r", held, strings.Replace(held, "9998", "9999", 1)))
-	f.Add(reply("b", held, ""))
+	f.Add(reply("r", taken, strings.Replace(taken, "9998", "9999", 1)))
+	f.Add(reply("b", taken, ""))
 	f.Add(reply("p", kept, ""))
 	f.Add(reply("d", strings.Replace(kept, "1Q", "1E", 1), ""))
-	f.Add(reply("m", held, ""))
-	f.Add(reply("d", held[:40], ""))
+	f.Add(reply("m", taken, ""))
+	f.Add(reply("d", taken[:40], ""))
 	f.Fuzz(func(t *testing.T, raw string) {
 		r := request("fuzz")
 		a, err := decodeAnswer(raw, &r)

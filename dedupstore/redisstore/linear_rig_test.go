@@ -77,7 +77,7 @@ func (c coalescing) Settle(ctx context.Context, settlings []dedupstore.Settling)
 const linearTimeout = 60 * time.Millisecond
 
 // faulty is how many exchanges had a fault after which a client sends again.
-func (r *rig) faulty() int64 { return int64(r.proxy.Dropped() + r.proxy.Held()) }
+func (r *rig) faulty() int64 { return int64(r.proxy.Dropped() + r.proxy.Frozen()) }
 
 // A sentLog is what a client has begun to send, repetitions of its own included.
 type sentLog struct {

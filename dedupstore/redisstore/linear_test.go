@@ -270,7 +270,7 @@ func linearizable(t *testing.T, r *rig, shared, plain bool) {
 	}
 	scripts, dropped := int(r.scripts.Load()), r.proxy.Dropped()
 	t.Logf("seed %d: %d histories, %d operations, %d illegal, %d undecided; %d requests, %d replies dropped (%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
-		seed, histories, operationsRun, illegal, undecided, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Held(), unanswered, classes)
+		seed, histories, operationsRun, illegal, undecided, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Frozen(), unanswered, classes)
 	if dropped*100 < scripts*5 {
 		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
 	}

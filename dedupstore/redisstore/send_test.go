@@ -30,16 +30,16 @@ func behind(t *testing.T) (*Store, *redistest.Proxy) {
 
 // stall holds the next reply until it is released, and says when that reply is there.
 func stall(proxy *redistest.Proxy) (there <-chan struct{}, release func()) {
-	held, let := make(chan struct{}), make(chan struct{})
+	taken, let := make(chan struct{}), make(chan struct{})
 	var first atomic.Bool
 	proxy.Inject(func(e redistest.Exchange) redistest.Fault {
 		if e.Has(":billing:") && first.CompareAndSwap(false, true) {
-			close(held)
+			close(taken)
 			<-let
 		}
 		return redistest.Fault{}
 	})
-	return held, sync.OnceFunc(func() { close(let) })
+	return taken, sync.OnceFunc(func() { close(let) })
 }
 
 // requests are claims of so many keys.
@@ -225,10 +225,10 @@ func TestSend_LostReplyOfASharedPipelineIsRepeated(t *testing.T) {
 func TestSend_ConnectionThatHangsHoldsUpItsOwnCallOnly(t *testing.T) {
 	t.Parallel()
 	s, proxy := behind(t)
-	held, let := stall(proxy)
+	taken, let := stall(proxy)
 	var group sync.WaitGroup
 	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
+	<-taken
 	claim(t, s, request("next"), dedupstore.AcquiredRun)
 	s.Claim(t.Context(), requests(2))
 	let()
@@ -419,14 +419,14 @@ func TestSend_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Cleanup(func() { rdb.Close() })
 	s := newStore(t, rdb)
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	held, release := stall(proxy)
+	taken, release := stall(proxy)
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true})
 	}()
-	<-held
+	<-taken
 	cancel()
 	select {
 	case err := <-ended:

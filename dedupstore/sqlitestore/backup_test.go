@@ -17,8 +17,8 @@ func TestStore_AVacuumedCopyOfADatabaseInUseIsWhole(t *testing.T) {
 		}
 	}
 	charge("before")
-	held := request("held")
-	claim(t, s, held, dedupstore.AcquiredRun)
+	taken := request("held")
+	claim(t, s, taken, dedupstore.AcquiredRun)
 	path := filepath.Join(t.TempDir(), "copy.db")
 	mustExec(t, db, `VACUUM INTO ?`, path)
 	charge("after")

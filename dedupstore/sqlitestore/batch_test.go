@@ -28,11 +28,11 @@ func TestGate_ShortOnesGoBeforeThoseInLineButOnlyOnce(t *testing.T) {
 			synctest.Wait()
 		}
 		release := make(chan struct{})
-		hold := func() { <-release }
-		enter("handler 1", g.enterLast, hold)
+		keep := func() { <-release }
+		enter("handler 1", g.enterLast, keep)
 		enter("handler 2", g.enterLast, func() {})
 		enter("handler 3", g.enterLast, func() {})
-		enter("short", g.enter, hold)
+		enter("short", g.enter, keep)
 		release <- struct{}{}
 		synctest.Wait()
 		enter("late", g.enter, func() {}) // handler 2 has let another go first already
@@ -43,7 +43,7 @@ func TestGate_ShortOnesGoBeforeThoseInLineButOnlyOnce(t *testing.T) {
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		enter("holder", g.enter, hold)
+		enter("holder", g.enter, keep)
 		for _, enter := range []func(context.Context) error{g.enter, g.enterLast} {
 			if err := enter(ended); !errors.Is(err, context.Canceled) {
 				t.Errorf("with an ended context: %v", err)

@@ -112,7 +112,7 @@ func TestStore_AWriteLockThatSomebodyKeepsIsSaid(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
 	r := request("1")
-	held := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	taken := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	tx, err := openAt(t, fileOf(t, db), "_txlock", "immediate").BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestStore_AWriteLockThatSomebodyKeepsIsSaid(t *testing.T) {
 	defer tx.Rollback()
 	for what, operate := range map[string]func(context.Context) error{
 		"claim":  func(ctx context.Context) error { _, err := dedupstore.ClaimOne(ctx, s, request("2")); return err },
-		"settle": func(ctx context.Context) error { return dedupstore.SettleOne(ctx, s, held, succeeded) },
+		"settle": func(ctx context.Context) error { return dedupstore.SettleOne(ctx, s, taken, succeeded) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

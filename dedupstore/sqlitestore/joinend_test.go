@@ -99,7 +99,7 @@ func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
 	_, err := afterJoin(t, s, oncemill.Policy{}, call, func(context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}, nil
 	})
-	if _, told := errors.AsType[*dedupstore.InvalidError](err); !told || !strings.Contains(err.Error(), "through an outbox") {
+	if _, reported := errors.AsType[*dedupstore.InvalidError](err); !reported || !strings.Contains(err.Error(), "through an outbox") {
 		t.Errorf("%v, want an InvalidError that says what to do", err)
 	}
 	wantCharged(t, s)

@@ -78,14 +78,14 @@ func (s *Store) try(ctx, txCtx context.Context) (*lockedTx, error) {
 		t.discard()
 		return nil, err
 	}
-	err = t.patience(txCtx, 0)
+	err = t.busyTimeout(txCtx, 0)
 	if err == nil {
 		t.Tx, err = conn.BeginTx(txCtx, nil)
 	}
 	if err == nil {
 		_, err = t.StmtContext(txCtx, s.statements.touch).ExecContext(txCtx)
 	}
-	restored := t.patience(context.WithoutCancel(txCtx), t.usual)
+	restored := t.busyTimeout(context.WithoutCancel(txCtx), t.usual)
 	if err == nil && restored == nil {
 		return t, nil
 	}
@@ -101,7 +101,7 @@ func (s *Store) try(ctx, txCtx context.Context) (*lockedTx, error) {
 
 const touchSQL = `UPDATE "{table}" SET number = number WHERE FALSE`
 
-func (t *lockedTx) patience(ctx context.Context, milliseconds int) error {
+func (t *lockedTx) busyTimeout(ctx context.Context, milliseconds int) error {
 	_, err := t.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", milliseconds))
 	return err
 }

@@ -21,9 +21,9 @@ var batchKeptCases = []testCase{
 					k.Errorf("a claim that was answered %s got trace %q, want %q", a.Status, a.Trace, trace)
 				}
 			}
-			held := k.claim(k.request("held"), dedupstore.Busy)
-			k.waits(held)
-			linked(held, traced)
+			taken := k.claim(k.request("held"), dedupstore.Busy)
+			k.waits(taken)
+			linked(taken, traced)
 			crashed := k.claim(k.request("crashed"), dedupstore.AcquiredRun)
 			k.found(crashed, dedupstore.Running)
 			k.attempt(crashed, 2)

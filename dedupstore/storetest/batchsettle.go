@@ -236,7 +236,7 @@ func (k *kit) grantedAgain(requests []dedupstore.Request) []dedupstore.Answer {
 	k.Helper()
 	answers := make([]dedupstore.Answer, len(requests))
 	for i, r := range requests {
-		for end := time.Now().Add(patience); ; <-time.After(time.Millisecond) {
+		for end := time.Now().Add(waitLimit); ; <-time.After(time.Millisecond) {
 			a, err := dedupstore.ClaimOne(k.Context(), k.Store, r)
 			if answers[i] = a; err != nil || a.Status != dedupstore.Busy || time.Now().After(end) {
 				break

@@ -108,7 +108,7 @@ var concurrencyCases = []testCase{
 					errs[i][0] = dedupstore.SettleOne(k.Context(), k.Store, dead[i], finish(succeeded("")))
 				})
 				group.Go(func() {
-					for end := time.Now().Add(patience); time.Now().Before(end); {
+					for end := time.Now().Add(waitLimit); time.Now().Before(end); {
 						answers[i], errs[i][1] = dedupstore.ClaimOne(k.Context(), k.Store, k.request(fmt.Sprint(i)))
 						if errs[i][1] != nil || answers[i].Status != dedupstore.Busy { // the finish has the record locked
 							return

@@ -206,7 +206,7 @@ func (k *inboxKit) notAgain(c dedupstore.Claim, f dedupstore.Finish) work {
 
 // watch looks at effect and outcome from outside until there is an outcome.
 func (k *inboxKit) watch(c dedupstore.Claim) error {
-	for start := time.Now(); time.Since(start) < patience; {
+	for start := time.Now(); time.Since(start) < waitLimit; {
 		before, err := k.in.Effects(k.Context(), k.name(c.Key))
 		if err != nil {
 			return err
@@ -230,16 +230,16 @@ func (k *inboxKit) watch(c dedupstore.Claim) error {
 		}
 		<-time.After(time.Millisecond)
 	}
-	return errors.New("the key was not done after " + patience.String())
+	return errors.New("the key was not done after " + waitLimit.String())
 }
 
 // patience is more than any operation takes that waits for nobody, on a slow machine.
-const patience = 20 * time.Second
+const waitLimit = 20 * time.Second
 
 // soon wants an operation to end well, without waiting for the transaction that it is beside.
 func (k *inboxKit) soon(what string, operation func(ctx context.Context) error) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), waitLimit)
 	defer cancel()
 	if err := operation(ctx); err != nil {
 		k.Errorf("%s beside the transaction: %v", what, err)

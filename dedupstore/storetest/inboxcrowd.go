@@ -122,7 +122,7 @@ func (k *inboxKit) together(claims []dedupstore.Claim) []error {
 func (k *inboxKit) insist(c dedupstore.Claim, w work) error {
 	for start := time.Now(); ; <-time.After(rand.N(20 * time.Millisecond)) {
 		err := k.in.Inbox.InTx(k.Context(), c, w)
-		if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || time.Since(start) > patience {
+		if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || time.Since(start) > waitLimit {
 			return err
 		}
 	}

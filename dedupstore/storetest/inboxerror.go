@@ -215,7 +215,7 @@ func (k *inboxKit) panics(ctx context.Context, c dedupstore.Claim) (err error) {
 func (k *inboxKit) free() {
 	k.Helper()
 	n := 0
-	for start := time.Now(); time.Since(start) < patience; <-time.After(time.Millisecond) {
+	for start := time.Now(); time.Since(start) < waitLimit; <-time.After(time.Millisecond) {
 		if n = k.in.InUse(); n == 0 {
 			return
 		}

@@ -217,7 +217,7 @@ var inboxFirstCases = []inboxCase{
 					k.in.LoseCommit(ctx, applied)
 					return s, err
 				})
-				for end := time.Now().Add(patience); a.Status == dedupstore.Busy && time.Now().Before(end); {
+				for end := time.Now().Add(waitLimit); a.Status == dedupstore.Busy && time.Now().Before(end); {
 					<-time.After(10 * time.Millisecond) // until the database knows that the connection is lost
 					a = k.ask(r)
 				}

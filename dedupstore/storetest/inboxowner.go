@@ -203,7 +203,7 @@ func (k *inboxKit) twin(limit time.Duration, id string, want ...dedupstore.Statu
 
 // twins claims again and again until the key is done.
 func (k *inboxKit) twins(limit time.Duration, id string) error {
-	for start := time.Now(); time.Since(start) < patience; {
+	for start := time.Now(); time.Since(start) < waitLimit; {
 		if err := k.twin(limit, id, dedupstore.Busy, dedupstore.Done); err != nil {
 			return err
 		}
@@ -212,5 +212,5 @@ func (k *inboxKit) twins(limit time.Duration, id string) error {
 		}
 		<-time.After(100 * time.Microsecond)
 	}
-	return errors.New("the key was not done after " + patience.String())
+	return errors.New("the key was not done after " + waitLimit.String())
 }

@@ -154,11 +154,11 @@ func (s *toyInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
 		unseen = s.forget(r.Key)
 	}
 	err = s.InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-		told := a.Claim
+		reported := a.Claim
 		if s.breaks("first-tells-another-fence") {
-			told.Fence++
+			reported.Fence++
 		}
-		settlement, err := w(ctx, told)
+		settlement, err := w(ctx, reported)
 		if unseen != nil {
 			s.mu.Lock()
 			s.records[s.name(r.Key)] = unseen

@@ -289,7 +289,7 @@ func (s *toy) copyOf(o dedupstore.Outcome) dedupstore.Outcome {
 }
 
 // held is what every settle and extend asks first.
-func (s *toy) held(rec *toyRecord, c dedupstore.Claim, ownerIgnored, fenceIgnored string) bool {
+func (s *toy) taken(rec *toyRecord, c dedupstore.Claim, ownerIgnored, fenceIgnored string) bool {
 	return rec != nil && (rec.owner == c.Owner || s.is(ownerIgnored) && rec.owner != "") &&
 		(rec.fence == c.Fence || s.is(fenceIgnored))
 }
@@ -309,7 +309,7 @@ func (s *toy) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	defer s.mu.Unlock()
 	now := time.Now()
 	rec := s.load(c.Key, now)
-	if !s.held(rec, c, "owner-ignored-at-extend", "extend-ignores-fence") {
+	if !s.taken(rec, c, "owner-ignored-at-extend", "extend-ignores-fence") {
 		return dedupstore.ErrClaimLost
 	}
 	if rec.state != dedupstore.Running && rec.state != dedupstore.Publishing ||

@@ -41,7 +41,7 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 		rec = &toyRecord{state: dedupstore.Running, owner: c.Owner, fence: c.Fence, first: now}
 		s.records[s.name(c.Key)] = rec
 	}
-	if !s.held(rec, c, "owner-ignored-at-finish", "settle-ignores-fence") || rec.state == dedupstore.Retryable {
+	if !s.taken(rec, c, "owner-ignored-at-finish", "settle-ignores-fence") || rec.state == dedupstore.Retryable {
 		return dedupstore.ErrClaimLost
 	}
 	if rec.state != dedupstore.Running {
@@ -124,7 +124,7 @@ func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, 
 		}
 		return nil
 	}
-	if !s.held(rec, c, "owner-ignored-at-release", "settle-ignores-fence") {
+	if !s.taken(rec, c, "owner-ignored-at-release", "settle-ignores-fence") {
 		return dedupstore.ErrClaimLost
 	}
 	if rec.state != dedupstore.Running && !s.is("release-reopens-an-outcome") {
@@ -153,7 +153,7 @@ func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, 
 }
 
 func (s *toy) published(rec *toyRecord, c dedupstore.Claim, p dedupstore.Published, now time.Time) error {
-	if !s.held(rec, c, "owner-ignored-at-published", "settle-ignores-fence") {
+	if !s.taken(rec, c, "owner-ignored-at-published", "settle-ignores-fence") {
 		return dedupstore.ErrClaimLost
 	}
 	switch rec.state {

@@ -150,9 +150,9 @@ func (l *load) run(ctx, end context.Context, workers, perSecond int) {
 
 // A window is one second of samples.
 type window struct {
-	claims, orphans int
-	p99             time.Duration
-	others          time.Duration // p99 of those whose master was not killed
+	claims, unclaimed int
+	p99               time.Duration
+	others            time.Duration // p99 of those whose master was not killed
 }
 
 // second looks at the samples of the second that begins at a time.
@@ -162,7 +162,7 @@ func (l *load) second(from time.Duration) (w window) {
 		if from <= s.at && s.at < from+time.Second {
 			took = append(took, s.took)
 			if s.orphan {
-				w.orphans++
+				w.unclaimed++
 			} else {
 				others = append(others, s.took)
 			}
@@ -180,14 +180,14 @@ func p99(took []time.Duration) time.Duration {
 	return took[(len(took)*99-1)/100]
 }
 
-func (w window) good() bool { return w.orphans > 0 && w.p99 < time.Second }
+func (w window) good() bool { return w.unclaimed > 0 && w.p99 < time.Second }
 
 // telling is false of a second in which the machine was slow: so were claims that the kill has nothing to do with.
 func (w window) telling() bool { return w.others < time.Second/2 }
 
 func (w window) String() string {
 	return fmt.Sprintf("%5d claims, %4d of them where the master was killed, p99 %v, of the others %v",
-		w.claims, w.orphans, w.p99.Round(10*time.Microsecond), w.others.Round(10*time.Microsecond))
+		w.claims, w.unclaimed, w.p99.Round(10*time.Microsecond), w.others.Round(10*time.Microsecond))
 }
 
 // It measures latencies: it does not run beside other tests.

@@ -45,7 +45,7 @@ func (p *trap) full() bool {
 }
 
 // hold is what a handler does.
-func (p *trap) hold(_ context.Context, r oncemill.Run) {
+func (p *trap) keep(_ context.Context, r oncemill.Run) {
 	p.mu.Lock()
 	open := p.open
 	catch := open != nil && r.Attempt == 1 && len(p.caught) < size && strings.HasSuffix(r.Key.ID, "5")
@@ -64,7 +64,7 @@ func TestRedis_FrozenLongerThanALeaseZombiesAreRefused(t *testing.T) {
 	const lease = time.Second
 	server := redistest.Start(t, "--appendonly", "no")
 	var p trap
-	r := newRig(t, client(t, server.Addr), setup{rate: 200, lease: lease, hold: 2 * lease, work: p.hold})
+	r := newRig(t, client(t, server.Addr), setup{rate: 200, lease: lease, keep: 2 * lease, work: p.keep})
 	times := full(10, 1)
 	for range times {
 		p.set()

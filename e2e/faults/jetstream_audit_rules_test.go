@@ -54,7 +54,7 @@ func TestAudit_CountsWhatIsLost(t *testing.T) {
 	}
 	ids := []string{"done", "no effect", "no outcome", "cut off", "buried", "never seen"}
 	b := a.balance(ids, 0, map[string]int{"buried": 1}, nil, func(id string) bool { return id != "no outcome" })
-	if want := []string{"no effect", "no outcome", "cut off", "never seen"}; !slices.Equal(b.lost, want) || b.effects != 2 || b.letters != 1 {
+	if want := []string{"no effect", "no outcome", "cut off", "never seen"}; !slices.Equal(b.lost, want) || b.effects != 2 || b.deadLetters != 1 {
 		t.Errorf("%v, lost %q, want %q", b, b.lost, want)
 	}
 }

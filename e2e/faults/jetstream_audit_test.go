@@ -135,12 +135,12 @@ func reason(before, r entry, killed map[int]time.Time) string {
 }
 
 // balance closes the books of messages. The store says which of them it has an outcome of.
-func (a *audit) balance(ids []string, deliveries int, letters map[string]int, killed map[int]time.Time, finished func(id string) bool) books {
+func (a *audit) balance(ids []string, deliveries int, deadLetters map[string]int, killed map[int]time.Time, finished func(id string) bool) books {
 	a.t.Helper()
 	a.refresh()
 	b := books{messages: len(ids), deliveries: deliveries, extra: map[string]int{}, latest: map[string]string{}}
 	for _, id := range ids {
-		b.letters += letters[id]
+		b.deadLetters += deadLetters[id]
 		var before *entry
 		for _, e := range a.of(id) {
 			if !effective(e) {
@@ -156,7 +156,7 @@ func (a *audit) balance(ids []string, deliveries int, letters map[string]int, ki
 			}
 			before = &e
 		}
-		if before == nil && letters[id] == 0 || !finished(id) {
+		if before == nil && deadLetters[id] == 0 || !finished(id) {
 			b.lost = append(b.lost, id)
 		}
 	}

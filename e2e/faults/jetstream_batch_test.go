@@ -15,8 +15,8 @@ func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 	t.Parallel()
 	const lease, orders, attempts = 500 * time.Millisecond, 200, 4
 	server := natstest.Start(t)
-	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, job{
-		Handler: "deadly", Work: time.Millisecond, Lease: lease, Hold: lease / 5, Grace: shutdownGrace, Window: 128,
+	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, task{
+		Handler: "deadly", Work: time.Millisecond, Lease: lease, MaxWait: lease / 5, Grace: shutdownGrace, Window: 128,
 		Batch: 64,
 	})
 	s.publishOrders(orders)
@@ -33,7 +33,7 @@ func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 	for i := range ids {
 		ids[i] = orderID(i)
 	}
-	b := s.balance(ids, orders, s.letters(), killed, s.finished)
+	b := s.balance(ids, orders, s.deadLetters(), killed, s.finished)
 	b.mustExplain(t, holderKilled)
 	runs, most := map[string]int{}, 0
 	s.entries(func(e entry) {
@@ -49,7 +49,7 @@ func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 	if n := runs[orderID(deadlyOrder)]; n != attempts || most >= attempts {
 		t.Errorf("the message that kills ran %d times, its neighbours up to %d; want %d, and fewer", n, most, attempts)
 	}
-	if letters := s.letters(); len(letters) != 1 || letters[orderID(deadlyOrder)] != 1 {
-		t.Errorf("dead letters %v, want one of %s", letters, orderID(deadlyOrder))
+	if deadLetters := s.deadLetters(); len(deadLetters) != 1 || deadLetters[orderID(deadlyOrder)] != 1 {
+		t.Errorf("dead letters %v, want one of %s", deadLetters, orderID(deadlyOrder))
 	}
 }

@@ -17,16 +17,16 @@ import (
 func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	const lease, busy, orders = 500 * time.Millisecond, 8, 40
-	const held = 3 * lease // of somebody else, who may be slow to renew it
+	const taken = 3 * lease // of somebody else, who may be slow to renew it
 	server := natstest.Start(t)
-	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, job{
-		Handler: "steady", Work: time.Millisecond, Lease: lease, Hold: lease / 5, Grace: shutdownGrace, Window: 20,
+	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, task{
+		Handler: "steady", Work: time.Millisecond, Lease: lease, MaxWait: lease / 5, Grace: shutdownGrace, Window: 20,
 	})
 	ctx, release := context.WithCancel(t.Context())
 	ended := make(chan error, busy)
 	for i := range busy {
-		claim := s.take(orderID(i), held)
-		go func() { ended <- s.holdUntil(ctx, claim, held) }()
+		claim := s.take(orderID(i), taken)
+		go func() { ended <- s.holdUntil(ctx, claim, taken) }()
 	}
 	s.publishOrders(orders)
 	w := s.start()
@@ -58,7 +58,7 @@ func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 	if most >= 5 {
 		t.Errorf("a message that was held was delivered %d times: the next time it would have been given up", most)
 	}
-	if bound := held + 8*time.Second; took > bound {
+	if bound := taken + 8*time.Second; took > bound {
 		t.Errorf("the held messages were done %v after their release, want at most %v", took, bound)
 	}
 }
@@ -106,8 +106,8 @@ func TestJetStream_SlowHandlersRunOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", way), func(t *testing.T) {
 			t.Parallel()
 			server := natstest.Start(t)
-			s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, 3*time.Second, job{
-				Handler: "steady", Work: 200 * time.Millisecond, Lease: 3 * time.Second, Hold: 500 * time.Millisecond,
+			s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, 3*time.Second, task{
+				Handler: "steady", Work: 200 * time.Millisecond, Lease: 3 * time.Second, MaxWait: 500 * time.Millisecond,
 				Grace: shutdownGrace, Window: way.window, Order: way.order,
 			})
 			s.publishOrders(20)

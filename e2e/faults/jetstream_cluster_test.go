@@ -22,8 +22,8 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 	t.Parallel()
 	const lease = 2 * time.Second
 	cluster := newNATSCluster(t)
-	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, job{
-		Handler: "unsteady", Work: 10 * time.Millisecond, Lease: lease, Hold: lease / 2, Grace: 5 * time.Second, Window: 24,
+	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, task{
+		Handler: "unsteady", Work: 10 * time.Millisecond, Lease: lease, MaxWait: lease / 2, Grace: 5 * time.Second, Window: 24,
 	})
 	m := &massacre{shop: s, cluster: cluster, killed: map[int]time.Time{}}
 	for range 3 {
@@ -43,10 +43,10 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 	for n := range messages {
 		ids = append(ids, orderID(n))
 	}
-	b := s.balance(ids, deliveries, s.letters(), m.killed, s.finished)
+	b := s.balance(ids, deliveries, s.deadLetters(), m.killed, s.finished)
 	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
-	if refused := messages / 200; b.letters < refused || b.letters > refused+messages/100 {
-		t.Errorf("%d dead letters, want %d for messages that were refused, and few more", b.letters, refused)
+	if refused := messages / 200; b.deadLetters < refused || b.deadLetters > refused+messages/100 {
+		t.Errorf("%d dead letters, want %d for messages that were refused, and few more", b.deadLetters, refused)
 	}
 	s.mustHaveGivenUpNothing()
 	m.checkRecovery(lease + full(2*time.Second, 8*time.Second)) // reduced, others use the machine

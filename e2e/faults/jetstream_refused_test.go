@@ -35,15 +35,15 @@ func TestJetStream_WorkerWithoutRightsNamesThem(t *testing.T) {
 				}
 			})
 			s := newShop(t, []string{as("clerk", srv)}, srv.JetStream(nats.UserInfo("owner", "secret")),
-				jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}, time.Second, job{
-					Handler: "steady", Work: 10 * time.Millisecond, Lease: time.Second, Hold: time.Second, Grace: shutdownGrace, Window: 10,
+				jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}, time.Second, task{
+					Handler: "steady", Work: 10 * time.Millisecond, Lease: time.Second, MaxWait: time.Second, Grace: shutdownGrace, Window: 10,
 				})
 			s.publishOrders(20)
 			s.endsByItself(s.start(), subject, consumerName)
 			if n := len(s.kept()); n != 20 {
 				t.Errorf("the stream holds %d messages, want all 20", n)
 			}
-			s.job.URLs = []string{as("owner", srv)}
+			s.task.URLs = []string{as("owner", srv)}
 			s.finish()
 		})
 	}
@@ -80,8 +80,8 @@ func TestJetStream_DeletedConsumerEndsTheWorker(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Start(t)
 	stream := jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}
-	s := newShop(t, []string{srv.URL()}, srv.JetStream(), stream, time.Second, job{
-		Handler: "steady", Work: 100 * time.Millisecond, Lease: time.Second, Hold: time.Second, Grace: shutdownGrace, Window: 10,
+	s := newShop(t, []string{srv.URL()}, srv.JetStream(), stream, time.Second, task{
+		Handler: "steady", Work: 100 * time.Millisecond, Lease: time.Second, MaxWait: time.Second, Grace: shutdownGrace, Window: 10,
 	})
 	s.publishOrders(100)
 	w := s.start()
@@ -116,8 +116,8 @@ func TestJetStream_ClusterWithoutMostOfItsNodes(t *testing.T) {
 func clusterWithoutMostOfItsNodes(t *testing.T, leaderDies bool) {
 	const lease, orders = time.Second, 1000
 	cluster := newNATSCluster(t)
-	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, job{
-		Handler: "steady", Work: 50 * time.Millisecond, Lease: lease, Hold: lease, Grace: shutdownGrace, Window: 5,
+	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, task{
+		Handler: "steady", Work: 50 * time.Millisecond, Lease: lease, MaxWait: lease, Grace: shutdownGrace, Window: 5,
 	})
 	s.publishOrders(orders)
 	w := s.start()
@@ -168,7 +168,7 @@ func clusterWithoutMostOfItsNodes(t *testing.T, leaderDies bool) {
 // mustNotBegin checks that a worker which cannot look at its consumer says so.
 func (s *shop) mustNotBegin(cons jetstream.Consumer) {
 	s.t.Helper()
-	once, err := s.job.processor(s.js, newJournal(s.t, s.store, s.next().Journal))
+	once, err := s.task.processor(s.js, newJournal(s.t, s.store, s.next().Journal))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 // A shop is a stream of orders, a consumer of it, and processes that work for the consumer, each with a journal.
 type shop struct {
 	*audit
-	job   job // of each process
+	task  task // of each process
 	js    jetstream.JetStream
 	store *redisstore.Store
 	pub   *natsjs.Publisher
@@ -38,7 +38,7 @@ type shop struct {
 }
 
 // newShop makes streams, with a consumer that gives messages up after five deliveries.
-func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j job) *shop {
+func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j task) *shop {
 	t.Helper()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "everysec")
 	store, err := redisstore.New(client(t, server.Addr), redisstore.Config{})
@@ -47,7 +47,7 @@ func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstre
 	}
 	t.Cleanup(func() { store.Close() })
 	j.URLs, j.Redis = urls, server.Addr
-	s := &shop{audit: newAudit(t), job: j, js: js, store: store}
+	s := &shop{audit: newAudit(t), task: j, js: js, store: store}
 	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,10 @@ func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstre
 func (s *shop) make(stream jetstream.StreamConfig, ackWait time.Duration) {
 	s.t.Helper()
 	stream.MaxAge = time.Hour // less than outcomes are remembered
-	letters := stream
+	deadLetters := stream
 	stream.Name, stream.Subjects = ordersStream, []string{ordersStream}
-	letters.Name, letters.Subjects, letters.Retention = lettersStream, []string{lettersStream}, jetstream.LimitsPolicy
-	for _, config := range []jetstream.StreamConfig{stream, letters} {
+	deadLetters.Name, deadLetters.Subjects, deadLetters.Retention = lettersStream, []string{lettersStream}, jetstream.LimitsPolicy
+	for _, config := range []jetstream.StreamConfig{stream, deadLetters} {
 		createStream(s.t, s.js, config)
 	}
 	s.makeConsumer(stream, ackWait)
@@ -162,8 +162,8 @@ func (s *shop) start() workerProcess {
 }
 
 // next is the job with a journal of its own.
-func (s *shop) next() job {
-	j := s.job
+func (s *shop) next() task {
+	j := s.task
 	j.Journal = filepath.Join(s.dir, fmt.Sprintf("%d-%d.journal", s.workers, rand.Uint32()))
 	return j
 }
@@ -187,8 +187,8 @@ func (s *shop) terminate(workers ...workerProcess) time.Duration {
 	for _, w := range workers {
 		select {
 		case <-w.Ended():
-		case <-time.After(patience):
-			s.t.Fatalf("a worker that got SIGTERM has not ended after %v\n%s", patience, w.output())
+		case <-time.After(waitLimit):
+			s.t.Fatalf("a worker that got SIGTERM has not ended after %v\n%s", waitLimit, w.output())
 		}
 		if code := w.ExitCode(); code != 0 {
 			s.t.Errorf("a worker that got SIGTERM ended with code %d\n%s", code, w.output())
@@ -283,7 +283,7 @@ func orderKey(id string) dedupstore.Key {
 }
 
 // letters are how many dead letters there are of each message.
-func (s *shop) letters() map[string]int {
+func (s *shop) deadLetters() map[string]int {
 	s.t.Helper()
 	all := map[string]int{}
 	stream := lookAt(s.t, s.js, lettersStream)

@@ -17,10 +17,10 @@ const shutdownGrace = 15 * time.Second // much longer than handlers take, on a m
 
 // newClosing is a shop with 300 orders, and workers with a hundred in flight, each for a second. The stream forgets what
 // is acknowledged.
-func newClosing(t *testing.T, j job) *shop {
+func newClosing(t *testing.T, j task) *shop {
 	t.Helper()
 	server := natstest.Start(t)
-	j.Lease, j.Hold, j.Window = 2*time.Second, time.Second, 100
+	j.Lease, j.MaxWait, j.Window = 2*time.Second, time.Second, 100
 	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}, 2*time.Second, j)
 	s.publishOrders(300)
 	return s
@@ -137,7 +137,7 @@ func (s *shop) finish() {
 // The worker's process ends with an error if a goroutine is left.
 func TestJetStream_ShutdownBySignal(t *testing.T) {
 	t.Parallel()
-	s := newClosing(t, job{Handler: "steady", Work: time.Second, Grace: shutdownGrace})
+	s := newClosing(t, task{Handler: "steady", Work: time.Second, Grace: shutdownGrace})
 	w := s.start()
 	s.inFlight(100)
 	took := s.terminate(w)
@@ -150,7 +150,7 @@ func TestJetStream_ShutdownBySignal(t *testing.T) {
 }
 
 func TestJetStream_ShutdownByContext(t *testing.T) { // not parallel: it looks for goroutines
-	s := newClosing(t, job{Handler: "steady", Work: time.Second, Grace: shutdownGrace})
+	s := newClosing(t, task{Handler: "steady", Work: time.Second, Grace: shutdownGrace})
 	before := goleak.IgnoreCurrent()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -175,7 +175,7 @@ func TestJetStream_ShutdownByContext(t *testing.T) { // not parallel: it looks f
 func TestJetStream_ShutdownEndsWithinGrace(t *testing.T) {
 	t.Parallel()
 	const grace = 1500 * time.Millisecond
-	s := newClosing(t, job{Handler: "endless", Work: time.Second, Grace: grace})
+	s := newClosing(t, task{Handler: "endless", Work: time.Second, Grace: grace})
 	w := s.start()
 	s.inFlight(100)
 	took := s.terminate(w)

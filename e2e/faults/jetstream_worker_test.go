@@ -32,14 +32,14 @@ const (
 )
 
 // A job is what a consumer is to do, in this process or in one of its own.
-type job struct {
+type task struct {
 	URLs    []string      // of NATS
 	Redis   string        // host:port
 	Journal string        // a file
 	Handler string        // one of handlers
 	Work    time.Duration // how long it takes about
 	Lease   time.Duration
-	Hold    time.Duration
+	MaxWait time.Duration
 	Grace   time.Duration
 	Window  int
 	Order   bool // one message after the other, in one lane
@@ -53,7 +53,7 @@ func TestJetStream_WorkerProcess(t *testing.T) {
 	if !ok {
 		t.Skip("other tests run it")
 	}
-	var j job
+	var j task
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestJetStream_WorkerProcess(t *testing.T) {
 }
 
 // arguments are those of a process that does the job.
-func (j job) arguments(t *testing.T) []string {
+func (j task) arguments(t *testing.T) []string {
 	t.Helper()
 	text, err := json.Marshal(j)
 	if err != nil {
@@ -75,7 +75,7 @@ func (j job) arguments(t *testing.T) []string {
 }
 
 // run works until ctx ends.
-func (j job) run(ctx context.Context, t *testing.T) error {
+func (j task) run(ctx context.Context, t *testing.T) error {
 	nc, err := nats.Connect(strings.Join(j.URLs, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (j job) run(ctx context.Context, t *testing.T) error {
 	return err
 }
 
-func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*natsjs.Worker, error) {
+func (j task) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*natsjs.Worker, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
@@ -133,13 +133,13 @@ func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nats
 	return natsjs.NewWorker(once, js, cons, j.handler(journal), config)
 }
 
-func (j job) processor(js jetstream.JetStream, journal *journal) (*consumer.Processor, error) {
-	letters, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
+func (j task) processor(js jetstream.JetStream, journal *journal) (*consumer.Processor, error) {
+	deadLetters, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
 	if err != nil {
 		return nil, err
 	}
 	return consumer.New(journal, consumer.Config{
-		Group: "billing", MaxWait: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
+		Group: "billing", MaxWait: j.MaxWait, DeadLetters: deadLetters, DeadLetterTopic: lettersStream,
 		Policy: oncemill.Policy{Lease: j.Lease, MaxAttempts: 4, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}},
 	})
 }
@@ -158,7 +158,7 @@ func find(ctx context.Context, js jetstream.JetStream) (jetstream.Consumer, erro
 }
 
 // handlers are what a job may name. Each notes which delivery it got.
-var handlers = map[string]func(ctx context.Context, r oncemill.Run, j job, journal *journal) error{
+var handlers = map[string]func(ctx context.Context, r oncemill.Run, j task, journal *journal) error{
 	"unsteady": unsteady,
 	"steady":   steady,
 	"endless":  endless,
@@ -166,7 +166,7 @@ var handlers = map[string]func(ctx context.Context, r oncemill.Run, j job, journ
 }
 
 // batchHandler is the handler for each message of a batch.
-func (j job) batchHandler(journal *journal) natsjs.BatchHandler {
+func (j task) batchHandler(journal *journal) natsjs.BatchHandler {
 	handle := handlers[j.Handler]
 	return func(ctx context.Context, msgs []jetstream.Msg) []error {
 		errs := make([]error, len(msgs))
@@ -182,7 +182,7 @@ func (j job) batchHandler(journal *journal) natsjs.BatchHandler {
 const deadlyOrder = 42
 
 // deadly is a steady handler that one message ends, with its process.
-func deadly(ctx context.Context, r oncemill.Run, j job, journal *journal) error {
+func deadly(ctx context.Context, r oncemill.Run, j task, journal *journal) error {
 	if r.Key.ID == orderID(deadlyOrder) {
 		journal.does(r)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -191,7 +191,7 @@ func deadly(ctx context.Context, r oncemill.Run, j job, journal *journal) error 
 	return steady(ctx, r, j, journal)
 }
 
-func (j job) handler(journal *journal) natsjs.Handler {
+func (j task) handler(journal *journal) natsjs.Handler {
 	handle := handlers[j.Handler]
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		r := oncemill.FromContext(ctx)
@@ -202,7 +202,7 @@ func (j job) handler(journal *journal) natsjs.Handler {
 
 // unsteady is a handler that fails in 5 of 100 runs and panics in 2, half of them after the effect. It refuses some
 // messages for good.
-func unsteady(_ context.Context, r oncemill.Run, j job, journal *journal) error {
+func unsteady(_ context.Context, r oncemill.Run, j task, journal *journal) error {
 	if refuses(r.Key.ID) {
 		return oncemill.Permanent(errors.New("no such customer"))
 	}
@@ -231,14 +231,14 @@ func fail(byError bool) error {
 func refuses(id string) bool { return strings.HasSuffix(id, "07") && (id[len(id)-3]-'0')%2 == 0 }
 
 // steady is a handler that takes its time, whatever becomes of its context, and has its effect in the end.
-func steady(_ context.Context, r oncemill.Run, j job, journal *journal) error {
+func steady(_ context.Context, r oncemill.Run, j task, journal *journal) error {
 	lasts(j.Work)
 	journal.does(r)
 	return nil
 }
 
 // endless is a handler that, for every other message, goes on until its context ends, and leaves it at that.
-func endless(ctx context.Context, r oncemill.Run, j job, journal *journal) error {
+func endless(ctx context.Context, r oncemill.Run, j task, journal *journal) error {
 	if r.Key.ID[len(r.Key.ID)-1]%2 == 0 {
 		return steady(ctx, r, j, journal)
 	}

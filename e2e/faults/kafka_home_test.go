@@ -128,7 +128,7 @@ type kafkaChild struct {
 
 	Poison string // the ID at which the process ends, after a pause in which the others finish
 	Exit   bool   // with os.Exit instead of SIGKILL
-	Hold   bool   // handlers end only after SIGTERM
+	Linger bool   // handlers end only after SIGTERM
 }
 
 // spawn starts a member in a process of its own.
@@ -213,7 +213,7 @@ func (c kafkaChild) handler(home *remoteHome, ending <-chan struct{}) func(conte
 		if c.Poison != "" && string(record.Value) == c.Poison {
 			c.die()
 		}
-		if c.Hold {
+		if c.Linger {
 			<-ending
 		}
 		lasts(c.Work)

@@ -19,12 +19,12 @@ import (
 // gaveUp waits until a member's Run has returned by itself, and returns its error.
 func (m *kafkaMember) gaveUp() error {
 	m.r.t.Helper()
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(waitLimit)
 	defer timeout.Stop()
 	select {
 	case <-m.done:
 	case <-timeout.C:
-		m.r.t.Fatalf("Run goes on after %v", patience)
+		m.r.t.Fatalf("Run goes on after %v", waitLimit)
 	}
 	if m.err == nil {
 		m.r.t.Fatal("Run returned nil")
@@ -154,7 +154,7 @@ func TestKafka_RecordsThatNobodyExpectsGetAnEffectOrADeadLetter(t *testing.T) {
 			{Headers: []kgo.RecordHeader{id("tombstone")}, Key: []byte("k")},
 			{Headers: []kgo.RecordHeader{id("twice"), id("twice")}},
 		}
-		letters := []*kgo.Record{
+		deadLetters := []*kgo.Record{
 			{},
 			{Value: []byte("no ID")},
 			{Headers: []kgo.RecordHeader{id("\xff\xfe")}, Value: []byte("not UTF-8")},
@@ -163,7 +163,7 @@ func TestKafka_RecordsThatNobodyExpectsGetAnEffectOrADeadLetter(t *testing.T) {
 			{Headers: []kgo.RecordHeader{{Key: "h", Value: large}}},
 		}
 		r.mu.Lock()
-		for _, record := range append(effects, letters...) {
+		for _, record := range append(effects, deadLetters...) {
 			r.append(t.Context(), record)
 		}
 		r.mu.Unlock()
@@ -171,8 +171,8 @@ func TestKafka_RecordsThatNobodyExpectsGetAnEffectOrADeadLetter(t *testing.T) {
 		r.join()
 		b := r.finish()
 		b.mustExplain(t)
-		if b.effects != len(effects)+10 || b.letters != len(letters) {
-			t.Errorf("%d effects and %d dead letters, want %d and %d", b.effects, b.letters, len(effects)+10, len(letters))
+		if b.effects != len(effects)+10 || b.deadLetters != len(deadLetters) {
+			t.Errorf("%d effects and %d dead letters, want %d and %d", b.effects, b.deadLetters, len(effects)+10, len(deadLetters))
 		}
 	})
 }

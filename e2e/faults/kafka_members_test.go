@@ -56,8 +56,8 @@ func comeAndGo(t *testing.T, k kafka, order franz.Order, serverSide bool) {
 	r.join()
 	b := r.finish()
 	b.mustExplain(t, lostLease, lostOutcome)
-	if b.letters > 0 {
-		t.Errorf("%d dead letters, want none", b.letters)
+	if b.deadLetters > 0 {
+		t.Errorf("%d dead letters, want none", b.deadLetters)
 	}
 }
 

@@ -48,7 +48,7 @@ func poison(t *testing.T, k kafka, exit bool) {
 	})
 	b := r.finish()
 	b.mustExplain(t, lostLease)
-	if starts != attempts || b.letters != 1 {
-		t.Errorf("%d starts and %d dead letters, want %d and 1", starts, b.letters, attempts)
+	if starts != attempts || b.deadLetters != 1 {
+		t.Errorf("%d starts and %d dead letters, want %d and 1", starts, b.deadLetters, attempts)
 	}
 }

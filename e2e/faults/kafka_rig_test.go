@@ -132,7 +132,7 @@ func newKafkaRig(t *testing.T, k kafka, s kafkaSetup) *kafkaRig {
 	}
 	r.group = r.topic + "-billing"
 	r.once = kafkaProcessor(t, r, s)
-	r.source = k.client(t, kgo.DefaultProduceTopic(r.topic), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.RecordDeliveryTimeout(patience))
+	r.source = k.client(t, kgo.DefaultProduceTopic(r.topic), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.RecordDeliveryTimeout(waitLimit))
 	r.adm = kadm.NewClient(k.client(t))
 	k.createTopic(t, r.adm, r.topic, s.partitions)
 	var ctx context.Context
@@ -155,9 +155,9 @@ func kafkaProcessor(t *testing.T, r *kafkaRig, s kafkaSetup) *consumer.Processor
 }
 
 // kafkaConsumer is how the consumers of these tests are configured, in this process and in others.
-func kafkaConsumer(letters producer.Publisher, lease time.Duration, attempts int) consumer.Config {
+func kafkaConsumer(deadLetters producer.Publisher, lease time.Duration, attempts int) consumer.Config {
 	return consumer.Config{
-		Group: "billing", DeadLetters: letters, DeadLetterTopic: "dead",
+		Group: "billing", DeadLetters: deadLetters, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: lease, MaxAttempts: attempts, Logger: slog.New(slog.DiscardHandler),
 			Backoff: oncemill.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
@@ -302,7 +302,7 @@ func (a *account) String() string {
 	for _, r := range a.runs {
 		fmt.Fprintf(&b, "%+v; ", *r)
 	}
-	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.letters, len(a.runs), b.String())
+	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.deadLetters, len(a.runs), b.String())
 }
 
 // Claim notes, beside what the ledger does, which messages the store says to have an outcome: it may have stored one and
@@ -321,7 +321,7 @@ func (r *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []d
 
 // finished says whether the message has an outcome. The ledger is locked.
 func (a *account) finished() bool {
-	return a.letters > 0 || slices.ContainsFunc(a.runs, func(r *run) bool { return r.end == recorded })
+	return a.deadLetters > 0 || slices.ContainsFunc(a.runs, func(r *run) bool { return r.end == recorded })
 }
 
 // handle is the handler of members in this process.
@@ -451,7 +451,7 @@ func (r *kafkaRig) drain() {
 	r.t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); ; <-tick.C {
+	for end := time.Now().Add(waitLimit); ; <-tick.C {
 		committed, sum := r.audit(context.Background()), 0
 		for _, at := range committed {
 			sum += int(max(at, 0))
@@ -461,7 +461,7 @@ func (r *kafkaRig) drain() {
 		}
 		if time.Now().After(end) {
 			r.t.Fatalf("waited %v for %d offsets to be committed, got to %v, after %d effects; members that ended: %v",
-				patience, r.produced(), committed, r.done(), r.gone())
+				waitLimit, r.produced(), committed, r.done(), r.gone())
 		}
 	}
 }

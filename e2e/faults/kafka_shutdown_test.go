@@ -80,7 +80,7 @@ func TestKafka_ShutdownBySIGTERMCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 	eachShutdown(t, franz.PerPartition, func(t *testing.T, k kafka, order franz.Order) {
 		r := shutdownRig(t, k, order, nil)
 		p := r.spawn(r.serve(), kafkaChild{
-			Order: order, Window: inFlight, Hold: true, Work: 100 * time.Millisecond,
+			Order: order, Window: inFlight, Linger: true, Work: 100 * time.Millisecond,
 		})
 		until(t, "handlers at work", func() bool { return r.done() >= inFlight })
 		began := time.Now()

@@ -13,7 +13,7 @@ import (
 func killed(t *testing.T, fsync string, n int) books {
 	server := newDurable(t, fsync)
 	r := newRig(t, client(t, server.Addr), setup{
-		rate: 500, lease: 10 * time.Second, hold: 5 * time.Second,
+		rate: 500, lease: 10 * time.Second, keep: 5 * time.Second,
 		work: func(context.Context, oncemill.Run) { lasts(2 * time.Millisecond) }, // so that some are under way
 	})
 	for range n {

@@ -42,11 +42,11 @@ func TestLedger_CountsWhatIsLost(t *testing.T) {
 	l := newLedger(nil)
 	ran := &run{effect: time.Now()}
 	l.accounts["done"] = &account{runs: []*run{ran}, acked: true}
-	l.accounts["buried"] = &account{letters: 1, acked: true}
+	l.accounts["buried"] = &account{deadLetters: 1, acked: true}
 	l.accounts["acknowledged without an effect"] = &account{runs: []*run{{}}, acked: true}
 	l.accounts["never acknowledged"] = &account{runs: []*run{ran}}
 	b := l.balance(4)
-	if len(b.lost) != 2 || b.letters != 1 || b.extras() != 0 {
+	if len(b.lost) != 2 || b.deadLetters != 1 || b.extras() != 0 {
 		t.Errorf("%v, lost %q", b, b.lost)
 	}
 }

@@ -37,10 +37,10 @@ type failure struct {
 
 // An account is what happened to one message.
 type account struct {
-	asked   map[string]time.Time // when an owner first asked
-	runs    []*run               // in the order in which they were granted
-	letters int                  // dead letters
-	acked   bool
+	asked       map[string]time.Time // when an owner first asked
+	runs        []*run               // in the order in which they were granted
+	deadLetters int                  // dead letters
+	acked       bool
 }
 
 // A run is what the store granted once.
@@ -168,7 +168,7 @@ func (l *ledger) Publish(_ context.Context, messages ...producer.Message) error 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, m := range messages {
-		l.of(m.Header.Get(producer.HeaderOriginalID)).letters++
+		l.of(m.Header.Get(producer.HeaderOriginalID)).deadLetters++
 	}
 	return nil
 }
@@ -235,11 +235,11 @@ func explain(before, r *run) string {
 
 // books are what the ledger comes to.
 type books struct {
-	messages, deliveries, effects, letters int
-	lost                                   []string          // IDs without an effect and without a dead letter
-	extra                                  map[string]int    // effects after the first of their message, by explanation
-	latest                                 map[string]string // of them
-	unexplained                            []string
+	messages, deliveries, effects, deadLetters int
+	lost                                       []string          // IDs without an effect and without a dead letter
+	extra                                      map[string]int    // effects after the first of their message, by explanation
+	latest                                     map[string]string // of them
+	unexplained                                []string
 }
 
 // balance closes the ledger.
@@ -249,7 +249,7 @@ func (l *ledger) balance(deliveries int) books {
 	b := books{messages: len(l.accounts), deliveries: deliveries, effects: l.effects, extra: map[string]int{},
 		latest: map[string]string{}}
 	for id, a := range l.accounts {
-		b.letters += a.letters
+		b.deadLetters += a.deadLetters
 		var before *run
 		for _, r := range a.runs {
 			if r.effect.IsZero() {
@@ -265,7 +265,7 @@ func (l *ledger) balance(deliveries int) books {
 			}
 			before = r
 		}
-		if !a.acked || before == nil && a.letters == 0 {
+		if !a.acked || before == nil && a.deadLetters == 0 {
 			b.lost = append(b.lost, id)
 		}
 	}
@@ -287,7 +287,7 @@ func (b books) String() string {
 		why = append(why, fmt.Sprintf("%d because %s", b.extra[k], k))
 	}
 	return fmt.Sprintf("%d messages in %d deliveries: %d effects, %d dead letters, %d lost; extra: %s, %d unexplained",
-		b.messages, b.deliveries, b.effects, b.letters, len(b.lost), cmp.Or(strings.Join(why, ", "), "0"),
+		b.messages, b.deliveries, b.effects, b.deadLetters, len(b.lost), cmp.Or(strings.Join(why, ", "), "0"),
 		len(b.unexplained))
 }
 

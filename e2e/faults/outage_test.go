@@ -58,7 +58,7 @@ func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	if raced() {
 		rate = 500
 	}
-	const window, hold, grace = 512, 10 * time.Second, time.Second
+	const window, keep, grace = 512, 10 * time.Second, time.Second
 	outage := full(time.Minute, 3*time.Second)
 	server := newDurable(t, "everysec")
 	r := newRig(t, client(t, server.Addr), setup{rate: rate, window: window, lease: full(0, 3*time.Second)})
@@ -90,7 +90,7 @@ func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	if n := r.begun(down.Add(grace), up); n > 0 {
 		t.Errorf("%d handlers ran during the outage", n)
 	}
-	if most := int64(window * (1 + seconds/hold.Seconds())); deliveries > most {
+	if most := int64(window * (1 + seconds/keep.Seconds())); deliveries > most {
 		t.Errorf("%d deliveries during the outage, want at most %d: one a slot and hold", deliveries, most)
 	}
 	if most := int(5 * seconds); claims > most {

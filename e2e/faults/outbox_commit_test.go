@@ -65,7 +65,7 @@ func (c *commits) round(i int, fault func(victim uint32, other *pgx.Conn)) {
 	}
 	c.fatal(c.write(c.t.Context(), tx, s))
 	result := make(chan error, 1)
-	committing, cancel := context.WithTimeout(c.t.Context(), patience)
+	committing, cancel := context.WithTimeout(c.t.Context(), waitLimit)
 	defer cancel()
 	go func() {
 		lasts(rand.N(time.Millisecond))
@@ -120,7 +120,7 @@ func (c *commits) killServer(uint32, *pgx.Conn) {
 }
 
 // resolve reads whether a transaction was committed: all of it or nothing, and all of it if the writer was told so.
-func (c *commits) resolve(s sale, told error) {
+func (c *commits) resolve(s sale, reported error) {
 	c.t.Helper()
 	var ids []string
 	for _, message := range s.messages {
@@ -130,13 +130,13 @@ func (c *commits) resolve(s sale, told error) {
 	defer conn.Close(context.Background())
 	var orders, rows int
 	c.fatal(conn.QueryRow(c.t.Context(), `SELECT (SELECT count(*) FROM orders WHERE id = ANY($1)), (SELECT count(*) FROM oncemill_outbox WHERE id = ANY($1))`, ids).Scan(&orders, &rows))
-	if orders != rows || orders != 0 && orders != len(ids) || told == nil && orders == 0 {
-		c.t.Errorf("of %d orders %d are there, and %d messages; the writer was told %v", len(ids), orders, rows, told)
+	if orders != rows || orders != 0 && orders != len(ids) || reported == nil && orders == 0 {
+		c.t.Errorf("of %d orders %d are there, and %d messages; the writer was told %v", len(ids), orders, rows, reported)
 	}
 	if orders == 0 {
 		for _, id := range ids {
 			c.rolledBack[id] = true
 		}
 	}
-	c.ends[fmt.Sprintf("%s, %s", map[bool]string{true: "confirmed", false: "unknown"}[told == nil], map[bool]string{true: "committed", false: "rolled back"}[orders > 0])]++
+	c.ends[fmt.Sprintf("%s, %s", map[bool]string{true: "confirmed", false: "unknown"}[reported == nil], map[bool]string{true: "committed", false: "rolled back"}[orders > 0])]++
 }

@@ -22,7 +22,7 @@ func TestOutbox_RelaysKilledAndStoppedLoseNothingAndRepeatOnlyWhatIsExplained(t 
 			db := postgrestest.Shared(t).NewDatabase(t)
 			broker := natstest.Start(t)
 			m := newMint(t, db.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{}, ordered, shortLease())
-			m.job.Linger = 50 * time.Millisecond
+			m.task.Linger = 50 * time.Millisecond
 			c := &chaos{mint: m, alive: m.startAll(full(8, 4))}
 			ctx, cancel := context.WithCancel(t.Context())
 			var selling sync.WaitGroup

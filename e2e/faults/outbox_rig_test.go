@@ -34,7 +34,7 @@ type mint struct {
 	pool *pgxpool.Pool
 	box  *pgoutbox.Outbox
 	js   jetstream.JetStream
-	job  relayJob // of each process
+	task relayJob // of each process
 
 	relays int // that were started
 
@@ -57,7 +57,7 @@ func newMint(t *testing.T, dsn string, urls []string, js jetstream.JetStream, st
 	m := &mint{
 		t: t, js: js, rolledBack: map[string]bool{},
 		relayAudit: relayAudit{dir: t.TempDir(), lease: cfg.Lease, killed: map[int]time.Time{}, stopped: map[int][]outage{}},
-		job:        relayJob{DSN: dsn, URLs: urls, Ordered: ordered, Config: cfg, AckTimeout: cfg.PublishTimeout / 2},
+		task:       relayJob{DSN: dsn, URLs: urls, Ordered: ordered, Config: cfg, AckTimeout: cfg.PublishTimeout / 2},
 	}
 	m.pool = mintPool(t, dsn)
 	var err error
@@ -195,7 +195,7 @@ type relayProcess struct {
 func (m *mint) start() relayProcess {
 	m.t.Helper()
 	m.relays++
-	j := m.job
+	j := m.task
 	j.Relay = m.relays
 	dir := filepath.Join(m.dir, fmt.Sprint(j.Relay))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -258,8 +258,8 @@ func (m *mint) terminate(relays ...relayProcess) {
 	for _, r := range relays {
 		select {
 		case <-r.Ended():
-		case <-time.After(patience):
-			m.t.Fatalf("a relay that got SIGTERM has not ended after %v\n%s", patience, r.says(0))
+		case <-time.After(waitLimit):
+			m.t.Fatalf("a relay that got SIGTERM has not ended after %v\n%s", waitLimit, r.says(0))
 		}
 		if code := r.ExitCode(); code != 0 {
 			m.t.Errorf("a relay that got SIGTERM ended with code %d\n%s", code, r.says(0))
@@ -308,7 +308,7 @@ func (m *mint) books() relayBooks {
 	m.mustBeRows(committed)
 	stream := m.stream()
 	b := m.balance(m.attempts(m.t), committed, m.rolledBack, stream)
-	if m.job.Ordered {
+	if m.task.Ordered {
 		b.disorder = disordered(places, stream)
 	}
 	return b
@@ -361,7 +361,7 @@ func (m *mint) orders() map[string]place {
 // stream returns the message IDs in the stream, in order.
 func (m *mint) stream() (ids []string) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), waitLimit)
 	defer cancel()
 	s := lookAt(m.t, m.js, ordersStream)
 	last := s.CachedInfo().State.LastSeq

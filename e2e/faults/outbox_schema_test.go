@@ -24,7 +24,7 @@ func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *test
 	u, err := url.Parse(db.DSN())
 	m.fatal(err)
 	u.User = url.UserPassword(role, "secret")
-	m.job.DSN = u.String()
+	m.task.DSN = u.String()
 
 	const missing = `is missing where the connection looks for it: call Migrate`
 	m.exec(`ALTER TABLE oncemill_outbox_settings RENAME TO away`)
@@ -70,7 +70,7 @@ func (m *mint) newRole() string {
 // complains waits for words in a relay's log.
 func (m *mint) complains(r relayProcess, from int, words string) {
 	m.t.Helper()
-	deadline := time.Now().Add(patience / 4)
+	deadline := time.Now().Add(waitLimit / 4)
 	until(m.t, "a relay to complain", func() bool {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("the relay does not say %q:\n%s", words, r.says(from))

@@ -211,9 +211,9 @@ func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 	}
 	t.Cleanup(func() { replica.Resume() })
 	calls := c.done()
-	var held sync.WaitGroup
+	var taken sync.WaitGroup
 	probe, frozen := frozen[0], frozen[1:]
-	held.Go(func() { c.all(t.Context(), frozen, 4) })
+	taken.Go(func() { c.all(t.Context(), frozen, 4) })
 	until(t, "claims that are refused", func() bool { return c.replicationRefusals() >= 8 || c.done() > calls })
 	began := time.Now()
 	c.all(t.Context(), others, 4)
@@ -228,7 +228,7 @@ func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 	if err := replica.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	held.Wait() // by itself
+	taken.Wait() // by itself
 	c.all(t.Context(), []dedupstore.Key{probe}, 1)
 	c.each(func(r *run) {
 		if r.Attempt != 1 {

@@ -43,16 +43,16 @@ func full[T any](inProof, reduced T) T {
 }
 
 // patience bounds every wait for something that must come.
-const patience = 2 * time.Minute
+const waitLimit = 2 * time.Minute
 
 // until polls for a condition.
 func until(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", waitLimit, what)
 		}
 	}
 }
@@ -65,7 +65,7 @@ type setup struct {
 	rate   int           // messages a second that are offered; 0: none but those of publish
 	window int           // deliveries in flight at most; 0: 64
 	lease  time.Duration // 0: the default
-	hold   time.Duration // 0: the default
+	keep   time.Duration // 0: the default
 
 	// work is what a handler does after its effect. Nil: nothing.
 	work func(ctx context.Context, r oncemill.Run)
@@ -110,7 +110,7 @@ func newRig(t *testing.T, rdb redis.UniversalClient, s setup) *rig {
 	}
 	r := &rig{setup: s, t: t, ledger: newLedger(store), queue: make(chan string, 1<<19)}
 	r.processor, err = consumer.New(r.ledger, consumer.Config{
-		Group: "billing", MaxWait: s.hold, DeadLetters: r.ledger, DeadLetterTopic: "dead",
+		Group: "billing", MaxWait: s.keep, DeadLetters: r.ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
 		},

@@ -117,7 +117,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	c := newCourier(t, rdb, redisstore.Config{Replicas: 1}, failoverLease)
 	n, refusals := full(1000, 100), full(2000, 100)
 	before, open := messages("before", n), messages("open", 5)
-	held, past := messages("held", n), messages("past", 16)
+	taken, past := messages("held", n), messages("past", 16)
 	c.all(t.Context(), before, 8)
 
 	// Runs that are under way: their claims are on the replicas, their outcomes will not be.
@@ -139,7 +139,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	// while claims wait for replicas: the client sends those claims again.
 	ctx, cancel := context.WithCancel(t.Context())
 	var rest, nemesis sync.WaitGroup
-	rest.Go(func() { c.all(t.Context(), held, 8) })
+	rest.Go(func() { c.all(t.Context(), taken, 8) })
 	nemesis.Go(func() {
 		each(past, len(past), func(k dedupstore.Key) {
 			for ctx.Err() == nil {
@@ -168,7 +168,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	}
 	rest.Wait()
 
-	all := slices.Concat(before, open, held, past)
+	all := slices.Concat(before, open, taken, past)
 	c.all(t.Context(), all, 16)
 	c.balance(int(c.deliveries.Load())).mustExplain(t, lostRecord)
 	again := c.repeats()

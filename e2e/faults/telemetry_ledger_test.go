@@ -73,7 +73,7 @@ func TestTelemetry_LedgerProcess(t *testing.T) {
 	}
 	defer store.Close()
 	if j.Processes == 0 {
-		j.hold(t, store)
+		j.keep(t, store)
 	} else {
 		j.work(t, store)
 	}
@@ -93,9 +93,9 @@ func (j ledgerJob) processor(t *testing.T, store dedupstore.Store, telemetry onc
 }
 
 // hold holds the claims of holders that die, until it is killed.
-func (j ledgerJob) hold(t *testing.T, store dedupstore.Store) {
+func (j ledgerJob) keep(t *testing.T, store dedupstore.Store) {
 	p := j.processor(t, store, oncemill.Telemetry{}, func(*consumer.Config) {})
-	var held atomic.Int64
+	var taken atomic.Int64
 	want, know := int64(0), newTally()
 	for i := range j.Messages {
 		if id := messageOf(i); kindOf(id) == "dead holder" {
@@ -103,14 +103,14 @@ func (j ledgerJob) hold(t *testing.T, store dedupstore.Store) {
 			go func() {
 				for { // on a machine that is slow, claims fail
 					know.once(t, p, id, "content", i, func(context.Context) error {
-						held.Add(1)
+						taken.Add(1)
 						select {}
 					})
 				}
 			}()
 		}
 	}
-	until(t, "claims of holders that die", func() bool { return held.Load() == want })
+	until(t, "claims of holders that die", func() bool { return taken.Load() == want })
 	j.write(t, nil)
 	select {}
 }
@@ -123,8 +123,8 @@ func (j ledgerJob) work(t *testing.T, store dedupstore.Store) {
 	newProcessor := func(s dedupstore.Store, change func(*consumer.Config)) *consumer.Processor {
 		return j.processor(t, s, oncemill.Telemetry{MeterProvider: meters}, change)
 	}
-	letters := &moody{failed: map[string]bool{}}
-	p := newProcessor(&faulty{store, know, 25}, func(c *consumer.Config) { c.DeadLetters, c.DeadLetterTopic = letters, "dead" })
+	deadLetters := &moody{failed: map[string]bool{}}
+	p := newProcessor(&faulty{store, know, 25}, func(c *consumer.Config) { c.DeadLetters, c.DeadLetterTopic = deadLetters, "dead" })
 	var workers sync.WaitGroup
 	work := make(chan int)
 	for range 4 {
@@ -215,17 +215,17 @@ func TestTelemetry_CountersAreWhatHappened(t *testing.T) {
 	t.Parallel()
 	const processes = 3
 	dir := t.TempDir()
-	job := ledgerJob{Redis: redistest.Start(t).Addr, Messages: full(4000, 320), File: filepath.Join(dir, "held")}
-	holder := job.start(t, dir)
-	until(t, "a process to hold claims", func() bool { return exists(job.File) || hasEnded(holder) })
+	task := ledgerJob{Redis: redistest.Start(t).Addr, Messages: full(4000, 320), File: filepath.Join(dir, "held")}
+	holder := task.start(t, dir)
+	until(t, "a process to hold claims", func() bool { return exists(task.File) || hasEnded(holder) })
 	if err := holder.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	job.Processes = processes
+	task.Processes = processes
 	var running []*testserver.Process
 	for i := range processes {
-		job.Process, job.File = i, filepath.Join(dir, fmt.Sprint("report ", i))
-		running = append(running, job.start(t, dir))
+		task.Process, task.File = i, filepath.Join(dir, fmt.Sprint("report ", i))
+		running = append(running, task.start(t, dir))
 	}
 	know, counted := newTally(), map[string]map[string]int{}
 	for i, p := range running {

@@ -165,9 +165,9 @@ func TestKafka_RetryIsDelayedAndBlocksItsPartitionAlone(t *testing.T) {
 }
 
 // letters remembers dead letters.
-type letters struct{ sent atomic.Int64 }
+type deadLetters struct{ sent atomic.Int64 }
 
-func (l *letters) Publish(_ context.Context, messages ...producer.Message) error {
+func (l *deadLetters) Publish(_ context.Context, messages ...producer.Message) error {
 	l.sent.Add(int64(len(messages)))
 	return nil
 }
@@ -175,7 +175,7 @@ func (l *letters) Publish(_ context.Context, messages ...producer.Message) error
 func TestKafka_FailedMessageIsDeadLetteredAndItsPartitionGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	dead := &letters{}
+	dead := &deadLetters{}
 	r.consumer.DeadLetters, r.consumer.DeadLetterTopic = dead, "dead"
 	r.handle = func(msg *message.Message, _ int) error {
 		if string(msg.Payload) == "bad" {
@@ -363,7 +363,7 @@ func TestBareKafka_PublisherWaitsForTheLeaderAlone(t *testing.T) {
 func TestKafka_PositionIsNotKnownToTheGuard(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	dead := &letters{}
+	dead := &deadLetters{}
 	r.consumer.DeadLetters, r.consumer.DeadLetterTopic = dead, "dead"
 	r.consumer.Extractors = []producer.Extractor{producer.ExtractPosition}
 	r.publish(0, "o1")

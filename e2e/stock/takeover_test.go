@@ -284,7 +284,7 @@ func (h *handover) worker(opts ...kgo.Opt) newMember {
 // run runs until it cannot go on, or for as long as a test waits.
 func (m newMember) run() error {
 	defer m.cl.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	return m.Run(ctx, m.cl)
 }

@@ -27,16 +27,16 @@ func TestMain(m *testing.M) {
 var proof = os.Getenv("ONCEMILL_PROOF") == "1"
 
 // patience bounds every wait for something that must come.
-const patience = 30 * time.Second
+const waitLimit = 30 * time.Second
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", waitLimit, what)
 		}
 	}
 }

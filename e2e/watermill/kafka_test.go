@@ -145,7 +145,7 @@ func (b *bench) records(topic string) []*kgo.Record {
 	defer cl.Close()
 	var found []*kgo.Record
 	for len(found) < missing {
-		ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+		ctx, cancel := context.WithTimeout(b.t.Context(), waitLimit)
 		fetches := cl.PollFetches(ctx)
 		cancel()
 		if err := fetches.Err(); err != nil {

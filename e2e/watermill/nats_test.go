@@ -28,7 +28,7 @@ type rig struct {
 	cons   jetstream.Consumer
 	store  dedupstore.Store
 	policy oncemill.Policy
-	hold   time.Duration
+	keep   time.Duration
 }
 
 // newRig starts a rig.
@@ -60,7 +60,7 @@ func (r *rig) open(c jetstream.ConsumerConfig) {
 
 func (r *rig) processor() *consumer.Processor {
 	r.t.Helper()
-	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.hold, Policy: r.policy})
+	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.keep, Policy: r.policy})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func (r *rig) routed(nth int32) *atomic.Int32 {
 func TestNATS_MiddlewareSteersTheSource(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 20})
-	r.hold = consumer.NoWait
+	r.keep = consumer.NoWait
 	r.policy.MaxAttempts, r.policy.Backoff = 5, oncemill.Backoff{Min: 20 * time.Millisecond}
 	runs := r.routed(4)
 	if _, err := r.js.Publish(t.Context(), "orders.new", []byte("x"), jetstream.WithMsgID("o1")); err != nil {

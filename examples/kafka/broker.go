@@ -100,11 +100,11 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	if err := errors.Join(err, ends.Error()); err != nil {
 		return nil, err
 	}
-	var letters int64
-	ends.Each(func(end kadm.ListedOffset) { letters += end.Offset })
+	var deadLetters int64
+	ends.Each(func(end kadm.ListedOffset) { deadLetters += end.Offset })
 	b.client.AddConsumeTopics(b.dead()) // from the start, as no option says otherwise
 	var orders []shop.Order
-	for int64(len(orders)) < letters {
+	for int64(len(orders)) < deadLetters {
 		fetched := b.client.PollFetches(ctx)
 		if err := fetched.Err(); err != nil {
 			return nil, err

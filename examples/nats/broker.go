@@ -82,9 +82,9 @@ func (b *broker) AtRest(ctx context.Context) (bool, error) {
 
 // DeadLetters implements shop.Broker.
 func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
-	letters, err := shop.Messages(ctx, b.js, b.deadStream(), b.dead())
-	orders := make([]shop.Order, len(letters))
-	for i, letter := range letters {
+	deadLetters, err := shop.Messages(ctx, b.js, b.deadStream(), b.dead())
+	orders := make([]shop.Order, len(deadLetters))
+	for i, letter := range deadLetters {
 		var bad error
 		orders[i], bad = shop.ParseOrder(letter.Data())
 		err = errors.Join(err, bad)

@@ -106,14 +106,14 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 }
 
 // A held publisher keeps its first call until it is released. It is for one relay.
-type held struct {
+type taken struct {
 	began, release chan struct{}
 	once           sync.Once
 }
 
-func newHeld() *held { return &held{began: make(chan struct{}), release: make(chan struct{})} }
+func newHeld() *taken { return &taken{began: make(chan struct{}), release: make(chan struct{})} }
 
-func (h *held) Publish(context.Context, ...producer.Message) error {
+func (h *taken) Publish(context.Context, ...producer.Message) error {
 	h.once.Do(func() {
 		close(h.began)
 		<-h.release

@@ -124,7 +124,7 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	ledger, err := db.facts(ctx)
-	letters := func(subject string) (found []letter) {
+	deadLetters := func(subject string) (found []letter) {
 		messages, e := shop.Messages(ctx, br.js, br.stream(), subject)
 		err = errors.Join(err, e)
 		for _, m := range messages {
@@ -132,7 +132,7 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 		}
 		return found
 	}
-	taken, receipts, dead := letters(br.payments()), letters(br.receipts()), letters(br.dead())
+	taken, receipts, dead := deadLetters(br.payments()), deadLetters(br.receipts()), deadLetters(br.dead())
 	_, charged, err1 := shop.AtRest(ctx, br.js, br.stream(), charge)
 	_, notified, err2 := shop.AtRest(ctx, br.js, br.stream(), notify)
 	if err := errors.Join(err, err1, err2); err != nil {

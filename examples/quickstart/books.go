@@ -67,19 +67,19 @@ func closeBooks(
 }
 
 func closeStack(ctx context.Context, s *store, b *broker, name string, fates map[string]fault) (out books, err error) {
-	letters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(name))
+	deadLetters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(name))
 	if err != nil {
 		return out, err
 	}
 	dead := map[string]bool{}
-	for _, m := range letters {
+	for _, m := range deadLetters {
 		dead[m.Headers().Get(producer.HeaderOriginalID)] = true
 		dead[m.Headers().Get(producer.HeaderID)] = true // a poison queue keeps the ID
 		if m.Headers().Get(producer.HeaderOutcome) == "mismatch" {
 			out.Mismatches++
 		}
 	}
-	out.DeadLetters = len(letters)
+	out.DeadLetters = len(deadLetters)
 
 	rows, err := s.db.QueryContext(ctx, `
 		SELECT o.id, count(l.entry), count(nullif(l.amount, o.amount))

@@ -36,7 +36,7 @@ type Line[Op, Res any] struct {
 	mu         sync.Mutex
 	queue      []item[Op, Res]
 	spare      batch[Op, Res] // to be used again
-	flight     int            // the number of the batch that is under way; 0: none is
+	number     int            // the number of the batch that is under way; 0: none is
 	flown      int            // how many there were
 	timer      *time.Timer    // goes off when a batch has been under way for long
 	began      time.Time
@@ -61,10 +61,10 @@ func (l *Line[Op, Res]) Do(ctx context.Context, op Op) *Res {
 		return &l.send(context.WithoutCancel(ctx), []Op{op})[0]
 	}
 	l.mu.Lock()
-	if l.flight == 0 {
-		flight := l.begin()
+	if l.number == 0 {
+		number := l.begin()
 		l.mu.Unlock()
-		defer l.end(flight)
+		defer l.end(number)
 		return &l.send(context.WithoutCancel(ctx), []Op{op})[0]
 	}
 	result := make(chan *Res, 1)
@@ -106,32 +106,32 @@ func (e *PanicError) Error() string {
 }
 
 // begin begins a batch. The line is locked.
-func (l *Line[Op, Res]) begin() (flight int) {
+func (l *Line[Op, Res]) begin() (number int) {
 	l.flown++
-	l.flight, l.began = l.flown, time.Now()
+	l.number, l.began = l.flown, time.Now()
 	if l.timer == nil {
 		l.timer = time.AfterFunc(stuckAfter, l.pass)
 	} else {
 		l.timer.Reset(stuckAfter)
 	}
-	return l.flight
+	return l.number
 }
 
 // end ends a batch; what has queued up meanwhile is sent by a goroutine of its own.
-func (l *Line[Op, Res]) end(flight int) {
+func (l *Line[Op, Res]) end(number int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over(flight) {
+	if l.over(number) {
 		l.start()
 	}
 }
 
 // over notes that a batch has returned, and tells whether it was not passed before. The line is locked.
-func (l *Line[Op, Res]) over(flight int) bool {
-	if l.flight != flight {
+func (l *Line[Op, Res]) over(number int) bool {
+	if l.number != number {
 		return false
 	}
-	l.flight = 0
+	l.number = 0
 	l.timer.Stop()
 	return true
 }
@@ -140,33 +140,33 @@ func (l *Line[Op, Res]) over(flight int) bool {
 func (l *Line[Op, Res]) pass() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.flight != 0 && time.Since(l.began) < stuckAfter/2 {
+	if l.number != 0 && time.Since(l.began) < stuckAfter/2 {
 		return // the timer was meant for another
 	}
-	l.flight = 0
+	l.number = 0
 	l.start()
 }
 
 // start starts to send the queue, if there is something in it and no batch is under way. The line is locked.
 func (l *Line[Op, Res]) start() {
-	if len(l.queue) > 0 && l.flight == 0 {
-		flight := l.begin()
-		l.background.Go(func() { l.run(flight) })
+	if len(l.queue) > 0 && l.number == 0 {
+		number := l.begin()
+		l.background.Go(func() { l.run(number) })
 	}
 }
 
 // run sends the queue until it is empty, or another batch has passed.
-func (l *Line[Op, Res]) run(flight int) {
+func (l *Line[Op, Res]) run(number int) {
 	var b batch[Op, Res]
 	for {
 		runtime.Gosched() // those who were answered have the next operations
 		l.mu.Lock()
-		if l.flight != flight {
+		if l.number != number {
 			l.mu.Unlock()
 			return
 		}
 		if len(l.queue) == 0 {
-			l.over(flight)
+			l.over(number)
 			l.spare = b
 			l.mu.Unlock()
 			return

@@ -22,7 +22,7 @@ type result struct {
 type server struct {
 	mu      sync.Mutex
 	batches [][]int
-	hold    func(ctx context.Context, batch int)
+	keep    func(ctx context.Context, batch int)
 }
 
 func (s *server) send(ctx context.Context, ops []int) []result {
@@ -30,8 +30,8 @@ func (s *server) send(ctx context.Context, ops []int) []result {
 	s.batches = append(s.batches, slices.Clone(ops))
 	n := len(s.batches)
 	s.mu.Unlock()
-	if s.hold != nil {
-		s.hold(ctx, n)
+	if s.keep != nil {
+		s.keep(ctx, n)
 	}
 	results := make([]result, len(ops))
 	for i, op := range ops {
@@ -58,7 +58,7 @@ func TestLine_WhatComesMeanwhileTravelsTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		s := &server{hold: func(_ context.Context, n int) {
+		s := &server{keep: func(_ context.Context, n int) {
 			if n == 1 {
 				<-release
 			}
@@ -104,7 +104,7 @@ func TestLine_ALoneOperationGoesAtOnceInItsOwnGoroutine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
-		s := &server{hold: func(ctx context.Context, _ int) {
+		s := &server{keep: func(ctx context.Context, _ int) {
 			if ctx.Value(key{}) != "mine" || ctx.Err() != nil {
 				t.Errorf("its context has %v, and has ended with %v", ctx.Value(key{}), ctx.Err())
 			}
@@ -121,7 +121,7 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		s := &server{hold: func(_ context.Context, n int) {
+		s := &server{keep: func(_ context.Context, n int) {
 			if n == 1 {
 				<-release
 			}
@@ -151,7 +151,7 @@ func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 		s := &server{}
 		l := line(s)
 		l.Alone = func(op int) bool { return op > 100 }
-		s.hold = func(_ context.Context, n int) {
+		s.keep = func(_ context.Context, n int) {
 			if n <= 2 {
 				<-release
 			}
@@ -176,7 +176,7 @@ func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 func TestLine_ABatchIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &server{hold: func(ctx context.Context, _ int) { <-ctx.Done() }}
+		s := &server{keep: func(ctx context.Context, _ int) { <-ctx.Done() }}
 		began := time.Now()
 		r := line(s).Do(t.Context(), 1)
 		if took := time.Since(began); took != 5*time.Second || !errors.Is(r.err, context.DeadlineExceeded) {

@@ -230,14 +230,14 @@ func TestTell_Histories(t *testing.T) {
 				p := &past{T: t, store: store}
 				make(p)
 				r := p.look()
-				golden(t, name, told(Tell(&r, time.Now())))
+				golden(t, name, reported(Tell(&r, time.Now())))
 			})
 		})
 	}
 }
 
 // told is a story as a text.
-func told(s Story) string {
+func reported(s Story) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.Headline)
 	if s.Effects != "" {

@@ -177,7 +177,7 @@ func TestTable_NamesEachPackageOnce(t *testing.T) {
 		if found, _ := house[:i].row(r.path); found.path != "" {
 			t.Errorf("%s stands in the table twice", r.path)
 		}
-		if r.job == "" {
+		if r.task == "" {
 			t.Errorf("%s has no job", r.path)
 		}
 	}

@@ -47,7 +47,7 @@ func TestDocs_LinksAndNamesOfTestsLeadSomewhere(t *testing.T) {
 		return err == nil
 	}
 	for page := range pages {
-		for _, problem := range astray(page, pages, exists, tests) {
+		for _, problem := range missing(page, pages, exists, tests) {
 			t.Errorf("%s: %s", page, problem)
 		}
 	}
@@ -79,7 +79,7 @@ func walk(t *testing.T, visit func(path, text string)) {
 }
 
 // astray returns what a page names that is not there.
-func astray(page string, pages map[string]string, exists func(path string) bool, tests map[string]bool) (problems []string) {
+func missing(page string, pages map[string]string, exists func(path string) bool, tests map[string]bool) (problems []string) {
 	for _, m := range link.FindAllStringSubmatch(pages[page], -1) {
 		if strings.Contains(m[1], "://") {
 			continue
@@ -151,7 +151,7 @@ func TestAstray_FindsWhatLeadsNowhere(t *testing.T) {
 		"# Here\n[a](#here), [b](https://x#y)":       "",
 	} {
 		pages := map[string]string{"page.md": text, filepath.Join("docs", "other.md"): other}
-		found := strings.Join(astray("page.md", pages, exists, map[string]bool{"TestX_Holds": true, "a/one": true}), "; ")
+		found := strings.Join(missing("page.md", pages, exists, map[string]bool{"TestX_Holds": true, "a/one": true}), "; ")
 		if (want == "") != (found == "") || !strings.Contains(found, want) {
 			t.Errorf("%s: found %q, want %q", text, found, want)
 		}

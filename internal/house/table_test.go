@@ -108,7 +108,7 @@ type table []row
 type row struct {
 	floor  int
 	path   string // below the module's; "." is the module's root
-	job    string
+	task   string
 	beside []string // what it may import beside lower floors and the standard library
 }
 

@@ -104,11 +104,11 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 	if ctx.Value(relayedKey{}) != nil {
 		return ctx, nil
 	}
-	flight := &Sending{sender: s, destination: s.name(topic), began: time.Now()}
+	sending := &Sending{sender: s, destination: s.name(topic), began: time.Now()}
 	if tracer := s.tracer(); tracer != nil {
-		ctx, flight.span, _ = s.start(ctx, tracer, named{topic, id}, h, true)
+		ctx, sending.span, _ = s.start(ctx, tracer, named{topic, id}, h, true)
 	}
-	return WithPropagator(ctx, s.Propagator), flight
+	return WithPropagator(ctx, s.Propagator), sending
 }
 
 // start begins a message's span, and returns the trace context that the message has, if any. That is the parent,

@@ -25,7 +25,7 @@ func BuildProgram(t testing.TB, pkg string) string {
 }
 
 // Patience bounds every wait for a server.
-const Patience = 20 * time.Second
+const WaitLimit = 20 * time.Second
 
 // Pause is what a loop that waits for a server does between two looks.
 func Pause() { <-time.After(5 * time.Millisecond) }

@@ -373,9 +373,9 @@ var contextCases = []testCase{
 }
 
 // lane returns the IDs of a lane's rows, in the order in which they were handed out.
-func (l leased) lane(lane string) (ids []string) {
+func (l leased) orderKey(orderKey string) (ids []string) {
 	for _, r := range l.rows {
-		if r.Lane == lane {
+		if r.OrderKey == orderKey {
 			ids = append(ids, r.Message.ID)
 		}
 	}

@@ -16,10 +16,10 @@ func (k *kit) ordered() {
 }
 
 // wantsLane checks which rows of a lane a lease got.
-func (k *kit) wantsLane(what string, l leased, lane string, ids ...string) {
+func (k *kit) wantsLane(what string, l leased, orderKey string, ids ...string) {
 	k.Helper()
-	if got := l.lane(lane); !slices.Equal(got, ids) {
-		k.Fatalf("%s: lane %s got %q, want %q", what, lane, got, ids)
+	if got := l.orderKey(orderKey); !slices.Equal(got, ids) {
+		k.Fatalf("%s: lane %s got %q, want %q", what, orderKey, got, ids)
 	}
 }
 
@@ -48,9 +48,9 @@ var orderCases = []testCase{
 		k.writeLanes()
 		first := k.leaseAs(outbox.LeaseRequest{Token: newToken(), Limit: 2, Lease: long})
 		second := k.lease()
-		for _, lane := range []string{"a", "b"} {
-			if len(first.lane(lane)) > 0 && len(second.lane(lane)) > 0 {
-				k.Errorf("lane %s is leased twice: %q and %q", lane, first.ids(), second.ids())
+		for _, orderKey := range []string{"a", "b"} {
+			if len(first.orderKey(orderKey)) > 0 && len(second.orderKey(orderKey)) > 0 {
+				k.Errorf("lane %s is leased twice: %q and %q", orderKey, first.ids(), second.ids())
 			}
 		}
 		k.settle(first)
@@ -85,7 +85,7 @@ var orderCases = []testCase{
 			k.wantsLane("behind a suspect", l, "a")
 			k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
 			s := k.suspects()
-			if got := s.lane("a"); len(got) == 0 || got[0] != "a1" {
+			if got := s.orderKey("a"); len(got) == 0 || got[0] != "a1" {
 				k.Fatalf("suspects of the lane are %q, want a1 first", got)
 			}
 			k.wantsLane("behind a suspect that is leased", k.lease(), "a")
@@ -102,7 +102,7 @@ var orderCases = []testCase{
 		k.wantsLane("behind rows whose lease ended", k.lease(), "a")
 		s := k.suspects()
 		for _, id := range []string{"a1", "b1"} {
-			if got := s.lane(id[:1]); len(got) == 0 || got[0] != id {
+			if got := s.orderKey(id[:1]); len(got) == 0 || got[0] != id {
 				k.Fatalf("suspects of the lane are %q, want %s first", got, id)
 			}
 		}

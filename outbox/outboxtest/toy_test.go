@@ -117,7 +117,7 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 		}
 		s.last++
 		r := &toyRow{written: time.Now(), first: time.Now()}
-		r.Number, r.Message, r.Lane = s.last, m, m.Key
+		r.Number, r.Message, r.OrderKey = s.last, m, m.Key
 		r.Message.Header = maps.Clone(m.Header)
 		r.Message.Payload = append([]byte{}, m.Payload...)
 		if s.is("empty-payload-is-nil") {
@@ -257,14 +257,14 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 	if s.is("lanes-shuffled") {
 		slices.Reverse(candidates)
 	}
-	held := map[string]bool{} // lanes that something stands in the way of, or that another lease has
+	taken := map[string]bool{} // lanes that something stands in the way of, or that another lease has
 	for _, row := range s.rows {
 		switch {
 		case row.token == "", s.is("lanes-shared"),
 			s.is("leased-suspects-are-passed") && row.Unknowns > 0,
 			s.is("ended-lease-frees-its-lane") && !now.Before(row.leaseEnds):
 		default:
-			held[row.Lane] = true
+			taken[row.OrderKey] = true
 		}
 	}
 	var leased []outbox.Row
@@ -282,7 +282,7 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 			continue
 		case len(leased) == r.Limit && !s.is("limit-ignored"):
 			continue
-		case row.Lane != "" && (held[row.Lane] || s.blocked(row, r.Suspects, now)):
+		case row.OrderKey != "" && (taken[row.OrderKey] || s.blocked(row, r.Suspects, now)):
 			continue
 		}
 		row.token, row.leaseEnds = r.Token, now.Add(r.Lease)
@@ -298,7 +298,7 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 // blocked tells whether an earlier row of the lane stands in the way.
 func (s *toy) blocked(row *toyRow, suspects bool, now time.Time) bool {
 	for _, o := range s.rows {
-		if o.Lane != row.Lane || o.Number >= row.Number {
+		if o.OrderKey != row.OrderKey || o.Number >= row.Number {
 			continue
 		}
 		switch {
@@ -316,7 +316,7 @@ func (s *toy) blocked(row *toyRow, suspects bool, now time.Time) bool {
 		}
 	}
 	return s.is("a-lane-stands-still") && slices.ContainsFunc(s.rows, func(o *toyRow) bool {
-		return o.Lane == row.Lane && o.state == outbox.Published
+		return o.OrderKey == row.OrderKey && o.state == outbox.Published
 	})
 }
 

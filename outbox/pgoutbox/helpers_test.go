@@ -232,11 +232,11 @@ func start(t testing.TB, s outbox.Store, p producer.Publisher, c outbox.Config) 
 // eventually waits until the condition holds.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	patience := 20 * time.Second
+	waitLimit := 20 * time.Second
 	if proof() {
-		patience = time.Minute // there is more to wait for
+		waitLimit = time.Minute // there is more to wait for
 	}
-	deadline := time.After(patience)
+	deadline := time.After(waitLimit)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !condition() {

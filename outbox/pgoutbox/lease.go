@@ -137,7 +137,7 @@ func (r *reader) row(scan func(...any) error) error {
 	m.Key, row.Failures, row.Unknowns = key.String, int(failures.Int32), int(unknowns.Int32)
 	row.Age = max(0, r.now.Sub(due))
 	if r.ordered {
-		row.Lane = m.Key
+		row.OrderKey = m.Key
 	}
 	var err error
 	if m.Header, err = outgoing.Header(m.ID, header, int(replays.Int32)); err != nil { // it must not hold up other rows

@@ -395,7 +395,7 @@ func TestFind_AsksTheTablesWhetherTheyAreOrdered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if rows := lease(t, box, "t", time.Minute); len(rows) != 1 || (rows[0].Lane != "") != ordered {
+			if rows := lease(t, box, "t", time.Minute); len(rows) != 1 || (rows[0].OrderKey != "") != ordered {
 				t.Errorf("rows %+v, want one, in a lane: %v", rows, ordered)
 			}
 			settle(t, box, "t")

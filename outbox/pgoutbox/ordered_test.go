@@ -91,7 +91,7 @@ func TestOrdered_LeasesShareKeysAndRowsComeInOrder(t *testing.T) {
 	box, pool := orderedBox(t, pgoutbox.Config{})
 	write(t, box, pool, keyed("a", "a1"), keyed("b", "b1"), keyed("a", "a2"))
 	rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "first", Limit: 1, Lease: time.Minute})
-	if err != nil || len(rows) != 1 || rows[0].Message.ID != "a1" || rows[0].Lane != "a" {
+	if err != nil || len(rows) != 1 || rows[0].Message.ID != "a1" || rows[0].OrderKey != "a" {
 		t.Fatalf("%+v, %v", rows, err)
 	}
 	write(t, box, pool, keyed("b", "b2"), keyed("a", "a3"), message("loose"))

@@ -36,16 +36,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 20 * time.Second
+const waitLimit = 20 * time.Second
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", waitLimit, what)
 		}
 	}
 }

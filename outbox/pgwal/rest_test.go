@@ -109,16 +109,16 @@ func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 // As where a lost slot was made again, or after a replay, of large messages.
 func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	t.Parallel()
-	const size, held = 64 << 10, 5
-	g := newRig(t, func(c *settings) { c.MaxPendingBytes = held*size - 1 })
+	const size, taken = 64 << 10, 5
+	g := newRig(t, func(c *settings) { c.MaxPendingBytes = taken*size - 1 })
 	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
 		SELECT n, now(), n, 'orders', convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, 100) AS n`, size)
 	g.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
 	g.start()
 	until(t, "attempts", func() bool { return g.broker.attempts("1") >= 5 })
 	for n := range 100 {
-		if id := fmt.Sprint(n + 1); (g.broker.attempts(id) > 0) != (n < held) {
-			t.Errorf("%d attempts of message %s: want those of the first %d messages", g.broker.attempts(id), id, held)
+		if id := fmt.Sprint(n + 1); (g.broker.attempts(id) > 0) != (n < taken) {
+			t.Errorf("%d attempts of message %s: want those of the first %d messages", g.broker.attempts(id), id, taken)
 		}
 	}
 	g.broker.set(nil)

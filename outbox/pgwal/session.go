@@ -35,8 +35,8 @@ type session struct {
 	fullSince time.Time // memory is full, and nothing was acknowledged
 	fullAcks  int       // acks, then
 
-	done chan func()
-	jobs int
+	done  chan func()
+	tasks int
 
 	verdicts map[*row]verdict // to be recorded
 	settling bool
@@ -103,7 +103,7 @@ func (s *session) loop(ctx, working context.Context, bursts <-chan []event, ende
 		case burst := <-in:
 			s.arrived(working, burst)
 		case act := <-s.done:
-			s.jobs--
+			s.tasks--
 			act()
 		case now := <-beat.C:
 			s.queue.wake(now)
@@ -125,10 +125,10 @@ func (s *session) finishJobs(stopWorking func()) {
 	beat := time.NewTicker(beatEvery)
 	defer beat.Stop()
 	alive := true
-	for s.jobs > 0 {
+	for s.tasks > 0 {
 		select {
 		case act := <-s.done:
-			s.jobs--
+			s.tasks--
 			act()
 		case <-grace.C:
 			stopWorking()
@@ -139,9 +139,9 @@ func (s *session) finishJobs(stopWorking func()) {
 }
 
 // start runs a job beside the loop. The loop runs the function that the job returns.
-func (s *session) start(job func() (act func())) {
-	s.jobs++
-	go func() { s.done <- job() }()
+func (s *session) start(task func() (act func())) {
+	s.tasks++
+	go func() { s.done <- task() }()
 }
 
 // room is how many more messages fit into memory.

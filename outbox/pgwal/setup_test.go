@@ -39,7 +39,7 @@ func wantSetupError(t *testing.T, err error, words ...string) {
 // run runs a relay that should end by itself.
 func (g *rig) run(configure ...func(*settings)) error {
 	g.t.Helper()
-	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(g.t.Context(), waitLimit)
 	defer cancel()
 	err := g.relay(configure...).Run(ctx)
 	if ctx.Err() != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // patience is how long connections wait for other writers.
-const patience = 10 * time.Second
+const busyTimeout = 10 * time.Second
 
 // Open opens the database file at path, and makes it if it is missing. The caller closes it. It sets what avoids
 // needless "database is locked" errors (SQLITE_BUSY). If you open the database in another way, set the same:
@@ -50,7 +50,7 @@ func Open(ctx context.Context, path string) (*sql.DB, error) {
 // connect makes the first connection, which turns a new database to WAL. SQLite does not wait there for others who do
 // the same at the same time, whatever its busy_timeout.
 func connect(ctx context.Context, db *sql.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
 	defer cancel()
 	return whileBusy(ctx, func() error { return db.PingContext(ctx) })
 }
@@ -64,7 +64,7 @@ func dataSource(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") {
 		path = "/" + path // C:/… on Windows
 	}
-	settings := url.Values{"_busy_timeout": {strconv.FormatInt(patience.Milliseconds(), 10)}, "_journal_mode": {"WAL"},
+	settings := url.Values{"_busy_timeout": {strconv.FormatInt(busyTimeout.Milliseconds(), 10)}, "_journal_mode": {"WAL"},
 		"_txlock": {"immediate"}}
 	name := url.URL{Scheme: "file", Path: path, RawQuery: settings.Encode()}
 	return name.String(), nil

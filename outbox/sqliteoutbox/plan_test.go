@@ -58,7 +58,7 @@ func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
 }
 
 // first is the part of a statement that reads the table.
-func first(told string) string {
-	looked, _, _ := strings.Cut(told, "),\ntold AS")
+func first(reported string) string {
+	looked, _, _ := strings.Cut(reported, "),\ntold AS")
 	return looked + ") SELECT * FROM looked"
 }

@@ -59,9 +59,9 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 				leave()
 			}
 			<-answered
-			patience, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			waitLimit, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 			defer cancel()
-			if err := s.Config.Shutdown(patience); err != nil {
+			if err := s.Config.Shutdown(waitLimit); err != nil {
 				t.Errorf("Shutdown waited for the run: docs/http.md says that it does not: %v", err)
 			}
 			close(end)

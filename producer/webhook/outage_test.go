@@ -139,9 +139,9 @@ func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
 }
 
 // held is an error of a publisher that holds the message ID with other content.
-type held struct{ error }
+type taken struct{ error }
 
-func (held) OtherContent() bool { return true }
+func (taken) OtherContent() bool { return true }
 
 // An outbox holds Stripe's event with the counter that it had before the crash. No retry mends that.
 func TestReceiver_PublisherThatHoldsOtherContentIsSaidAloud(t *testing.T) {
@@ -153,7 +153,7 @@ func TestReceiver_PublisherThatHoldsOtherContentIsSaidAloud(t *testing.T) {
 			if first == "" {
 				first = string(m[0].Payload)
 			} else if first != string(m[0].Payload) {
-				return fmt.Errorf("outbox: %w", held{errDown})
+				return fmt.Errorf("outbox: %w", taken{errDown})
 			}
 			return q.Publish(ctx, m...)
 		})

@@ -172,7 +172,7 @@ func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
 	})
 	began := time.Now()
 	first.leave()
-	if took := time.Since(began); took > patience/2 {
+	if took := time.Since(began); took > waitLimit/2 {
 		t.Errorf("the drain took %v", took)
 	}
 	if got := l.got(); len(got) > 0 {

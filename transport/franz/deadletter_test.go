@@ -30,11 +30,11 @@ func TestWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 	b := newBench(t, 1, kfake.SeedTopics(1, "dead", "orders-dead"))
 	pub := b.publisher()
 	for _, tc := range []struct {
-		name    string
-		letters producer.Publisher
-		topics  kgo.Opt
-		more    []kgo.Opt
-		refused bool
+		name        string
+		deadLetters producer.Publisher
+		topics      kgo.Opt
+		more        []kgo.Opt
+		refused     bool
 	}{
 		{"by name", pub, kgo.ConsumeTopics("orders", "orders-dead"), nil, true},
 		{"by pattern", pub, kgo.ConsumeTopics("^orders"), []kgo.Opt{kgo.ConsumeRegex()}, true},
@@ -45,7 +45,7 @@ func TestWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			w, err := franz.NewWorker(b.processor(consumer.Config{DeadLetters: tc.letters, DeadLetterTopic: "orders-dead"}), nothing, franz.Config{Handler: "charge", Logger: b.logger})
+			w, err := franz.NewWorker(b.processor(consumer.Config{DeadLetters: tc.deadLetters, DeadLetterTopic: "orders-dead"}), nothing, franz.Config{Handler: "charge", Logger: b.logger})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,8 +88,8 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if runs, letters := b.started(), len(b.records("later")); runs != n || letters != n {
-		t.Errorf("%d runs and %d dead letters of %d records", runs, letters, n)
+	if runs, deadLetters := b.started(), len(b.records("later")); runs != n || deadLetters != n {
+		t.Errorf("%d runs and %d dead letters of %d records", runs, deadLetters, n)
 	}
 	wantLog(t, b, "level=ERROR", "own dead letter came back", "topic=later")
 }

@@ -109,11 +109,11 @@ func TestWorker_PoisonIsDeadLetteredAfterItsAttemptsAndThePartitionFlowsOn(t *te
 	const n, attempts = 20, 3
 	b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
 	b.produce(0, n, 1, 2)
-	letters, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{})
+	deadLetters, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: attempts}, DeadLetters: letters, DeadLetterTopic: "dead"})
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: attempts}, DeadLetters: deadLetters, DeadLetterTopic: "dead"})
 	m := b.start(once, b.handler(byPartition, func(_ context.Context, id string, _ int) error {
 		if id == orderID(7) {
 			return errors.New("never")
@@ -154,7 +154,7 @@ func (b *bench) records(topic string) []*kgo.Record {
 	defer cl.Close()
 	var found []*kgo.Record
 	for len(found) < missing {
-		ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+		ctx, cancel := context.WithTimeout(b.t.Context(), waitLimit)
 		fetches := cl.PollFetches(ctx)
 		cancel()
 		if err := fetches.Err(); err != nil {

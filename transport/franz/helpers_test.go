@@ -51,16 +51,16 @@ func full[T any](inProof, reduced T) T {
 }
 
 // patience bounds every wait for something that must come.
-const patience = 20 * time.Second
+const waitLimit = 20 * time.Second
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", waitLimit, what)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func (m *member) wait() error {
 	case err := <-m.ended:
 		m.ended = nil
 		return err
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		m.t.Fatal("Run does not return")
 		return nil
 	}
@@ -287,9 +287,9 @@ func newLedger() *ledger {
 }
 
 // handler returns a handler that keeps the ledger: lane says in which order a record belongs, work may be nil.
-func (l *ledger) handler(lane func(*kgo.Record) string, work func(ctx context.Context, id string, run int) error) franz.Handler {
+func (l *ledger) handler(partition func(*kgo.Record) string, work func(ctx context.Context, id string, run int) error) franz.Handler {
 	return func(ctx context.Context, rec *kgo.Record) error {
-		id, in := string(rec.Value), lane(rec)
+		id, in := string(rec.Value), partition(rec)
 		l.mu.Lock()
 		l.runs[id]++
 		run := l.runs[id]
@@ -358,12 +358,12 @@ func (l *ledger) wantOrder(t testing.TB) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for lane, ids := range l.order {
+	for partition, ids := range l.order {
 		last := -1
 		for _, id := range ids {
 			var n int
 			if _, err := fmt.Sscanf(id, "o%d", &n); err != nil || n <= last {
-				t.Errorf("lane %s was done in the order %v", lane, ids)
+				t.Errorf("lane %s was done in the order %v", partition, ids)
 				break
 			}
 			last = n

@@ -14,7 +14,7 @@ import (
 // hide hides what the client knows of a record. It is for a record that was not polled.
 func hide(rec *kgo.Record) {
 	if rec.Context != nil {
-		rec.Context = contexts.Veil(rec.Context)
+		rec.Context = contexts.Hide(rec.Context)
 	}
 }
 

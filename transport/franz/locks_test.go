@@ -68,7 +68,7 @@ func veiling(w *ShareWorker) kgo.Hook { return shareHooks{w} }
 type openHook struct{}
 
 func (openHook) OnFetchRecordBuffered(rec *kgo.Record) {
-	v := contexts.Veil(rec.Context)
+	v := contexts.Hide(rec.Context)
 	v.Lift()
 	rec.Context = v
 }

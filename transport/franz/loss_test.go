@@ -177,9 +177,9 @@ func TestWorker_SpellingsOfTheKeyDoNotKeepADeadLetterBack(t *testing.T) {
 	}), franz.Config{})
 	until(t, "what is behind them", func() bool { return b.committed("orders")[0] == 3 })
 	m.leave()
-	letters := b.records("dead")
-	if len(letters) != 2 || string(letters[0].Key) != "k" {
-		t.Errorf("dead letters %v, want two, and of the first the key of its record", letters)
+	deadLetters := b.records("dead")
+	if len(deadLetters) != 2 || string(deadLetters[0].Key) != "k" {
+		t.Errorf("dead letters %v, want two, and of the first the key of its record", deadLetters)
 	}
 }
 
@@ -448,7 +448,7 @@ func offsetsAreNotForNamesakes(t *testing.T, b *bench) {
 		if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), "--delete-offsets") {
 			t.Errorf("error %q does not say what to do about offsets", err)
 		}
-	case <-time.After(3 * patience):
+	case <-time.After(3 * waitLimit):
 		t.Fatal("Run does not return")
 	}
 	m.cl.CloseAllowingRebalance()

@@ -42,8 +42,8 @@ func TestWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
 	b.produce(0, 2, 1, 0)
-	letters := &panickyPublisher{Publisher: b.publisher()}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: letters, DeadLetterTopic: "dead"})
+	deadLetters := &panickyPublisher{Publisher: b.publisher()}
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: deadLetters, DeadLetterTopic: "dead"})
 	m := b.start(once, b.handler(byRecord, refused), franz.Config{})
 	until(t, "both records", func() bool { return b.committed("orders")[0] == 2 })
 	m.leave()
@@ -55,8 +55,8 @@ func TestShareWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)
 	b.put(0, 2, 1)
-	letters := &panickyPublisher{Publisher: b.publisher()}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: letters, DeadLetterTopic: b.dead})
+	deadLetters := &panickyPublisher{Publisher: b.publisher()}
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: deadLetters, DeadLetterTopic: b.dead})
 	m := b.begin(once, b.handler(byRecord, refused), franz.ShareConfig{})
 	b.wantSettled(b.topic)
 	m.leave()

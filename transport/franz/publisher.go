@@ -205,11 +205,11 @@ func cutOff(ctx context.Context) error {
 func (p *Publisher) deliver(ctx context.Context, all []*produced) {
 	within, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
-	holds := p.begin(within)
+	began := p.begin(within)
 	for _, f := range all {
 		p.send(within, f)
 	}
-	if holds {
+	if began {
 		p.end()
 	}
 	for _, f := range all {
@@ -300,16 +300,16 @@ func refusedOf(all []*produced) []*produced {
 func (p *Publisher) sendAgain(ctx context.Context, refused []*produced) {
 	ctx, stop := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer stop()
-	held, cancel := context.WithTimeout(ctx, p.config.AckTimeout/holdUpShare)
+	bounded, cancel := context.WithTimeout(ctx, p.config.AckTimeout/holdUpShare)
 	defer cancel()
 	alone := func() bool { return false }
-	if p.begin(held) {
-		if p.drained(held) {
-			alone = func() bool { return held.Err() == nil }
+	if p.begin(bounded) {
+		if p.drained(bounded) {
+			alone = func() bool { return bounded.Err() == nil }
 		} else {
 			cancel()
 		}
-		letGo := context.AfterFunc(held, p.end)
+		letGo := context.AfterFunc(bounded, p.end)
 		defer func() {
 			if letGo() {
 				p.end()

@@ -329,7 +329,7 @@ func TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers(t *testing.T) {
 	const room, calls, each = 100, 10, 20
 	b := newBench(t, 1, kfake.SeedTopics(1, "good"))
 	hangs := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "orders", Err: kerr.RequestTimedOut, Count: -1}) // as where too few replicas answer
-	pub, err := franz.NewPublisher(b.newClient(append(franz.PublisherOpts(), kgo.MaxBufferedRecords(room))...), franz.PublisherConfig{AckTimeout: patience})
+	pub, err := franz.NewPublisher(b.newClient(append(franz.PublisherOpts(), kgo.MaxBufferedRecords(room))...), franz.PublisherConfig{AckTimeout: waitLimit})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +359,7 @@ func TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers(t *testing.T) {
 // A message that is refused is sent again alone, which waits for the calls of others, and those that come wait for it.
 func TestPublisher_RefusedMessageDoesNotHoldUpOthersForAsLongAsAnotherTopicHangs(t *testing.T) {
 	t.Parallel()
-	t.Run("first call that hangs", func(t *testing.T) { testRefusedWhileAnotherHangs(t, patience, 0) })
+	t.Run("first call that hangs", func(t *testing.T) { testRefusedWhileAnotherHangs(t, waitLimit, 0) })
 	t.Run("calls have hung before", func(t *testing.T) { testRefusedWhileAnotherHangs(t, time.Hour, 1) })
 }
 
@@ -393,7 +393,7 @@ func testRefusedWhileAnotherHangs(t *testing.T, ackTimeout time.Duration, before
 	for i := range tooLarge {
 		tooLarge[i] = producer.Message{ID: orderID(i), Topic: "small", Payload: make([]byte, 3000)}
 	}
-	bounded, stop := context.WithTimeout(t.Context(), patience)
+	bounded, stop := context.WithTimeout(t.Context(), waitLimit)
 	defer stop()
 	go func() { refused <- pub.Publish(bounded, tooLarge...) }()
 	for published := 0; refused != nil || published < 3; published++ {

@@ -283,7 +283,7 @@ func TestWorker_LostPartitionsAreCancelledAndNotCommitted(t *testing.T) {
 	select {
 	case err := <-interrupted:
 		t.Log("cause:", err)
-	case <-time.After(patience):
+	case <-time.After(waitLimit):
 		t.Fatal("the handler of a lost partition was not cancelled")
 	}
 	if n := commits.Load(); n != 0 {

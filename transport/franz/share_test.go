@@ -392,7 +392,7 @@ func TestShareWorker_WhatAMemberThatIsCutOffHadIsDeliveredAgainAndRunsOnce(t *te
 	w := &wire{frozen: make(chan struct{})}
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
-	once := b.processor(consumer.Config{MaxWait: patience}) // else the second would wait for the lease of the first
+	once := b.processor(consumer.Config{MaxWait: waitLimit}) // else the second would wait for the lease of the first
 	lost := b.begin(once, handle("lost"), franz.ShareConfig{}, kgo.Dialer(w.dial), kgo.RetryTimeout(time.Second), kgo.RequestTimeoutOverhead(time.Second))
 	until(t, "the run", func() bool { return b.started() == 1 })
 	close(w.frozen)
@@ -605,11 +605,11 @@ func TestShareWorker_PoisonIsDeadLetteredAfterItsAttempts(t *testing.T) {
 	const n, attempts = 20, 7 // more than the deliveries that the broker allows
 	b := newShareBench(t, 1)
 	b.put(0, n, 1)
-	letters, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{})
+	deadLetters, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: attempts}, DeadLetters: letters, DeadLetterTopic: b.dead})
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: attempts}, DeadLetters: deadLetters, DeadLetterTopic: b.dead})
 	m := b.begin(once, b.handler(byRecord, func(_ context.Context, id string, _ int) error {
 		if id == orderID(7) {
 			return errors.New("never")
@@ -750,7 +750,7 @@ func (b *shareBench) release(records, n int) {
 	b.t.Helper()
 	cl := b.raw()
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(b.t.Context(), waitLimit)
 	defer cancel()
 	for last := 0; last < records; {
 		fetches := cl.PollFetches(ctx)

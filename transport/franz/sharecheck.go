@@ -131,9 +131,9 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 		{"share.renew.acknowledge.enable", "true", "so that a handler could not be longer than a lock",
 			func(value string) bool { return value != "false" }},
 	} {
-		value, told := settings[r.name]
+		value, reported := settings[r.name]
 		switch {
-		case !told && r.want != "true":
+		case !reported && r.want != "true":
 			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed",
 				r.name, group)
 		case !r.good(value):

@@ -173,7 +173,7 @@ func TestShareWorker_RefusesAGroupOfConsumers(t *testing.T) {
 	b := newShareBench(t, 1)
 	b.put(0, 1, 1)
 	consumers := b.newClient(kgo.ConsumerGroup(b.group), kgo.ConsumeTopics(b.topic))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := consumers.PollFetches(ctx).Err(); err != nil {
 		t.Fatal(err)

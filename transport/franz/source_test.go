@@ -169,14 +169,14 @@ func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
 	if h := got["long"].Header; len(h["long"]) != len(long) {
 		t.Errorf("delivered a header of %d bytes as %d", len(long), len(h["long"]))
 	}
-	letters := map[string]*kgo.Record{}
+	deadLetters := map[string]*kgo.Record{}
 	for _, rec := range b.records("dead") {
-		letters[headerOf(rec, producer.HeaderOriginalID)] = rec
+		deadLetters[headerOf(rec, producer.HeaderOriginalID)] = rec
 	}
-	if got := headerOf(letters["o0"], "oncemill-escaped-binary"); got != "%FF%00" {
+	if got := headerOf(deadLetters["o0"], "oncemill-escaped-binary"); got != "%FF%00" {
 		t.Errorf("the dead letter's binary header is %q", got)
 	}
-	if got := headerOf(letters["long"], "long"); len(got) != len(long) {
+	if got := headerOf(deadLetters["long"], "long"); len(got) != len(long) {
 		t.Errorf("the dead letter's long header has %d bytes", len(got))
 	}
 }

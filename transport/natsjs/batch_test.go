@@ -216,8 +216,8 @@ func TestBatchWorker_ABusyMessageHoldsUpNoBatch(t *testing.T) {
 	r := newBatchRig(t)
 	r.config.MaxBatch, r.config.Linger = 8, 200*time.Millisecond
 	r.maxWait = longWait
-	held := r.request("o4", time.Minute)
-	answer, err := dedupstore.ClaimOne(t.Context(), r.store, held)
+	taken := r.request("o4", time.Minute)
+	answer, err := dedupstore.ClaimOne(t.Context(), r.store, taken)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -429,13 +429,13 @@ func TestWorker_WhatAHandlerSaysOfItsMessage(t *testing.T) {
 					}
 				}
 				stop := r.start(w)
-				letters := uint64(0)
+				deadLetters := uint64(0)
 				if c.refuses && c.runs == 1 {
-					letters = 1
+					deadLetters = 1
 				}
 				until(t, "the outcome", func() bool {
 					info := r.info()
-					return info.NumAckPending == 0 && info.NumPending == 0 && info.AckFloor.Stream == 1+letters
+					return info.NumAckPending == 0 && info.NumPending == 0 && info.AckFloor.Stream == 1+deadLetters
 				})
 				r.stops(stop)
 				if runs != c.runs {

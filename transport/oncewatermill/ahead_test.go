@@ -23,7 +23,7 @@ type slowStore struct {
 	refuse map[string]error // by message ID
 
 	mu     sync.Mutex
-	hold   chan struct{} // nil: it does not wait
+	keep   chan struct{} // nil: it does not wait
 	claims []int         // how many came together
 }
 
@@ -36,10 +36,10 @@ func (s *slowStore) Claim(ctx context.Context, requests []dedupstore.Request) []
 
 func (s *slowStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	s.mu.Lock()
-	hold := s.hold
+	keep := s.keep
 	s.mu.Unlock()
-	if hold != nil {
-		<-hold
+	if keep != nil {
+		<-keep
 	}
 	return dedupstore.SettleEach(ctx, settlings, func(ctx context.Context, c dedupstore.Claim, t dedupstore.Settlement) error {
 		if err := s.refuse[c.Key.ID]; err != nil {
@@ -49,10 +49,10 @@ func (s *slowStore) Settle(ctx context.Context, settlings []dedupstore.Settling)
 	})
 }
 
-func (s *slowStore) wait(hold chan struct{}) {
+func (s *slowStore) wait(keep chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hold = hold
+	s.keep = keep
 }
 
 // The Router has acknowledged a message whose outcome is on its way: the broker's ack follows when that is stored.
@@ -65,15 +65,15 @@ func TestSubscriber_BrokersAckFollowsTheStoredOutcome(t *testing.T) {
 		stop := over(t, s, func(m *message.Message) error { handled = append(handled, m.UUID); return nil },
 			oncewatermill.Middleware(p))
 		synctest.Wait() // from now on messages are claimed before the Router has them
-		hold := make(chan struct{})
-		store.wait(hold)
+		keep := make(chan struct{})
+		store.wait(keep)
 		s.queue <- delivery("a")
 		synctest.Wait()
 		if len(handled) != 2 {
 			t.Errorf("%v were handled, want two messages", handled)
 		}
 		s.want(t, consumer.Ack) // of the first
-		close(hold)
+		close(keep)
 		synctest.Wait()
 		s.want(t, consumer.Ack, consumer.Ack)
 		stop()
@@ -159,8 +159,8 @@ func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *test
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
 		s := newSource(p, delivery("first"))
-		told := map[string]int{}
-		counting := countingSource{source: s, told: told}
+		reported := map[string]int{}
+		counting := countingSource{source: s, reported: reported}
 		stop := over(t, counting, func(m *message.Message) error {
 			if m.Metadata.Get(producer.HeaderID) == "a" {
 				m.Ack()
@@ -173,8 +173,8 @@ func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *test
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		stop()
-		if told["a"] != 1 || told["first"] != 1 {
-			t.Errorf("the source was told %v times, want once of each", told)
+		if reported["a"] != 1 || reported["first"] != 1 {
+			t.Errorf("the source was told %v times, want once of each", reported)
 		}
 	})
 }
@@ -182,7 +182,7 @@ func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *test
 // A countingSource counts what its deliveries are told.
 type countingSource struct {
 	*source
-	told map[string]int
+	reported map[string]int
 }
 
 func (c countingSource) Run(ctx context.Context, topic string, handle consumer.SourceHandler) error {
@@ -191,8 +191,8 @@ func (c countingSource) Run(ctx context.Context, topic string, handle consumer.S
 		id := d.Header[producer.HeaderID]
 		handle(ctx, d, func(decision consumer.Decision) {
 			mu.Lock()
-			c.told[id]++
-			first := c.told[id] == 1
+			c.reported[id]++
+			first := c.reported[id] == 1
 			mu.Unlock()
 			if first {
 				done(decision)

@@ -136,7 +136,7 @@ func TestMiddleware_LostClaimIsNotAnAckAndNotAHotLoop(t *testing.T) {
 
 func TestMiddleware_NacksThatNoRecordSlowsDownAreDelayed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l := letters{fail: errors.New("broker is down")}
+		l := deadLetters{fail: errors.New("broker is down")}
 		dead := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		reject := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		nameless := newProcessor(t, newStore(t), consumer.Config{})
@@ -168,7 +168,7 @@ func TestMiddleware_OutputsAreNotCancelledWithTheRun(t *testing.T) {
 
 func TestProcess_DeadLetterIsTheMessageAsItCame(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		msg := order("o1")
 		msg.Metadata["color"], msg.Metadata["size"] = "blue", "7"
@@ -280,7 +280,7 @@ func TestMiddleware_ATransactionThatIsRepeatedOrFailsGetsTheMessageAsItCame(t *t
 	for name, always := range map[string]bool{"repeated": false, "failed": true} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				var l letters
+				var l deadLetters
 				inbox := conflicted{storetest.NewMemoryInbox(newStore(t)), always}
 				p := newProcessor(t, inbox, consumer.Config{
 					DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MaxAttempts: 1},
@@ -419,7 +419,7 @@ func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 		want   int
 	}{
 		"none":                {want: 1},
-		"dead letters":        {config: consumer.Config{DeadLetters: &letters{}, DeadLetterTopic: "dead"}},
+		"dead letters":        {config: consumer.Config{DeadLetters: &deadLetters{}, DeadLetterTopic: "dead"}},
 		"a trial":             {config: consumer.Config{Policy: oncemill.Policy{Shadow: true}}},
 		"inside a poison one": {chain: []oncewatermill.Step{oncewatermill.PoisonQueue(&flaky{}, "poison")}},
 		"a chain without one": {chain: []oncewatermill.Step{}, want: 1},

@@ -74,7 +74,7 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 			t.Errorf("%v, want it to say %q", err, says)
 		}
 	}
-	buries := oncewatermill.Guarded(newProcessor(t, newStore(t), consumer.Config{DeadLetters: &letters{}, DeadLetterTopic: "dead"}))
+	buries := oncewatermill.Guarded(newProcessor(t, newStore(t), consumer.Config{DeadLetters: &deadLetters{}, DeadLetterTopic: "dead"}))
 	_, err := oncewatermill.Chain(poison, buries)
 	if err == nil || !strings.Contains(err.Error(), "consumer.Config.DeadLetters") {
 		t.Error(err)

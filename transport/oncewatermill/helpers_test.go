@@ -57,13 +57,13 @@ func newProcessor(t testing.TB, store dedupstore.Store, c consumer.Config) *cons
 }
 
 // letters is a dead-letter publisher that remembers, and fails on request.
-type letters struct {
+type deadLetters struct {
 	mu   sync.Mutex
 	sent []producer.Message
 	fail error
 }
 
-func (l *letters) Publish(_ context.Context, messages ...producer.Message) error {
+func (l *deadLetters) Publish(_ context.Context, messages ...producer.Message) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fail != nil {
@@ -73,7 +73,7 @@ func (l *letters) Publish(_ context.Context, messages ...producer.Message) error
 	return nil
 }
 
-func (l *letters) only(t testing.TB) producer.Message {
+func (l *deadLetters) only(t testing.TB) producer.Message {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()

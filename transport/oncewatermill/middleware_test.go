@@ -242,7 +242,7 @@ func TestMiddleware_SecondGuardInOneDeliveryIsAnErrorThatCostsNoAttempt(t *testi
 
 func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{
 			Policy: oncemill.Policy{Shadow: true}, DeadLetters: &l, DeadLetterTopic: "dead",
 		})
@@ -328,7 +328,7 @@ func TestMiddleware_EmptyUUIDIsNotAnID(t *testing.T) {
 
 func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		var l letters
+		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
 			msg.Payload = message.Payload("changed")

@@ -726,7 +726,7 @@ func TestNew_RefusesWhatIsNil(t *testing.T) {
 	}
 	for name, build := range map[string]func(){
 		"Middleware":    func() { oncewatermill.Middleware(nil) },
-		"NewPublisher":  func() { oncewatermill.NewPublisher((*letters)(nil)) },
+		"NewPublisher":  func() { oncewatermill.NewPublisher((*deadLetters)(nil)) },
 		"FromPublisher": func() { oncewatermill.FromPublisher((*flaky)(nil)) },
 	} {
 		func() {

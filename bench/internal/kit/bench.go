@@ -42,7 +42,7 @@ func (b *Bench) Compare(ctx context.Context, title string, rounds int, variants 
 	for _, v := range variants {
 		table.rows = append(table.rows, v.Name)
 	}
-	begun, told, total := time.Now(), time.Time{}, rounds*len(variants)
+	begun, reported, total := time.Now(), time.Time{}, rounds*len(variants)
 	for round := range rounds {
 		for i, v := range order(variants, round) {
 			figures, err := v.Measure(ctx)
@@ -51,10 +51,10 @@ func (b *Bench) Compare(ctx context.Context, title string, rounds int, variants 
 			}
 			table.Add(v.Name, figures...)
 			done := round*len(variants) + i + 1
-			if time.Since(told) < time.Second && done < total {
+			if time.Since(reported) < time.Second && done < total {
 				continue
 			}
-			told = time.Now()
+			reported = time.Now()
 			left := time.Since(begun) / time.Duration(done) * time.Duration(total-done)
 			b.Progress("%d/%d, %.0f s left: %s: %s", done, total, left.Seconds(), v.Name, inline(figures))
 		}

@@ -117,12 +117,12 @@ func TestGlobal_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 
 func TestStart_ChangesNothingGlobal(t *testing.T) {
 	before := otel.GetMeterProvider()
-	told, stop, err := observe.Start(t.Context(), "quiet")
+	reported, stop, err := observe.Start(t.Context(), "quiet")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stop(t.Context())
-	if told.MeterProvider == nil || told.TracerProvider != nil || otel.GetMeterProvider() != before {
-		t.Errorf("without an endpoint: %+v; the global provider is another one: %v", told, otel.GetMeterProvider() != before)
+	if reported.MeterProvider == nil || reported.TracerProvider != nil || otel.GetMeterProvider() != before {
+		t.Errorf("without an endpoint: %+v; the global provider is another one: %v", reported, otel.GetMeterProvider() != before)
 	}
 }

@@ -96,7 +96,7 @@ func keepsItsDataAndPort(t *testing.T, s *Server) {
 func fetch(t *testing.T, s *Server, topic string, n int) (records []*kgo.Record) {
 	t.Helper()
 	cl := s.Client(kgo.ConsumeTopics(topic))
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	for len(records) < n && ctx.Err() == nil {
 		records = append(records, cl.PollFetches(ctx).Records()...)

@@ -135,7 +135,7 @@ func (c *Cluster) await(what string, step func(context.Context) error) {
 // request must do no harm when it is made again.
 func Ask[T any](t testing.TB, what string, request func(context.Context) (T, error)) (answer T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*testserver.Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*testserver.WaitLimit)
 	defer cancel()
 	err := testserver.Until(ctx, func() (err error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second) // a request to a node that dies is not answered

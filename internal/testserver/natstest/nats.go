@@ -44,10 +44,10 @@ func (s *Server) start() {
 		s.t.Fatalf("testserver: nats-server: %v", err)
 	}
 	started.Start()
-	if !started.ReadyForConnections(testserver.Patience) {
+	if !started.ReadyForConnections(testserver.WaitLimit) {
 		started.Shutdown()
 		started.WaitForShutdown()
-		s.t.Fatalf("testserver: nats-server is not ready after %v", testserver.Patience)
+		s.t.Fatalf("testserver: nats-server is not ready after %v", testserver.WaitLimit)
 	}
 	s.server, s.options.Port = started, options.Port
 }

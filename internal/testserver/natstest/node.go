@@ -56,7 +56,7 @@ func freeNATSPorts(n int) ([]natsPorts, error) {
 func connectNATS(t testing.TB, urls []string, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(strings.Join(urls, ","), append([]nats.Option{
-		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(testserver.Patience),
+		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(testserver.WaitLimit),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default writes to stderr
 	}, options...)...)
 	if err != nil {
@@ -95,10 +95,10 @@ func (n *embeddedNode) start() error {
 		return err
 	}
 	started.Start()
-	if !started.ReadyForConnections(testserver.Patience) {
+	if !started.ReadyForConnections(testserver.WaitLimit) {
 		started.Shutdown()
 		started.WaitForShutdown()
-		return fmt.Errorf("not ready after %v", testserver.Patience)
+		return fmt.Errorf("not ready after %v", testserver.WaitLimit)
 	}
 	n.server = started
 	return nil
@@ -132,7 +132,7 @@ func (n *processNode) start() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
 	defer cancel()
 	if err := testserver.Until(ctx, func() error { return listens(p, own.client) }); err != nil {
 		p.Kill()

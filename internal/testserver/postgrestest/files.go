@@ -166,7 +166,7 @@ func (f *postgresFiles) start() (*testserver.Process, error) {
 
 // await polls until the server answers: not one that took the port before it.
 func (f *postgresFiles) await(ended <-chan struct{}) error {
-	deadline := time.Now().Add(testserver.Patience)
+	deadline := time.Now().Add(testserver.WaitLimit)
 	for {
 		err := f.ping()
 		select {

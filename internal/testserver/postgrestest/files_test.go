@@ -37,7 +37,7 @@ func TestSharedPostgres_LeavesNoSharedMemory(t *testing.T) {
 	}
 	left := memoryOf(t, files)
 	alive.Close() // as the end of the process does
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	if err := testserver.Until(ctx, left.gone); err != nil {
 		t.Error(err)

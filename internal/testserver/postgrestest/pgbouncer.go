@@ -91,7 +91,7 @@ func startPgBouncer(files *postgresFiles, server *url.URL) (*testserver.Process,
 	if err != nil {
 		return nil, err
 	}
-	deadline := time.Now().Add(testserver.Patience)
+	deadline := time.Now().Add(testserver.WaitLimit)
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		conn, err := pgx.Connect(ctx, behind(server, files.port))

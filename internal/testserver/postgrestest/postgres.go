@@ -134,7 +134,7 @@ func (s *Server) NewDatabase(t testing.TB, options ...string) *Database {
 // execute runs one statement on a connection of its own. A server that was killed meanwhile is no failure of the test.
 func (s *Server) execute(t testing.TB, statement string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, s.dsn)
 	if err != nil {
@@ -178,7 +178,7 @@ func postgresPool(t testing.TB, dsn string, configure ...func(*pgxpool.Config)) 
 // recordPostgres notes the version that the server says it has.
 func recordPostgres(t testing.TB, dsn, how string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {

@@ -44,7 +44,7 @@ func StartCluster(t testing.TB, args ...string) *Cluster {
 		node.startOnFreePort(freeClusterPort)
 		c.Nodes = append(c.Nodes, node)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testserver.WaitLimit)
 	defer cancel()
 	if err := c.form(ctx); err != nil {
 		t.Fatalf("testserver: form a Redis Cluster: %v", err)

@@ -16,7 +16,7 @@ func TestRedisCluster_ReplicaTakesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	replica := c.ReplicaOf("k")
-	if n := c.MasterOf("k").Client().Wait(t.Context(), 1, testserver.Patience).Val(); n != 1 {
+	if n := c.MasterOf("k").Client().Wait(t.Context(), 1, testserver.WaitLimit).Val(); n != 1 {
 		t.Fatalf("%d replicas have the key", n)
 	}
 	start := time.Now()

@@ -41,7 +41,7 @@ func (c *Cluster) KillMasterOf(key string) *Server {
 // returns it.
 func (c *Cluster) AwaitMasterOf(key string, not *Server) *Server {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), testserver.WaitLimit)
 	defer cancel()
 	var node *Server
 	err := testserver.Until(ctx, func() error {
@@ -68,7 +68,7 @@ func (c *Cluster) AwaitMasterOf(key string, not *Server) *Server {
 
 func (c *Cluster) mustServe(slot int) []*Server {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), testserver.WaitLimit)
 	defer cancel()
 	nodes, err := c.serving(ctx, slot)
 	if err != nil {

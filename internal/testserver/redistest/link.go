@@ -16,11 +16,11 @@ type link struct {
 	port   int
 	target string // of the server, set before the first connection is passed
 
-	mu    sync.Mutex
-	held  bool
-	conns map[net.Conn]struct{}
-	gate  sync.RWMutex // locked for writing while held: it is taken for each write to a replica
-	tasks sync.WaitGroup
+	mu     sync.Mutex
+	frozen bool
+	conns  map[net.Conn]struct{}
+	gate   sync.RWMutex // locked for writing while held: it is taken for each write to a replica
+	tasks  sync.WaitGroup
 }
 
 // newLink takes an address. The link ends with the test.
@@ -55,12 +55,12 @@ func (k *link) start(l net.Listener, target string) {
 }
 
 // hold lets nothing more through to replicas. When it returns, nothing is on its way.
-func (k *link) hold() {
+func (k *link) freeze() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.held {
+	if !k.frozen {
 		k.gate.Lock()
-		k.held = true
+		k.frozen = true
 	}
 }
 
@@ -68,9 +68,9 @@ func (k *link) hold() {
 func (k *link) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.held {
+	if k.frozen {
 		k.gate.Unlock()
-		k.held = false
+		k.frozen = false
 	}
 }
 

@@ -43,7 +43,7 @@ type Proxy struct {
 	ended  chan struct{} // closed when the test ends
 	fault  atomic.Pointer[func(Exchange) Fault]
 
-	exchanges, dropped, held, delayed atomic.Int64
+	exchanges, dropped, frozen, delayed atomic.Int64
 
 	mu    sync.Mutex
 	down  bool
@@ -103,7 +103,7 @@ func (p *Proxy) Exchanges() int { return int(p.exchanges.Load()) }
 func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
 
 // Held is how many requests were held so far.
-func (p *Proxy) Held() int { return int(p.held.Load()) }
+func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
 
 // Delayed is how many replies were delayed so far.
 func (p *Proxy) Delayed() int { return int(p.delayed.Load()) }
@@ -157,7 +157,7 @@ func (p *Proxy) serve(client net.Conn) {
 		}
 		fault := p.decide(request)
 		if fault.HoldRequest > 0 {
-			p.held.Add(1)
+			p.frozen.Add(1)
 			p.sleep(fault.HoldRequest)
 		}
 		if _, err := server.Write(request); err != nil {

@@ -55,7 +55,7 @@ func startProgram(name, dir string, port int, args ...string) (*testserver.Proce
 
 // awaitPing polls until the server of this very process answers: not one that took the port before it.
 func awaitPing(p *testserver.Process, addr string) error {
-	deadline := time.Now().Add(testserver.Patience)
+	deadline := time.Now().Add(testserver.WaitLimit)
 	for {
 		err := ping(addr)
 		select {
@@ -140,7 +140,7 @@ func externalRedis(t testing.TB, url string) *Server {
 	}
 	o.ContextTimeoutEnabled = true
 	s := &Server{t: t, Addr: o.Addr, options: o}
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	info, err := s.Client().Info(ctx, "server").Result()
 	if err != nil {

@@ -108,8 +108,8 @@ func TestProxy_HeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 	}
 	direct := s.Client()
 	err := testserver.Until(t.Context(), func() error { return direct.Get(t.Context(), key).Err() })
-	if err != nil || p.Held() != 1 {
-		t.Errorf("%v, %d held", err, p.Held())
+	if err != nil || p.Frozen() != 1 {
+		t.Errorf("%v, %d held", err, p.Frozen())
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // promises that for what its own connection wrote.)
 func (s *Server) AwaitReplicas(n int) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testserver.WaitLimit)
 	defer cancel()
 	rdb := redis.NewClient(s.Options())
 	defer rdb.Close()

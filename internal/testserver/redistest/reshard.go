@@ -76,7 +76,7 @@ func moveKeys(ctx context.Context, source *redis.Client, port, slot int) (moved 
 		if err != nil || len(keys) == 0 {
 			return moved, err
 		}
-		args := []any{"MIGRATE", "127.0.0.1", strconv.Itoa(port), "", 0, int(testserver.Patience.Milliseconds()), "KEYS"}
+		args := []any{"MIGRATE", "127.0.0.1", strconv.Itoa(port), "", 0, int(testserver.WaitLimit.Milliseconds()), "KEYS"}
 		for _, k := range keys {
 			args = append(args, k)
 		}

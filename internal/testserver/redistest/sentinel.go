@@ -53,7 +53,7 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 		k.start(l, node.Addr)
 		s.Nodes, s.links = append(s.Nodes, node), append(s.links, k)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testserver.WaitLimit)
 	defer cancel()
 	for _, node := range s.Nodes[1:] {
 		if err := testserver.Until(ctx, func() error { return replicating(ctx, node.Client()) }); err != nil {
@@ -180,7 +180,7 @@ func (s *Sentinel) MasterAddr() string {
 }
 
 func (s *Sentinel) master() (int, error) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testserver.WaitLimit)
 	defer cancel()
 	rdb := redis.NewSentinelClient(&redis.Options{Addr: s.addrs[0], ContextTimeoutEnabled: true})
 	defer rdb.Close()
@@ -200,7 +200,7 @@ func (s *Sentinel) master() (int, error) {
 // replicas are there, and what they acknowledge stays where it is.
 func (s *Sentinel) HoldReplication() {
 	for _, k := range s.links {
-		k.hold()
+		k.freeze()
 	}
 }
 
@@ -226,7 +226,7 @@ func (s *Sentinel) KillMaster() *Server {
 // AwaitMaster waits until the Sentinels name another master than the given one and it takes writes, and returns it.
 func (s *Sentinel) AwaitMaster(not *Server) *Server {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 2*testserver.Patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*testserver.WaitLimit)
 	defer cancel()
 	var next *Server
 	err := testserver.Until(ctx, func() error {

@@ -19,7 +19,7 @@ func TestRedisSentinel_HeldWritesAreLostInAFailoverAndTheClientGoesOn(t *testing
 		t.Fatal(err)
 	}
 	old := s.Master()
-	if n, err := old.Client().Wait(t.Context(), 1, testserver.Patience).Result(); n < 1 || err != nil {
+	if n, err := old.Client().Wait(t.Context(), 1, testserver.WaitLimit).Result(); n < 1 || err != nil {
 		t.Fatalf("WAIT gave %d, %v", n, err)
 	}
 	if a := s.MasterAddr(); a == old.Addr {
@@ -41,7 +41,7 @@ func TestRedisSentinel_HeldWritesAreLostInAFailoverAndTheClientGoesOn(t *testing
 		t.Fatal("the master is still the old one")
 	}
 	t.Logf("a new master took writes after %v", time.Since(start))
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	if err := testserver.Until(ctx, func() error { return rdb.Set(ctx, "after", "1", 0).Err() }); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestRedisSentinel_ReleasedReplicationArrives(t *testing.T) {
 		}
 	}
 	s.ReleaseReplication()
-	if n := rdb.Wait(t.Context(), 2, testserver.Patience).Val(); n != 2 {
+	if n := rdb.Wait(t.Context(), 2, testserver.WaitLimit).Val(); n != 2 {
 		t.Errorf("%d replicas have the write, want 2", n)
 	}
 }

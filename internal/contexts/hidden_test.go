@@ -10,7 +10,7 @@ import (
 func TestVeiled_TellsNothingUntilItIsLifted(t *testing.T) {
 	t.Parallel()
 	type outer struct{}
-	veiled := contexts.Veil(context.WithValue(t.Context(), key{}, 7))
+	veiled := contexts.Hide(context.WithValue(t.Context(), key{}, 7))
 	over := context.WithValue(veiled, outer{}, 8)
 	if got := over.Value(key{}); got != nil {
 		t.Errorf("behind the veil there is %v", got)

@@ -15,7 +15,7 @@ type Veiled struct {
 type veilKey struct{}
 
 // Veil returns a context with the values of ctx behind a veil.
-func Veil(ctx context.Context) *Veiled { return &Veiled{Context: ctx} }
+func Hide(ctx context.Context) *Veiled { return &Veiled{Context: ctx} }
 
 // VeilOf returns the last veil over a context, or nil.
 func VeilOf(ctx context.Context) *Veiled {

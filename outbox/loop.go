@@ -14,7 +14,7 @@ import (
 // A lane is one loop of a relay: it leases rows of one kind, publishes and settles them, one batch after another.
 // Suspects, the rows that got no answer before, have their own lanes, so that a row that hangs again holds up no
 // others.
-type lane struct {
+type loop struct {
 	suspects    bool
 	limit       int               // rows of a batch
 	stuck       bool              // the last batch failed, although it was of one row
@@ -33,18 +33,18 @@ const (
 )
 
 // healthy is the lane of rows that have no unknown attempt: new ones, and those that were refused.
-func (r *Relay) healthy() lane {
-	return lane{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
+func (r *Relay) healthy() loop {
+	return loop{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
 }
 
 // follower is another lane of the same rows. When a batch is full, the follower reads the next one while the first
 // waits for its acknowledgements. If it was not known that they would come, it waits until the first is being recorded.
 // With two followers, one batch is read while one is published and one is recorded.
-func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
+func (r *Relay) follower() loop { return loop{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: a new row is never a suspect.
-func (r *Relay) suspects() lane {
-	return lane{suspects: true, limit: min(suspectBatch, r.cfg.BatchSize)}
+func (r *Relay) suspects() loop {
+	return loop{suspects: true, limit: min(suspectBatch, r.cfg.BatchSize)}
 }
 
 const (
@@ -58,7 +58,7 @@ const (
 )
 
 // work works off one lane until ctx ends.
-func (r *Relay) work(ctx context.Context, l lane) {
+func (r *Relay) work(ctx context.Context, l loop) {
 	idle := pace.Pace{Shortest: min(shortestPoll, r.cfg.PollInterval), Longest: r.cfg.PollInterval}
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	switch {
@@ -111,7 +111,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 }
 
 // pause waits for d, or until somebody wakes the lane, or until ctx ends. A follower waits for its signal only.
-func (l lane) pause(ctx context.Context, d time.Duration) {
+func (l loop) pause(ctx context.Context, d time.Duration) {
 	if l.follows != nil {
 		select {
 		case <-l.follows:
@@ -153,7 +153,7 @@ type batch struct{ rows, acknowledged int }
 
 // batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it
 // is published, if early is set, else before it is settled, if some of it was acknowledged.
-func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error) {
+func (r *Relay) batch(ctx context.Context, from loop, early bool) (batch, error) {
 	sent := func() {}
 	if !from.suspects {
 		select {

@@ -50,19 +50,19 @@ func TestStore_ConnectionsKeepTheirSettings(t *testing.T) {
 		box.Lease(ctx, outbox.LeaseRequest{Token: "t", Limit: 1, Lease: time.Minute})
 		cancel()
 	}
-	var held []*sql.Conn
+	var taken []*sql.Conn
 	for range 5 {
 		conn, err := db.Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		held = append(held, conn)
+		taken = append(taken, conn)
 		var milliseconds int
 		if err := conn.QueryRowContext(t.Context(), "PRAGMA busy_timeout").Scan(&milliseconds); err != nil || milliseconds != 10_000 {
 			t.Errorf("a connection came back with busy_timeout %d, %v", milliseconds, err)
 		}
 	}
-	for _, conn := range held {
+	for _, conn := range taken {
 		conn.Close()
 	}
 }
