@@ -215,7 +215,7 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 	store, done, err := open(ts.Getenv("ONCEMILL_STORE"))
 	ts.Check(err)
 	defer done()
-	g := &seeder{ts: ts, store: store, key: dedupstore.Key{
+	g := &seeder{t: ts, store: store, key: dedupstore.Key{
 		Tenant: "default", Group: "billing", Handler: "charge", ID: args[1],
 	}}
 	if len(args) > 2 {
@@ -229,24 +229,30 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 type seeder struct {
-	ts    *testscript.TestScript
+	t     interface{ Fatalf(string, ...any) }
 	store dedupstore.Inspector
 	key   dedupstore.Key
 }
 
+func (g *seeder) check(err error) {
+	if err != nil {
+		g.t.Fatalf("%v", err)
+	}
+}
+
 const window = time.Hour
 
-func (g *seeder) claims(lease time.Duration) dedupstore.Claim {
+func (g *seeder) claims(lease time.Duration, holder string) dedupstore.Claim {
 	a, err := dedupstore.ClaimOne(context.Background(), g.store, dedupstore.Request{
-		Key: g.key, Owner: rand.Text(), Lease: lease, Retention: window, MaxAttempts: 5, Holder: "billing-1:417",
+		Key: g.key, Owner: rand.Text(), Lease: lease, Retention: window, MaxAttempts: 5, Holder: holder,
 		Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 	})
-	g.ts.Check(err)
+	g.check(err)
 	return a.Claim
 }
 
 func (g *seeder) ends(c dedupstore.Claim, s dedupstore.Settlement) {
-	g.ts.Check(dedupstore.SettleOne(context.Background(), g.store, c, s))
+	g.check(dedupstore.SettleOne(context.Background(), g.store, c, s))
 }
 
 func (g *seeder) finish(kind dedupstore.Kind, reason string) {
@@ -254,26 +260,26 @@ func (g *seeder) finish(kind dedupstore.Kind, reason string) {
 	if kind == dedupstore.Succeeded {
 		o.Result = []byte(`{"charge":"ch_1"}`)
 	}
-	g.ends(g.claims(window), dedupstore.Finish{
+	g.ends(g.claims(window, "billing-1:417"), dedupstore.Finish{
 		Outcome: o, Retention: window, Published: true, Took: 12 * time.Millisecond,
 	})
 }
 
 var seeds = map[string]func(g *seeder){
-	"running":   func(g *seeder) { g.claims(window) },
+	"running":   func(g *seeder) { g.claims(window, "billing-1:417") },
 	"succeeded": func(g *seeder) { g.finish(dedupstore.Succeeded, "") },
 	"failed":    func(g *seeder) { g.finish(dedupstore.Failed, "card refused") },
 	"unknown":   func(g *seeder) { g.finish(dedupstore.Unknown, "no answer from the bank") },
 	"retryable": func(g *seeder) {
-		g.ends(g.claims(window), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
+		g.ends(g.claims(window, "billing-1:417"), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
 	},
 	"retried": func(g *seeder) {
-		g.ends(g.claims(window), dedupstore.Release{Reason: "bank: connection refused"})
+		g.ends(g.claims(window, "billing-1:417"), dedupstore.Release{Reason: "bank: connection refused"})
 		g.finish(dedupstore.Succeeded, "")
 	},
 	"duplicates": func(g *seeder) {
 		g.finish(dedupstore.Succeeded, "")
-		g.ts.Check(g.store.NoteDuplicates(context.Background(),
+		g.check(g.store.NoteDuplicates(context.Background(),
 			[]dedupstore.Duplicates{{Key: g.key, Count: 3, Last: time.Now(), Retention: window}}))
 	},
 	"markup": func(g *seeder) { g.finish(dedupstore.Failed, "bad \x1b[31mescape\x07 and <b>markup</b>") },
