@@ -27,6 +27,7 @@ const (
 var experiments = []kit.Experiment{
 	{Name: "router", Variants: []string{naive1, naive16, ours, oursPlain, stockPlain}, Run: withRig(router)},
 	{Name: "worker", Variants: []string{workerDedup, batchDedup, rawConsume}, Run: withRig(worker)},
+	{Name: "lone", Variants: []string{workerDedup, ours, rawConsume}, Run: withRig(lone)},
 }
 
 func main() { kit.Main(experiments...) }

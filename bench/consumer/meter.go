@@ -15,6 +15,7 @@ type meter struct {
 	handled  atomic.Int64 // by the handler
 	done     atomic.Int64 // with everything around it
 	complete chan struct{}
+	handling func() // is told of each message that the handler gets; nil: nobody is
 
 	once   sync.Once
 	failed chan struct{}
@@ -26,7 +27,12 @@ func newMeter(messages int) *meter {
 }
 
 // handle counts a message that the handler gets.
-func (m *meter) handle() { m.handled.Add(1) }
+func (m *meter) handle() {
+	if m.handling != nil {
+		m.handling()
+	}
+	m.handled.Add(1)
+}
 
 // settle counts a message that is done, or fails the measurement.
 func (m *meter) settle(err error) {
