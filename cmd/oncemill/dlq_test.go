@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os/exec"
 	"strings"
 	"sync"
@@ -14,6 +13,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -21,19 +24,19 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 var reasons = []string{"card refused", "bank: no answer", "no such order", "address unknown", "out of stock"}
 
-// A deadRig is a consumer of orders whose handler does what the test says, with its dead letters in stream DEAD.
+// A deadRig is a consumer of orders whose handler does what the test says, with its dead letters in topic "dead".
 type deadRig struct {
 	t     *testing.T
-	nats  *natstest.Server
-	js    jetstream.JetStream
-	pub   *natsjs.Publisher
+	pub   producer.Publisher
+	count func(topic string) int // messages in it, so far
 	store dedupstore.Inspector
-	args  []string
+	flags []string
 
 	mu   sync.Mutex
 	mode map[string]func(ctx context.Context) error // by message; none: it fails for its reason
@@ -41,47 +44,102 @@ type deadRig struct {
 	runs map[string]int                             // that succeeded
 }
 
-func newDeadRig(t *testing.T, retention jetstream.RetentionPolicy) *deadRig {
+func newDeadRig(t *testing.T) *deadRig {
 	t.Helper()
-	r := &deadRig{
-		t: t, nats: natstest.Start(t), mode: map[string]func(context.Context) error{}, runs: map[string]int{},
-	}
+	r := &deadRig{t: t, mode: map[string]func(context.Context) error{}, runs: map[string]int{}}
 	address := "redis://" + redistest.Start(t).Addr
-	r.args = []string{"--store", address, "--nats", r.nats.URL()}
+	r.flags = []string{"--store", address}
 	store, done, err := open(address)
 	r.must(err)
 	t.Cleanup(done)
-	r.store, r.js = store, r.nats.JetStream()
-	_, err = r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}})
+	r.store = store
+	return r
+}
+
+func newNATSRig(t *testing.T, retention jetstream.RetentionPolicy) *deadRig {
+	t.Helper()
+	r := newDeadRig(t)
+	server := natstest.Start(t)
+	r.flags = append(r.flags, "--nats", server.URL())
+	js := server.JetStream()
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}})
 	r.must(err)
-	_, err = r.js.CreateStream(t.Context(), jetstream.StreamConfig{
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
 		Name: "DEAD", Subjects: []string{"dead"}, Retention: retention,
 	})
 	r.must(err)
-	cons, err := r.js.CreateConsumer(t.Context(), "ORDERS", jetstream.ConsumerConfig{
+	cons, err := js.CreateConsumer(t.Context(), "ORDERS", jetstream.ConsumerConfig{
 		Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy,
 	})
 	r.must(err)
-	r.pub, err = natsjs.NewPublisher(r.js, natsjs.PublisherConfig{Logger: quiet})
+	r.count = func(topic string) int {
+		s, err := js.Stream(t.Context(), strings.ToUpper(topic))
+		r.must(err)
+		return int(s.CachedInfo().State.LastSeq)
+	}
+	r.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: quiet})
 	r.must(err)
-	policy := oncemill.LowValue()
-	policy.Logger = slog.New(slog.DiscardHandler)
-	once, err := consumer.New(store, consumer.Config{
-		Group: "billing", Policy: policy, DeadLetters: r.pub, DeadLetterTopic: "dead", MaxWait: consumer.NoWait,
-	})
-	r.must(err)
-	w, err := natsjs.NewWorker(once, r.js, cons, func(ctx context.Context, msg jetstream.Msg) error {
+	w, err := natsjs.NewWorker(r.processor(), js, cons, func(ctx context.Context, msg jetstream.Msg) error {
 		return r.handle(ctx, msg.Headers().Get(producer.HeaderID))
 	}, natsjs.Config{Handler: "charge", Grace: time.Millisecond, Logger: quiet})
 	r.must(err)
+	r.work(func(ctx context.Context) { _ = w.Run(ctx) })
+	return r
+}
+
+func newKafkaRig(t *testing.T) *deadRig {
+	t.Helper()
+	r := newDeadRig(t)
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders", "dead"),
+		kfake.GroupMinSessionTimeout(time.Millisecond))
+	r.must(err)
+	t.Cleanup(cluster.Close)
+	brokers := strings.Join(cluster.ListenAddrs(), ",")
+	r.flags = append(r.flags, "--kafka", brokers)
+	client := func(opts ...kgo.Opt) *kgo.Client {
+		cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(cluster.ListenAddrs()...))...)
+		r.must(err)
+		t.Cleanup(cl.CloseAllowingRebalance)
+		return cl
+	}
+	cl := client(franz.PublisherOpts()...)
+	r.count = func(topic string) (n int) {
+		ends, err := kadm.NewClient(cl).ListEndOffsets(t.Context(), topic)
+		r.must(err)
+		ends.Each(func(end kadm.ListedOffset) { n += int(end.Offset) })
+		return n
+	}
+	r.pub, err = franz.NewPublisher(cl, franz.PublisherConfig{})
+	r.must(err)
+	w, err := franz.NewWorker(r.processor(), func(ctx context.Context, record *kgo.Record) error {
+		return r.handle(ctx, kafkaLetter(record).ID)
+	}, franz.Config{Handler: "charge", Grace: time.Millisecond, Order: franz.PerKey, Logger: quiet})
+	r.must(err)
+	member := client(append(w.Opts(), kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"))...)
+	r.work(func(ctx context.Context) { _ = w.Run(ctx, member) })
+	return r
+}
+
+func (r *deadRig) processor() *consumer.Processor {
+	r.t.Helper()
+	policy := oncemill.LowValue()
+	policy.Logger = quiet
+	once, err := consumer.New(r.store, consumer.Config{
+		Group: "billing", Policy: policy, DeadLetters: r.pub, DeadLetterTopic: "dead", MaxWait: consumer.NoWait,
+	})
+	r.must(err)
+	return once
+}
+
+// work runs a worker until the test ends.
+func (r *deadRig) work(run func(ctx context.Context)) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = w.Run(ctx)
+		run(ctx)
 	}()
-	t.Cleanup(func() { stop(); <-ended })
-	return r
+	r.t.Cleanup(func() { stop(); <-ended })
 }
 
 func (r *deadRig) must(err error) {
@@ -114,7 +172,8 @@ func (r *deadRig) publish(n int) {
 	var all []producer.Message
 	for i := range n {
 		all = append(all, producer.Message{
-			ID: fmt.Sprintf("order-%d", i), Topic: "orders", Payload: []byte("secret of " + fmt.Sprint(i)),
+			ID: fmt.Sprintf("order-%d", i), Topic: "orders", Key: fmt.Sprint(i),
+			Payload: fmt.Appendf(nil, "secret of %d", i),
 		})
 	}
 	r.must(r.pub.Publish(r.t.Context(), all...))
@@ -131,19 +190,15 @@ func (r *deadRig) until(what string, met func() bool) {
 	}
 }
 
-func (r *deadRig) buried(n uint64) {
+func (r *deadRig) buried(n int) {
 	r.t.Helper()
-	r.until(fmt.Sprint(n, " dead letters"), func() bool {
-		s, err := r.js.Stream(r.t.Context(), "DEAD")
-		r.must(err)
-		return s.CachedInfo().State.LastSeq >= n
-	})
+	r.until(fmt.Sprint(n, " dead letters"), func() bool { return r.count("dead") >= n })
 }
 
 // command runs the command in this process.
 func (r *deadRig) command(args ...string) (status int, out, log string) {
 	var o, l bytes.Buffer
-	status = run(r.t.Context(), append(args, r.args...), strings.NewReader(""), &o, &l)
+	status = run(r.t.Context(), append(args, r.flags...), strings.NewReader(""), &o, &l)
 	return status, o.String(), l.String()
 }
 
@@ -181,11 +236,30 @@ func (r *deadRig) state(id string) dedupstore.Record {
 // Predicted to the message; killed half way, none is forgotten.
 func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	for name, retention := range map[string]jetstream.RetentionPolicy{
-		"limits": jetstream.LimitsPolicy, "work queue": jetstream.WorkQueuePolicy,
+	for name, start := range map[string]func(t *testing.T) *deadRig{
+		"limits":     func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
+		"work queue": func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.WorkQueuePolicy) },
+		"Kafka":      newKafkaRig,
 	} {
-		t.Run(name, func(t *testing.T) { predictsAndGoesOn(t, newDeadRig(t, retention)) })
+		t.Run(name, func(t *testing.T) { predictsAndGoesOn(t, start(t)) })
 	}
+}
+
+// letters are the dead letters by message.
+func (r *deadRig) letters() map[string]producer.Message {
+	r.t.Helper()
+	a, cmd, found := &app{}, &cobra.Command{}, map[string]producer.Message{}
+	r.t.Cleanup(a.close)
+	a.settings.flags(cmd.Flags())
+	cmd.SetContext(r.t.Context())
+	r.must(cmd.ParseFlags(r.flags))
+	source, err := a.open(cmd, &dlq{payload: true}, "dead")
+	r.must(err)
+	r.must(source.each(r.t.Context(), false, func(l letter) bool {
+		found[l.get(producer.HeaderOriginalID)] = l.Message
+		return true
+	}))
+	return found
 }
 
 func predictsAndGoesOn(t *testing.T, r *deadRig) {
@@ -194,15 +268,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	r.buried(n)
 
 	// Some are run again by others meanwhile.
-	dead := map[string]producer.Message{}
-	a := &app{settings: settings{servers: servers{Nats: r.nats.URL()}}}
-	t.Cleanup(a.close)
-	source, err := a.natsLetters(t.Context(), &dlq{payload: true}, "dead")
-	r.must(err)
-	r.must(source.each(t.Context(), false, func(l letter) bool {
-		dead[l.get(producer.HeaderOriginalID)] = l.Message
-		return true
-	}))
+	dead := r.letters()
 	forever := make(chan struct{})
 	want := foreseen{Letters: n}
 	var again []producer.Message
@@ -259,7 +325,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	want.Cannot++
 	want.Letters++
 	r.must(r.pub.Publish(t.Context(), producer.Message{
-		ID: "order-300", Topic: "orders", Payload: []byte("another"),
+		ID: "order-300", Topic: "orders", Key: "300", Payload: []byte("another"),
 		Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"},
 	}))
 	r.buried(n + 11)
@@ -271,7 +337,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	r.mu.Lock()
 	r.heal = true
 	r.mu.Unlock()
-	args := append([]string{"dlq", "redrive", "dead", "--yes", "--rate", "200"}, r.args...)
+	args := append([]string{"dlq", "redrive", "dead", "--yes", "--rate", "200"}, r.flags...)
 	done := func() int {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -317,16 +383,14 @@ func lastLine(text string) string {
 
 func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
 	t.Parallel()
-	r := newDeadRig(t, jetstream.LimitsPolicy)
+	r := newNATSRig(t, jetstream.LimitsPolicy)
 	r.publish(200)
 	r.buried(200)
 	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--rate", "1000")
 	if status != exitError || !strings.Contains(log, "stopped: ") || !strings.Contains(log, "failed again") {
 		t.Errorf("status %d: %s", status, log)
 	}
-	s, err := r.js.Stream(t.Context(), "ORDERS")
-	r.must(err)
-	if sent := s.CachedInfo().State.LastSeq - 200; sent != trial {
+	if sent := r.count("orders") - 200; sent != trial {
 		t.Errorf("%d were sent, want %d", sent, trial)
 	}
 	r.buried(200 + trial)
@@ -344,7 +408,15 @@ func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
 
 func TestDeadLetters_AreListedAndShown(t *testing.T) {
 	t.Parallel()
-	r := newDeadRig(t, jetstream.LimitsPolicy)
+	for name, start := range map[string]func(t *testing.T) *deadRig{
+		"NATS":  func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
+		"Kafka": newKafkaRig,
+	} {
+		t.Run(name, func(t *testing.T) { areListedAndShown(t, start(t)) })
+	}
+}
+
+func areListedAndShown(t *testing.T, r *deadRig) {
 	r.publish(50)
 	r.buried(50)
 	for _, c := range []struct {
@@ -361,7 +433,6 @@ func TestDeadLetters_AreListedAndShown(t *testing.T) {
 		{"show dead order-7 --show-payload", 0, []string{`payload: "secret of 7"`}, ""},
 		{"show dead order-99", exitError, nil, ""},
 		{"ls nothing", exitError, nil, ""},
-		{"ls dead --stream NONE", exitError, nil, ""},
 		{"redrive dead", exitError, nil, ""}, // nobody confirms
 		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
 	} {

@@ -351,7 +351,7 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 		began := time.Now()
 		size := min(r.rate, mostTaken)
 		if sent < trial {
-			size = min(size, trial-sent)
+			size = min(size, trial)
 		}
 		taken, err := r.source.take(ctx, size)
 		if err != nil {
