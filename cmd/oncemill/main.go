@@ -87,8 +87,9 @@ func (a *app) command() *cobra.Command {
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
-It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX)
-or by a context of the file "oncemill.yaml" in the user's config folder:
+It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX,
+ONCEMILL_NATS, ONCEMILL_KAFKA) or by a context of the file "oncemill.yaml" in
+the user's config folder:
 
   current: prod
   contexts:
@@ -110,6 +111,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
 		a.migrate())
+	root.AddCommand(a.deadLetters())
 	return root
 }
 
@@ -117,7 +119,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 func arguments(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usagef("%s: %w; see oncemill %s --help", cmd.Name(), err, cmd.Name())
+			return usagef("%s: %w; see %s --help", cmd.Name(), err, cmd.CommandPath())
 		}
 		return nil
 	}

@@ -1,0 +1,480 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+var reasons = []string{"card refused", "bank: no answer", "no such order", "address unknown", "out of stock"}
+
+// A deadRig is a consumer of orders whose handler does what the test says, with its dead letters in topic "dead".
+type deadRig struct {
+	t     *testing.T
+	pub   producer.Publisher
+	count func(topic string) int // messages in it, so far
+	store dedupstore.Inspector
+	flags []string
+
+	mu   sync.Mutex
+	mode map[string]func(ctx context.Context) error // by message; none: it fails for its reason
+	heal bool                                       // those without a mode succeed
+	runs map[string]int                             // that succeeded
+}
+
+func newDeadRig(t *testing.T) *deadRig {
+	t.Helper()
+	r := &deadRig{t: t, mode: map[string]func(context.Context) error{}, runs: map[string]int{}}
+	address := "redis://" + redistest.Start(t).Addr
+	r.flags = []string{"--store", address}
+	store, done, err := open(address)
+	r.must(err)
+	t.Cleanup(done)
+	r.store = store
+	return r
+}
+
+func newNATSRig(t *testing.T, retention jetstream.RetentionPolicy) *deadRig {
+	t.Helper()
+	r := newDeadRig(t)
+	server := natstest.Start(t)
+	r.flags = append(r.flags, "--nats", server.URL())
+	js := server.JetStream()
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}})
+	r.must(err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "DEAD", Subjects: []string{"dead"}, Retention: retention,
+	})
+	r.must(err)
+	cons, err := js.CreateConsumer(t.Context(), "ORDERS", jetstream.ConsumerConfig{
+		Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	r.must(err)
+	r.count = func(topic string) int {
+		s, err := js.Stream(t.Context(), strings.ToUpper(topic))
+		r.must(err)
+		return int(s.CachedInfo().State.LastSeq)
+	}
+	r.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: quiet})
+	r.must(err)
+	w, err := natsjs.NewWorker(r.processor(), js, cons, func(ctx context.Context, msg jetstream.Msg) error {
+		return r.handle(ctx, msg.Headers().Get(producer.HeaderID))
+	}, natsjs.Config{Handler: "charge", Grace: time.Millisecond, Logger: quiet})
+	r.must(err)
+	r.work(func(ctx context.Context) { _ = w.Run(ctx) })
+	return r
+}
+
+func newKafkaRig(t *testing.T) *deadRig {
+	t.Helper()
+	r := newDeadRig(t)
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders", "dead"),
+		kfake.GroupMinSessionTimeout(time.Millisecond))
+	r.must(err)
+	t.Cleanup(cluster.Close)
+	brokers := strings.Join(cluster.ListenAddrs(), ",")
+	r.flags = append(r.flags, "--kafka", brokers)
+	client := func(opts ...kgo.Opt) *kgo.Client {
+		cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(cluster.ListenAddrs()...))...)
+		r.must(err)
+		t.Cleanup(cl.CloseAllowingRebalance)
+		return cl
+	}
+	cl := client(franz.PublisherOpts()...)
+	r.count = func(topic string) (n int) {
+		ends, err := kadm.NewClient(cl).ListEndOffsets(t.Context(), topic)
+		r.must(err)
+		ends.Each(func(end kadm.ListedOffset) { n += int(end.Offset) })
+		return n
+	}
+	r.pub, err = franz.NewPublisher(cl, franz.PublisherConfig{})
+	r.must(err)
+	w, err := franz.NewWorker(r.processor(), func(ctx context.Context, record *kgo.Record) error {
+		return r.handle(ctx, kafkaLetter(record).ID)
+	}, franz.Config{Handler: "charge", Grace: time.Millisecond, Order: franz.PerKey, Logger: quiet})
+	r.must(err)
+	member := client(append(w.Opts(), kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"))...)
+	r.work(func(ctx context.Context) { _ = w.Run(ctx, member) })
+	return r
+}
+
+func (r *deadRig) processor() *consumer.Processor {
+	r.t.Helper()
+	policy := oncemill.LowValue()
+	policy.Logger = quiet
+	once, err := consumer.New(r.store, consumer.Config{
+		Group: "billing", Policy: policy, DeadLetters: r.pub, DeadLetterTopic: "dead", MaxWait: consumer.NoWait,
+	})
+	r.must(err)
+	return once
+}
+
+// work runs a worker until the test ends.
+func (r *deadRig) work(run func(ctx context.Context)) {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run(ctx)
+	}()
+	r.t.Cleanup(func() { stop(); <-ended })
+}
+
+func (r *deadRig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *deadRig) handle(ctx context.Context, id string) error {
+	var n int
+	fmt.Sscanf(id, "order-%d", &n)
+	r.mu.Lock()
+	mode, heal := r.mode[id], r.heal
+	r.mu.Unlock()
+	switch {
+	case mode != nil:
+		return mode(ctx)
+	case !heal:
+		return oncemill.Permanent(errors.New(reasons[n%len(reasons)]))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs[id]++
+	return nil
+}
+
+func (r *deadRig) publish(n int) {
+	r.t.Helper()
+	var all []producer.Message
+	for i := range n {
+		all = append(all, producer.Message{
+			ID: fmt.Sprintf("order-%d", i), Topic: "orders", Key: fmt.Sprint(i),
+			Payload: fmt.Appendf(nil, "secret of %d", i),
+		})
+	}
+	r.must(r.pub.Publish(r.t.Context(), all...))
+}
+
+func (r *deadRig) until(what string, met func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); !met(); <-tick.C {
+		if time.Now().After(end) {
+			r.t.Fatalf("waited a minute for %s", what)
+		}
+	}
+}
+
+func (r *deadRig) buried(n int) {
+	r.t.Helper()
+	r.until(fmt.Sprint(n, " dead letters"), func() bool { return r.count("dead") >= n })
+}
+
+// command runs the command in this process.
+func (r *deadRig) command(args ...string) (status int, out, log string) {
+	var o, l bytes.Buffer
+	status = run(r.t.Context(), append(args, r.flags...), strings.NewReader(""), &o, &l)
+	return status, o.String(), l.String()
+}
+
+func (r *deadRig) predicted() (sum foreseen, reasons int) {
+	r.t.Helper()
+	status, out, log := r.command("dlq", "redrive", "dead", "--dry-run", "-o", "json")
+	if status != 0 {
+		r.t.Fatalf("status %d: %s", status, log)
+	}
+	var all []foreseen
+	r.must(json.Unmarshal([]byte(out), &all))
+	for _, f := range all {
+		sum.Letters += f.Letters
+		sum.Run += f.Run
+		sum.Unknown += f.Unknown
+		sum.Succeeded += f.Succeeded
+		sum.Running += f.Running
+		sum.Due += f.Due
+		sum.Failed += f.Failed
+		sum.Absent += f.Absent
+		sum.Cannot += f.Cannot
+	}
+	return sum, len(all)
+}
+
+func (r *deadRig) state(id string) dedupstore.Record {
+	r.t.Helper()
+	all, err := r.store.Look(r.t.Context(), []dedupstore.Key{
+		{Tenant: "default", Group: "billing", Handler: "charge", ID: id},
+	})
+	r.must(err)
+	return all[0]
+}
+
+// Predicted to the message; killed half way, none is forgotten.
+func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) *deadRig{
+		"limits":     func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
+		"work queue": func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.WorkQueuePolicy) },
+		"Kafka":      newKafkaRig,
+	} {
+		t.Run(name, func(t *testing.T) { predictsAndGoesOn(t, start(t)) })
+	}
+}
+
+// letters are the dead letters by message.
+func (r *deadRig) letters() map[string]producer.Message {
+	r.t.Helper()
+	a, cmd, found := &app{}, &cobra.Command{}, map[string]producer.Message{}
+	r.t.Cleanup(a.close)
+	a.settings.flags(cmd.Flags())
+	cmd.SetContext(r.t.Context())
+	r.must(cmd.ParseFlags(r.flags))
+	source, err := a.open(cmd, &dlq{payload: true}, "dead")
+	r.must(err)
+	r.must(source.each(r.t.Context(), false, func(l letter) bool {
+		found[l.get(producer.HeaderOriginalID)] = l.Message
+		return true
+	}))
+	return found
+}
+
+func predictsAndGoesOn(t *testing.T, r *deadRig) {
+	const n = 1000
+	r.publish(n)
+	r.buried(n)
+
+	// Some are run again by others meanwhile.
+	dead := r.letters()
+	forever := make(chan struct{})
+	want := foreseen{Letters: n}
+	var again []producer.Message
+	r.mu.Lock()
+	for i := range n {
+		id := fmt.Sprintf("order-%d", i)
+		switch {
+		case i < 150:
+			want.Succeeded++
+			r.mode[id] = func(context.Context) error { return nil }
+		case i < 180:
+			want.Running++
+			r.mode[id] = func(ctx context.Context) error {
+				select {
+				case <-forever:
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}
+		case i < 200:
+			want.Due++
+			r.mode[id] = func(context.Context) error { return oncemill.RetryAfter(time.Hour, errors.New("later")) }
+		case i < 210:
+			want.Failed++
+			want.Letters++ // the later one
+			want.Run++
+		default:
+			want.Run++
+			continue
+		}
+		m, err := consumer.Rerun(dead[id])
+		r.must(err)
+		again = append(again, m)
+	}
+	r.mu.Unlock()
+	r.must(r.pub.Publish(t.Context(), again...))
+	r.buried(n + 10)
+	for i := range 200 {
+		id, ends := fmt.Sprintf("order-%d", i), dedupstore.Finished
+		switch {
+		case i >= 180:
+			ends = dedupstore.Retryable
+		case i >= 150:
+			ends = dedupstore.Running
+		}
+		r.until(id, func() bool { return r.state(id).State == ends })
+	}
+	// Some are forgotten, and one was never recorded.
+	for i := 210; i < 225; i++ {
+		want.Absent++
+		want.Run--
+		r.must(r.store.Change(t.Context(), r.state(fmt.Sprintf("order-%d", i)), dedupstore.Forget{}))
+	}
+	want.Cannot++
+	want.Letters++
+	r.must(r.pub.Publish(t.Context(), producer.Message{
+		ID: "order-300", Topic: "orders", Key: "300", Payload: []byte("another"),
+		Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"},
+	}))
+	r.buried(n + 11)
+	if got, reasons := r.predicted(); got != want || reasons != 6 {
+		t.Errorf("predicted %+v of %d reasons, want %+v of 6", got, reasons, want)
+	}
+
+	// Killed half way.
+	r.mu.Lock()
+	r.heal = true
+	r.mu.Unlock()
+	args := append([]string{"dlq", "redrive", "dead", "--yes", "--rate", "200"}, r.flags...)
+	done := func() int {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.runs)
+	}
+	killed := exec.Command("oncemill", args...)
+	r.must(killed.Start())
+	r.until("half of them", func() bool { return done() >= want.Run/2 })
+	r.must(killed.Process.Kill())
+	_ = killed.Wait()
+	before := done()
+	if before >= want.Run {
+		t.Fatalf("it had sent all %d before it was killed", before)
+	}
+	out, err := exec.Command("oncemill", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r.until("all of them", func() bool { return done() >= want.Run })
+	t.Logf("killed after %d; then: %s", before, lastLine(string(out)))
+	r.mu.Lock()
+	for id, runs := range r.runs {
+		if runs != 1 {
+			t.Errorf("message %s ran %d times", id, runs)
+		}
+	}
+	if len(r.runs) != want.Run {
+		t.Errorf("%d messages ran, want %d", len(r.runs), want.Run)
+	}
+	r.mu.Unlock()
+
+	// What did not run is left, and first runs are for those who ask.
+	if got, _ := r.predicted(); got.Run != 0 || got.Absent != want.Absent || got.Cannot != 1 {
+		t.Errorf("then predicted %+v", got)
+	}
+	close(forever)
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
+	t.Parallel()
+	r := newNATSRig(t, jetstream.LimitsPolicy)
+	r.publish(200)
+	r.buried(200)
+	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--rate", "1000")
+	if status != exitError || !strings.Contains(log, "stopped: ") || !strings.Contains(log, "failed again") {
+		t.Errorf("status %d: %s", status, log)
+	}
+	if sent := r.count("orders") - 200; sent != trial {
+		t.Errorf("%d were sent, want %d", sent, trial)
+	}
+	r.buried(200 + trial)
+
+	// Mended, it goes on; the letters that failed again are redriven too.
+	r.mu.Lock()
+	r.heal = true
+	r.mu.Unlock()
+	status, _, log = r.command("dlq", "redrive", "dead", "--yes", "--rate", "1000", "--group", "billing")
+	if status != 0 ||
+		!strings.Contains(log, "200 letters redriven, 0 left, 0 refused; of those sent 200 succeeded") {
+		t.Errorf("status %d: %s", status, log)
+	}
+}
+
+func TestDeadLetters_AreListedAndShown(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) *deadRig{
+		"NATS":  func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
+		"Kafka": newKafkaRig,
+	} {
+		t.Run(name, func(t *testing.T) { areListedAndShown(t, start(t)) })
+	}
+}
+
+func areListedAndShown(t *testing.T, r *deadRig) {
+	r.publish(50)
+	r.buried(50)
+	for _, c := range []struct {
+		args   string
+		status int
+		want   []string
+		not    string
+	}{
+		{"ls dead --check", exitFound, []string{"10       default/billing/charge  orders", "card refused"}, "order-"},
+		{"ls dead --each --reason refused", 0, []string{"order-45", "card refused"}, "order-1 "},
+		{"ls dead --handler ship --check -o json", 0, []string{"[]"}, ""},
+		{"ls dead --each --limit 2 -o jsonl", 0, []string{`"fence":`, `"attempts":1`}, "secret"},
+		{"show dead order-7", 0, []string{"oncemill-reason: no such order"}, "secret"},
+		{"show dead order-7 --show-payload", 0, []string{`payload: "secret of 7"`}, ""},
+		{"show dead order-99", exitError, nil, ""},
+		{"ls nothing", exitError, nil, ""},
+		{"redrive dead", exitError, nil, ""}, // nobody confirms
+		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
+	} {
+		status, out, log := r.command(append([]string{"dlq"}, strings.Fields(c.args)...)...)
+		if status != c.status || c.not != "" && strings.Contains(out, c.not) {
+			t.Errorf("%s: status %d, want %d\n%s%s", c.args, status, c.status, out, log)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %q in\n%s%s", c.args, want, out, log)
+			}
+		}
+	}
+}
+
+func TestFateOf(t *testing.T) {
+	t.Parallel()
+	finished := func(kind dedupstore.Kind, decided uint64) dedupstore.Record {
+		return dedupstore.Record{
+			State: dedupstore.Finished, Fence: decided, Decided: decided, Outcome: dedupstore.Outcome{Kind: kind},
+		}
+	}
+	publishing := finished(dedupstore.Failed, 7)
+	publishing.State = dedupstore.Publishing
+	for _, c := range []struct {
+		record dedupstore.Record
+		want   fate
+	}{
+		{dedupstore.Record{State: dedupstore.Absent}, fateAbsent},
+		{dedupstore.Record{State: dedupstore.Running, Fence: 8}, fateRunning},
+		{dedupstore.Record{State: dedupstore.Retryable, Fence: 8}, fateDue},
+		{dedupstore.Record{State: dedupstore.Retryable, Fence: 7}, fateRuns}, // oncemill rerun
+		{finished(dedupstore.Failed, 7), fateRuns},
+		{publishing, fateRuns},
+		{finished(dedupstore.Unknown, 7), fateUnknown},
+		{finished(dedupstore.Failed, 8), fateFailed},
+		{finished(dedupstore.Unknown, 8), fateFailed},
+		{finished(dedupstore.Succeeded, 7), fateSucceeded}, // completed by an operator
+		{finished(dedupstore.Succeeded, 8), fateSucceeded},
+	} {
+		if got := fateOf(&c.record, 7); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.record, got, c.want)
+		}
+	}
+}

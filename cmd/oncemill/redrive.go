@@ -1,0 +1,526 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A fate is what becomes of a dead letter's message if its rerun is published.
+type fate string
+
+const (
+	fateRuns      fate = "will run"
+	fateUnknown   fate = "will run, and the effect may happen twice: the outcome is unknown"
+	fateSucceeded fate = "succeeded since"
+	fateRunning   fate = "running now"
+	fateDue       fate = "to run again already"
+	fateFailed    fate = "failed again since: a later dead letter stands for it"
+	fateAbsent    fate = "no record: it would run as a first run"
+	fateCannot    fate = "cannot be rerun"
+)
+
+func (f fate) runs() bool { return f == fateRuns || f == fateUnknown }
+
+// fateOf says what becomes of a message that failed under a fence.
+func fateOf(r *dedupstore.Record, fence uint64) fate {
+	switch r.State {
+	case dedupstore.Absent:
+		return fateAbsent
+	case dedupstore.Running:
+		return fateRunning
+	case dedupstore.Retryable:
+		if r.Fence == fence { // oncemill rerun said so, and delivers nothing
+			return fateRuns
+		}
+		return fateDue
+	}
+	switch {
+	case r.Outcome.Kind == dedupstore.Succeeded:
+		return fateSucceeded
+	case r.Decided != fence:
+		return fateFailed
+	case r.Outcome.Kind == dedupstore.Unknown:
+		return fateUnknown
+	}
+	return fateRuns
+}
+
+// A case of redrive is a letter with what its rerun would be.
+type rerunCase struct {
+	letter
+	again producer.Message
+	key   dedupstore.Key
+	fence uint64
+	fate  fate
+	err   error // why it cannot be rerun
+}
+
+// cases looks at the records of letters.
+func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []letter) ([]rerunCase, error) {
+	cases := make([]rerunCase, len(all))
+	var keys []dedupstore.Key
+	var of []*rerunCase
+	for i, l := range all {
+		c := &cases[i]
+		c.letter = l
+		if c.again, c.err = consumer.Rerun(l.Message); c.err == nil {
+			c.fence, _ = strconv.ParseUint(l.get(producer.HeaderFence), 10, 64) // Rerun has read it
+			c.key, c.err = d.keyOf(&l)
+		}
+		if c.err != nil {
+			c.fate = fateCannot
+			continue
+		}
+		keys, of = append(keys, c.key), append(of, c)
+	}
+	if len(keys) == 0 {
+		return cases, nil
+	}
+	records, err := store.Look(ctx, keys)
+	for i := range records {
+		of[i].fate = fateOf(&records[i], of[i].fence)
+	}
+	return cases, err
+}
+
+// A redriving is a redrive of a topic.
+type redriving struct {
+	dlq
+	consent
+	groups bool
+	topic  string
+	store  dedupstore.Inspector
+	source letters
+}
+
+// lookAt is how many records are looked at together.
+const lookAt = 200
+
+func (a *app) redrive() *cobra.Command {
+	r := &redriving{consent: consent{verb: "redrive"}}
+	cmd := &cobra.Command{
+		Use:     "redrive TOPIC",
+		GroupID: "mend",
+		Short:   "Run the messages of dead letters again, when the cause is mended",
+		Long: `redrive publishes the messages of dead letters to where they came from, so that
+their handlers run again under the same IDs. It first predicts from the records
+what would happen, and asks. It sends only messages that will run; with --all
+also the others that can be rerun. Outside of an inbox, and where the outcome is
+unknown, an effect may happen twice.
+
+A letter is acknowledged only after its message is published. Progress is kept
+in the acks of a durable consumer (NATS), which removes letters from a work
+queue, or in a topic of markers (Kafka). A redrive that was cut off goes on.
+
+It begins with 20 messages, and stops if more than a quarter of what it sent
+fails again. Every group of the source topic gets what is sent.`,
+		Example: "  oncemill dlq redrive dead --reason \"card service\" --dry-run\n" +
+			"  oncemill dlq redrive dead --group billing --rate 50 --why \"ticket 4711\"",
+		Args: arguments(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if err := r.dlq.read(time.Now()); err != nil {
+				return err
+			}
+			if err := r.check("dlq redrive", true); err != nil {
+				return err
+			}
+			if r.group == "" && cmd.Flags().Changed("tenant") {
+				return usagef("--tenant is set without --group")
+			}
+			if r.store, err = a.inspector(cmd.Context()); err != nil {
+				return err
+			}
+			r.topic = args[0]
+			if r.source, err = a.open(cmd, &r.dlq, r.topic); err != nil {
+				return err
+			}
+			return a.redrives(cmd.Context(), r)
+		},
+	}
+	flags := cmd.Flags()
+	r.dlq.flags(flags)
+	r.dlq.filter(flags)
+	flags.StringVar(&r.group, "group", "", "only letters of this consumer group")
+	flags.StringVar(&r.tenant, "tenant", "default", "the tenant, with --group")
+	flags.StringVar(&r.name, "name", "", "the durable consumer (NATS) or the topic (Kafka) that keeps the\n"+
+		"progress (default oncemill-redrive, or TOPIC.redriven)")
+	flags.BoolVar(&r.groups, "groups", false, "look through all records for who else gets the messages")
+	r.consent.flags(flags, "letters")
+	flags.Lookup("all").Usage = "also those that will not run, or would run as a first run"
+	return cmd
+}
+
+func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
+	p, err := a.predict(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := a.showPrediction(p); err != nil {
+		return err
+	}
+	if r.groups {
+		if err := a.others(ctx, r, p); err != nil {
+			return err
+		}
+	}
+	counts := map[string]int{}
+	for of, n := range p.fates {
+		if r.sends(of.fate) {
+			counts["to "+safe(of.topic, 100)+": "+string(of.fate)] = n
+		}
+	}
+	if agreed, err := a.agreed(ctx, &r.consent, "letter", counts); err != nil || !agreed {
+		return err
+	}
+	pub, err := r.source.publisher()
+	if err != nil {
+		return err
+	}
+	audit, done, err := a.auditor(&r.consent)
+	if err != nil {
+		return err
+	}
+	defer r.source.leave()
+	return errors.Join(a.send(ctx, r, pub, audit), done())
+}
+
+// sends reports whether letters of a fate are sent.
+func (r *redriving) sends(f fate) bool { return f.runs() || r.every && f != fateCannot }
+
+// A prediction is what would happen to letters, by reason.
+type prediction struct {
+	fates   map[bound]int
+	reasons map[string]*foreseen
+	cannot  map[string]int // by error
+	samples map[string]dedupstore.Key
+}
+
+// bound is what becomes of messages, and the topic that they would go to: whoever wrote the dead letters has chosen it.
+type bound struct {
+	fate  fate
+	topic string
+}
+
+// foreseen is what would happen to the letters of a reason.
+type foreseen struct {
+	Reason    string `json:"reason"`
+	Letters   int    `json:"letters"`
+	Run       int    `json:"will_run"`
+	Unknown   int    `json:"will_run_unknown"`
+	Succeeded int    `json:"succeeded"`
+	Running   int    `json:"running"`
+	Due       int    `json:"due"`
+	Failed    int    `json:"failed_again"`
+	Absent    int    `json:"no_record"`
+	Cannot    int    `json:"cannot"`
+}
+
+func (f *foreseen) of(what fate) *int {
+	return map[fate]*int{
+		fateRuns: &f.Run, fateUnknown: &f.Unknown, fateSucceeded: &f.Succeeded, fateRunning: &f.Running,
+		fateDue: &f.Due, fateFailed: &f.Failed, fateAbsent: &f.Absent, fateCannot: &f.Cannot,
+	}[what]
+}
+
+func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
+	p := &prediction{
+		fates: map[bound]int{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
+		samples: map[string]dedupstore.Key{},
+	}
+	var some []letter
+	var failed error
+	look := func() {
+		cases, err := r.cases(ctx, r.store, some)
+		if failed = cmp.Or(failed, err); err == nil {
+			p.add(cases)
+		}
+		some = some[:0]
+	}
+	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
+		if some = append(some, l); len(some) == lookAt && failed == nil {
+			look()
+		}
+	})
+	if err == nil && failed == nil {
+		look()
+	}
+	return p, cmp.Or(err, failed)
+}
+
+func (p *prediction) add(cases []rerunCase) {
+	for i := range cases {
+		c := &cases[i]
+		reason := c.get(producer.HeaderReason)
+		of := p.reasons[reason]
+		if of == nil {
+			of = &foreseen{Reason: reason}
+			p.reasons[reason] = of
+		}
+		of.Letters++
+		*of.of(c.fate)++
+		p.fates[bound{c.fate, c.again.Topic}]++
+		switch {
+		case c.err != nil:
+			p.cannot[cmp.Or(errors.Unwrap(c.err), c.err).Error()]++ // without the message's ID
+		case len(p.samples) < 3 && c.fate.runs():
+			p.samples[c.again.Topic] = c.key
+		}
+	}
+}
+
+func (a *app) showPrediction(p *prediction) error {
+	all := slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
+		return cmp.Or(cmp.Compare(y.Letters, x.Letters), strings.Compare(x.Reason, y.Reason))
+	})
+	if !a.forPeople() {
+		return items(a, all)
+	}
+	t := table{{
+		"LETTERS", "WILL RUN", "OF UNKNOWN OUTCOME", "SUCCEEDED SINCE", "RUNNING", "TO RUN AGAIN", "FAILED AGAIN",
+		"NO RECORD", "CANNOT RERUN", "REASON",
+	}}
+	for _, f := range all {
+		var line []string
+		for _, n := range []int{
+			f.Letters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Absent, f.Cannot,
+		} {
+			line = append(line, fmt.Sprint(n))
+		}
+		t = append(t, append(line, safe(f.Reason, 80)))
+	}
+	a.table(t)
+	for _, why := range slices.Sorted(maps.Keys(p.cannot)) {
+		fmt.Fprintf(a.log, "%s cannot be rerun: %s\n", plural(p.cannot[why], "letter"), safe(why, 300))
+	}
+	return nil
+}
+
+// others tells which other scopes know a message of each source topic: they get what is sent.
+func (a *app) others(ctx context.Context, r *redriving, p *prediction) error {
+	for _, topic := range slices.Sorted(maps.Keys(p.samples)) {
+		sample, scopes := p.samples[topic], map[string]bool{}
+		err := a.each(ctx, r.store, dedupstore.Filter{ID: sample.ID}, func(found *dedupstore.Record) bool {
+			if key := found.Key; key != sample {
+				scopes[scopeOf(key)] = true
+			}
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		names := cmp.Or(strings.Join(slices.Sorted(maps.Keys(scopes)), ", "), "none")
+		fmt.Fprintf(a.log, "Other scopes that know message %s of %s, and get what is sent there: %s\n",
+			safe(sample.ID, 100), safe(topic, 200), names)
+	}
+	return nil
+}
+
+const (
+	trial      = 20              // messages are sent first
+	trialTime  = 5 * time.Second // at most, until they have run
+	watchEvery = 2 * time.Second
+	mostTaken  = 100 // letters in a batch
+)
+
+// send publishes and acknowledges, batch after batch.
+func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, audit *slog.Logger) (err error) {
+	w := &watch{store: r.store}
+	sent, left, refused := 0, 0, 0
+	defer func() {
+		fmt.Fprintf(a.log, "%s redriven, %d left, %d refused; of those sent %d succeeded, %d failed again, %d have no "+
+			"outcome yet\n", plural(sent, "letter"), left, refused, w.succeeded, w.failed, len(w.open))
+		if err != nil && sent > 0 {
+			fmt.Fprintln(a.log, "To go on, say the same again.")
+		}
+	}()
+	for {
+		began := time.Now()
+		size := min(r.rate, mostTaken)
+		if sent < trial {
+			size = min(size, trial)
+		}
+		taken, err := r.source.take(ctx, size)
+		if err != nil {
+			return err
+		}
+		if len(taken) == 0 {
+			return w.wait(ctx, trialTime)
+		}
+		chosen, err := r.choose(ctx, taken)
+		if err != nil {
+			return err
+		}
+		left += len(taken) - len(chosen)
+		went, broken := publish(ctx, pub, chosen, func(f producer.Failure) {
+			refused++
+			audit.Warn("refused", "topic", r.topic, "id", f.ID, "error", f.Err.Error())
+		})
+		if len(went) > 0 {
+			broken = errors.Join(broken, r.source.done(ctx, lettersOf(went)))
+			audit.Info("sent", "topic", r.topic, "ids", idsOf(went))
+			w.add(went)
+		}
+		sent += len(went)
+		if broken != nil {
+			audit.Error("failed", "error", broken.Error())
+			return broken
+		}
+		if before := sent - len(went); before < trial && sent >= trial {
+			err = w.wait(ctx, trialTime)
+		} else if time.Since(w.looked) >= watchEvery {
+			err = w.look(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		pause(ctx, time.Until(began.Add(time.Second*time.Duration(len(went))/time.Duration(r.rate))))
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// choose returns what is sent of the letters that were taken.
+func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunCase, err error) {
+	taken = slices.DeleteFunc(slices.Clone(taken), func(l letter) bool { return !r.matches(&l) })
+	cases, err := r.cases(ctx, r.store, taken)
+	for _, c := range cases {
+		if r.sends(c.fate) {
+			chosen = append(chosen, c)
+		}
+	}
+	return chosen, err
+}
+
+// publish returns what was published. A message that the broker refuses for good is no error: it is left.
+func publish(
+	ctx context.Context, pub producer.Publisher, chosen []rerunCase, refused func(producer.Failure),
+) (went []rerunCase, err error) {
+	messages := make([]producer.Message, len(chosen))
+	for i := range chosen {
+		messages[i] = chosen[i].again
+	}
+	err = pub.Publish(ctx, messages...)
+	partly, ok := errors.AsType[*producer.PublishError](err)
+	if err != nil && !ok {
+		return nil, err
+	}
+	failed := map[int]bool{}
+	var unknown error
+	if ok {
+		for _, f := range partly.Failures {
+			failed[f.Index] = true
+			if !f.Unknown {
+				refused(f)
+			} else if unknown == nil {
+				unknown = fmt.Errorf("publish message %q: %w", f.ID, f.Err)
+			}
+		}
+	}
+	for i, c := range chosen {
+		if !failed[i] {
+			went = append(went, c)
+		}
+	}
+	return went, unknown
+}
+
+func lettersOf(cases []rerunCase) (all []letter) {
+	for i := range cases {
+		all = append(all, cases[i].letter)
+	}
+	return all
+}
+
+func idsOf(cases []rerunCase) (ids []string) {
+	for i := range cases {
+		ids = append(ids, cases[i].again.ID)
+	}
+	return ids
+}
+
+// A watch looks at what becomes of messages that were sent.
+type watch struct {
+	store             dedupstore.Inspector
+	open              []watched // no outcome yet
+	succeeded, failed int
+	reason            string // of the last failure
+	looked            time.Time
+}
+
+type watched struct {
+	key   dedupstore.Key
+	fence uint64
+}
+
+// add adds what was sent and may run.
+func (w *watch) add(sent []rerunCase) {
+	for i := range sent {
+		if c := &sent[i]; c.fate.runs() || c.fate == fateAbsent {
+			w.open = append(w.open, watched{c.key, c.fence})
+		}
+	}
+}
+
+// errFailAgain says that a redrive stops.
+var errFailAgain = errors.New("stopped")
+
+// look reads the records, and returns an error if too many have failed again.
+func (w *watch) look(ctx context.Context) error {
+	var open []watched
+	for some := range slices.Chunk(w.open, lookAt) {
+		keys := make([]dedupstore.Key, len(some))
+		for i := range some {
+			keys[i] = some[i].key
+		}
+		records, err := w.store.Look(ctx, keys)
+		if err != nil {
+			return err
+		}
+		for i := range records {
+			r := &records[i]
+			switch fateOf(r, some[i].fence) {
+			case fateSucceeded:
+				w.succeeded++
+			case fateFailed:
+				w.failed++
+				w.reason = r.Outcome.Reason
+			default:
+				open = append(open, some[i])
+			}
+		}
+	}
+	w.open, w.looked = open, time.Now()
+	if w.failed*4 > max(trial, w.failed+w.succeeded) {
+		return fmt.Errorf("%w: %d of %d messages that have run failed again, the last: %s", errFailAgain, w.failed,
+			w.failed+w.succeeded, safe(w.reason, 300))
+	}
+	return nil
+}
+
+// wait looks until everything that was sent has an outcome, for a while.
+func (w *watch) wait(ctx context.Context, most time.Duration) error {
+	for end := time.Now().Add(most); ; pause(ctx, 200*time.Millisecond) {
+		if err := w.look(ctx); err != nil || len(w.open) == 0 || time.Now().After(end) {
+			return err
+		}
+	}
+}
