@@ -20,6 +20,8 @@ type servers struct {
 	Store  string `yaml:"store"`
 	Outbox string `yaml:"outbox"`
 	Trace  string `yaml:"trace"`
+	Nats   string `yaml:"nats"`
+	Kafka  string `yaml:"kafka"`
 }
 
 type file struct {
@@ -40,6 +42,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
 		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
+	f.StringVar(&s.Nats, "nats", "", "where NATS is: nats://HOST:PORT")
+	f.StringVar(&s.Kafka, "kafka", "", "where Kafka is: HOST:PORT,…")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")
 	f.StringVarP(&s.output, "output", "o", "table", "table, json or jsonl")
@@ -60,6 +64,8 @@ func (s *settings) load(flags *pflag.FlagSet) error {
 	fill(&s.Store, "ONCEMILL_STORE", chosen.Store)
 	fill(&s.Outbox, "ONCEMILL_OUTBOX", chosen.Outbox)
 	fill(&s.Trace, "ONCEMILL_TRACE", chosen.Trace)
+	fill(&s.Nats, "ONCEMILL_NATS", chosen.Nats)
+	fill(&s.Kafka, "ONCEMILL_KAFKA", chosen.Kafka)
 	return nil
 }
 
