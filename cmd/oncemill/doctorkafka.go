@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ func (d *doctor) lookAtKafka(ctx context.Context) error {
 	if d.dead != "" {
 		topics = append(topics, d.dead)
 	}
-	meta, err := admin.Metadata(ctx, topics...)
+	meta, err := admin.Metadata(kadm.WithAuthorizedOps(ctx), topics...)
 	if err != nil {
 		return fmt.Errorf("kafka: %w", err)
 	}
@@ -34,8 +35,12 @@ func (d *doctor) lookAtKafka(ctx context.Context) error {
 		return fmt.Errorf("kafka: settings of topics: %w", err)
 	}
 	all := map[string]topic{}
-	for _, name := range topics {
-		t, found := topicOf(name, meta, configs)
+	for i, name := range topics {
+		right := []kadm.ACLOperation{kadm.OpRead, kadm.OpWrite}[i]
+		t, found, err := topicOf(name, right, meta, configs)
+		if err != nil {
+			return err
+		}
 		all[name] = t
 		d.looked = append(d.looked, "topic "+name)
 		if d.found = append(d.found, found...); len(found) == 0 {
@@ -84,16 +89,23 @@ type topic struct {
 	unclean          bool
 }
 
-// topicOf reads what a broker told, or why it did not.
-func topicOf(name string, meta kadm.Metadata, configs kadm.ResourceConfigs) (t topic, found []finding) {
+// topicOf reads what a broker told, or why it did not. The right is what programs need.
+func topicOf(
+	name string, right kadm.ACLOperation, meta kadm.Metadata, configs kadm.ResourceConfigs,
+) (t topic, found []finding, err error) {
 	t = topic{name: name, brokers: len(meta.Brokers)}
-	err := meta.Topics[name].Err
-	switch {
+	may := meta.Topics[name].AuthorizedOperations
+	switch err := meta.Topics[name].Err; {
 	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return t, judge(t.subject(), rule{true, loses, "the client's user may not see it, and workers refuse to " +
-			"begin: allow it to Describe, and to Read or Write"})
+			"begin: allow it to Describe, and to Read or Write"}), nil
+	case errors.Is(err, kerr.UnknownTopicOrPartition):
+		return t, judge(t.subject(), rule{true, loses, "it is missing, and workers refuse to begin; create it"}), nil
 	case err != nil:
-		return t, judge(t.subject(), rule{true, loses, "it is missing, and workers refuse to begin; create it"})
+		return t, nil, fmt.Errorf("kafka: %s: %w", t.subject(), err)
+	case len(may) > 0 && !slices.Contains(may, right): // else brokers tell none
+		return t, judge(t.subject(), rule{true, loses, fmt.Sprintf("the client's user has no right to %v, and workers "+
+			"refuse to begin: allow it", right)}), nil
 	}
 	for _, p := range meta.Topics[name].Partitions {
 		if t.copies == 0 || len(p.Replicas) < t.copies {
@@ -103,7 +115,7 @@ func topicOf(name string, meta kadm.Metadata, configs kadm.ResourceConfigs) (t t
 	config, err := configs.On(name, nil)
 	if err != nil || config.Err != nil {
 		return t, judge(t.subject(), rule{true, unwise, "the client's user may not read its settings, so they are " +
-			"unknown: allow it to DescribeConfigs"})
+			"unknown: allow it to DescribeConfigs"}), nil
 	}
 	settings := map[string]string{}
 	for _, c := range config.Configs {
@@ -120,7 +132,7 @@ func topicOf(name string, meta kadm.Metadata, configs kadm.ResourceConfigs) (t t
 	t.compacted = strings.Contains(settings["cleanup.policy"], "compact")
 	t.plain = strings.Contains(settings["cleanup.policy"], "delete")
 	t.unclean = settings["unclean.leader.election.enable"] == "true"
-	return t, nil
+	return t, nil, nil
 }
 
 func (t topic) subject() string { return "topic " + t.name }

@@ -169,7 +169,7 @@ func judgeDeadLetters(subject string, dead, source *jetstream.StreamInfo) []find
 		rule{most > 0 && (from <= 0 || from >= most), unwise, fmt.Sprintf("stream %s takes messages of up to %d "+
 			"bytes, and %s larger ones, or as large: dead letters of those do not fit, come again and again, and "+
 			"hold up others; raise MaxMsgSize by some kilobytes", dead.Config.Name, most, source.Config.Name)},
-		rule{dead.Config.Retention == jetstream.InterestPolicy && dead.State.Consumers == 0, loses, fmt.Sprintf(
-			"stream %s has Retention interest and no consumer: dead letters are deleted at once, and their messages with "+
-			"them; create a consumer, or set limits", dead.Config.Name)})
+		rule{dead.Config.Retention == jetstream.InterestPolicy && dead.State.Consumers == 0, loses,
+			fmt.Sprintf("stream %s has Retention interest and no consumer: dead letters are deleted at once, and "+
+				"their messages with them; create a consumer, or set limits", dead.Config.Name)})
 }

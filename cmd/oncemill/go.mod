@@ -92,5 +92,3 @@ replace github.com/oncemill/oncemill/transport/franz => ../../transport/franz
 replace github.com/oncemill/oncemill/internal/testserver/natstest => ../../internal/testserver/natstest
 
 replace github.com/oncemill/oncemill/internal/testserver/kafkatest => ../../internal/testserver/kafkatest
-
-replace github.com/oncemill/oncemill/transport/oncewatermill => ../../transport/oncewatermill

@@ -88,7 +88,7 @@ func (a *app) command() *cobra.Command {
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
-It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX, …)
+It finds the servers by flags, by environment (ONCEMILL_STORE and the like)
 or by a context of the file "oncemill.yaml" in the user's config folder:
 
   current: prod
