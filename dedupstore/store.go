@@ -102,6 +102,7 @@ type Report struct {
 	Version    string   // of the server
 	Durability string   // what survives a crash of the server, in words
 	Warnings   []string // what works but should be changed, a sentence each
+	Losses     []string // those of the warnings that tell how records can be lost: what was done runs again
 }
 
 // A Request asks for a claim.

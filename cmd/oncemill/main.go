@@ -72,6 +72,7 @@ type app struct {
 	out, log io.Writer
 	settings settings
 	closers  []func()
+	asIs     bool // databases are opened without changing how they are set
 }
 
 func (a *app) close() {
@@ -87,9 +88,8 @@ func (a *app) command() *cobra.Command {
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
-It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX,
-ONCEMILL_NATS, ONCEMILL_KAFKA) or by a context of the file "oncemill.yaml" in
-the user's config folder:
+It finds the servers by flags, by environment (ONCEMILL_STORE and the like)
+or by a context of the file "oncemill.yaml" in the user's config folder:
 
   current: prod
   contexts:
@@ -110,8 +110,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	a.settings.flags(root.PersistentFlags())
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate())
-	root.AddCommand(a.deadLetters())
+		a.migrate(), a.doctor(), a.deadLetters())
 	return root
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,7 +41,8 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		a.closers = append(a.closers, func() { _ = rdb.Close() })
-		return redisstore.New(rdb, redisstore.Config{Prefix: own["prefix"], SkipCheck: true, Logger: quiet})
+		return redisstore.New(rdb,
+			redisstore.Config{Prefix: own["prefix"], SkipCheck: true, AllowEviction: true, Logger: quiet})
 	case "postgres", "postgresql":
 		pool, err := a.pool(ctx, at)
 		if err != nil {
@@ -161,10 +163,24 @@ func (a *app) database(ctx context.Context, at *url.URL) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, fmt.Errorf("SQLite database: %w", err)
 	}
-	db, err := sqliteoutbox.Open(ctx, path)
+	open := sqliteoutbox.Open
+	if a.asIs {
+		open = openAsIs
+	}
+	db, err := open(ctx, path)
 	if err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, func() { _ = db.Close() })
 	return db, nil
+}
+
+// openAsIs opens a file without turning it to WAL, as sqliteoutbox.Open would.
+func openAsIs(_ context.Context, path string) (*sql.DB, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	name := url.URL{Scheme: "file", Path: path, RawQuery: "mode=rw&_busy_timeout=10000&_txlock=immediate"}
+	return sql.Open("sqlite", name.String())
 }

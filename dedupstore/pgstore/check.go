@@ -89,19 +89,24 @@ func (f server) report() dedupstore.Report {
 			r.Warnings = append(r.Warnings, text)
 		}
 	}
+	loses := func(when bool, text string) {
+		if warn(when, text); when {
+			r.Losses = append(r.Losses, text)
+		}
+	}
 	if len(f.unlogged) > 0 {
 		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " +
 			strings.Join(f.unlogged, ", ")
 	}
 	for _, table := range f.unlogged {
-		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE "+
+		loses(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE "+
 			"… SET LOGGED")
 	}
 	if f.fsync == "off" {
 		r.Durability = "a crash of the operating system may destroy the database: fsync is off"
 	}
-	warn(f.fsync == "off", "fsync is off: a crash of the operating system may destroy the database; set it to on")
-	warn(f.pages == "off", "full_page_writes is off: a crash of the operating system may destroy pages; set it to on")
+	loses(f.fsync == "off", "fsync is off: a crash of the operating system may destroy the database; set it to on")
+	loses(f.pages == "off", "full_page_writes is off: a crash of the operating system may destroy pages; set it to on")
 	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the "+
 		"inbox's, not for other transactions of the handlers")
 	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and "+

@@ -82,14 +82,15 @@ func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	if err != nil {
 		return dedupstore.Report{}, err
 	}
-	var versions, durabilities []string
+	var versions, durabilities, losses []string
 	warnings, old := clientWarnings(s.rdb), false
 	for _, v := range servers {
 		if err := v.fit(s.config.AllowEviction); err != nil {
 			return dedupstore.Report{}, err
 		}
 		versions, durabilities = append(versions, v.fullVersion()), append(durabilities, v.durability())
-		warnings = append(warnings, v.warnings(s.config.Replicas)...)
+		losses = append(losses, v.losses()...)
+		warnings = append(warnings, v.shortage(s.config.Replicas)...)
 		old = old || !atLeast(v.info["redis_version"], 7, 0)
 	}
 	_, single := s.rdb.(*redis.Client) // elsewhere one node's time could be taken for another's
@@ -100,7 +101,7 @@ func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	s.plain.Store(single && !old)
 	return dedupstore.Report{
 		Store: "redis", Version: strings.Join(each(versions), "; "), Durability: strings.Join(each(durabilities), "; "),
-		Warnings: each(warnings),
+		Warnings: each(append(warnings, losses...)), Losses: each(losses),
 	}, nil
 }
 
@@ -248,10 +249,24 @@ func (v server) durability() string {
 	return "snapshots only: a crash loses everything since the last one"
 }
 
-// warnings lists the settings to change. Needed is how many replicas claims wait for.
-func (v server) warnings(needed int) (w []string) {
+// shortage warns of too few replicas. Needed is how many claims wait for.
+func (v server) shortage(needed int) []string {
+	if v.replicas() >= needed {
+		return nil
+	}
+	return []string{fmt.Sprintf("connected replicas are %d: Config.Replicas is %d, so every claim is refused "+
+		"until there are more", v.replicas(), needed)}
+}
+
+func (v server) replicas() int {
+	n, _ := strconv.Atoi(v.info["connected_slaves"])
+	return n
+}
+
+// losses lists the settings that can lose records.
+func (v server) losses() (w []string) {
 	policy, fsync, delay := v.info["maxmemory_policy"], v.config["appendfsync"], v.config["repl-diskless-sync-delay"]
-	replicas, _ := strconv.Atoi(v.info["connected_slaves"])
+	replicas := v.replicas()
 	lax := fsync == "everysec" || fsync == "no"
 	for _, setting := range [...]struct {
 		wrong   bool
@@ -269,8 +284,6 @@ func (v server) warnings(needed int) (w []string) {
 			"lost its replicas goes on confirming claims that a failover forgets; set 1"},
 		{replicas > 0 && delay != "" && delay != "0", "repl-diskless-sync-delay is " + delay + ": a replica that " +
 			"starts is empty for as many seconds, and a failover to it forgets all; set 0"},
-		{replicas < needed, fmt.Sprintf("connected replicas are %d: Config.Replicas is %d, so every claim is refused "+
-			"until there are more", replicas, needed)},
 	} {
 		if setting.wrong {
 			w = append(w, setting.warning)

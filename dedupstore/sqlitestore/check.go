@@ -27,6 +27,9 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	report := dedupstore.Report{
 		Store: "sqlite", Version: set.version, Durability: set.durability(), Warnings: set.warnings(),
 	}
+	if set.synchronous == 1 {
+		report.Losses = report.Warnings[:1]
+	}
 	if err := set.problem(); err != nil {
 		return report, err
 	}

@@ -51,8 +51,9 @@ func TestCheck_WarnsOfWhatWorksButShouldBeChanged(t *testing.T) {
 	db.SetMaxOpenConns(1)
 	mustExec(t, db, `ATTACH ':memory:' AS ledgers`)
 	report, err = s.Check(t.Context())
-	if err != nil || len(report.Warnings) != 4 || !strings.HasPrefix(report.Warnings[3], "Attached: ledgers.") {
-		t.Errorf("%+v, %v, want four warnings", report, err)
+	if err != nil || len(report.Warnings) != 4 || !strings.HasPrefix(report.Warnings[3], "Attached: ledgers.") ||
+		len(report.Losses) != 1 || !strings.HasPrefix(report.Losses[0], "synchronous is NORMAL") {
+		t.Errorf("%+v, %v, want four warnings, and one of a loss", report, err)
 	}
 	s, db = newStore(t, "_pragma", "locking_mode(EXCLUSIVE)")
 	db.SetMaxOpenConns(1) // that locks out none of the pool

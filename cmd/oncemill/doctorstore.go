@@ -1,0 +1,307 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/rowsecurity"
+)
+
+// lookAtStore looks at the server of the store.
+func (d *doctor) lookAtStore(ctx context.Context) error {
+	const what = "store"
+	store, err := d.inspector(ctx)
+	if err != nil {
+		return err
+	}
+	report, err := store.(dedupstore.Checker).Check(ctx)
+	if err := d.report(what, report, err); err != nil {
+		return err
+	}
+	at, _, err := split(d.settings.Store, "prefix", "table", "schema")
+	if err != nil {
+		return err
+	}
+	switch report.Store {
+	case "redis":
+		return d.lookAtRedis(ctx, what, at, store)
+	case "postgresql":
+		pool, err := d.pool(ctx, at)
+		if err != nil {
+			return err
+		}
+		return d.postgresClock(ctx, what, pool)
+	}
+	return nil
+}
+
+// lookAtRedis looks at what the store's Check does not: clocks, and memory for a window.
+func (d *doctor) lookAtRedis(ctx context.Context, what string, at *url.URL, store dedupstore.Inspector) error {
+	rdb, err := connect(at)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	single, ok := rdb.(*redis.Client)
+	if !ok {
+		return nil // a cluster has many clocks and limits
+	}
+	before := time.Now()
+	now, err := single.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	d.found = append(d.found, clock(what, now, before, time.Now())...)
+
+	page, err := store.List(ctx, dedupstore.Filter{}, "")
+	info, noInfo := single.Info(ctx, "memory").Result()
+	if err != nil || noInfo != nil {
+		return ctx.Err() // programs need no right to list records: then it cannot be estimated
+	}
+	m := memory{dataset: number(info, "used_memory_dataset"), limit: number(info, "maxmemory"), keys: page.Total}
+	m.limited = m.limit > 0
+	if !m.limited {
+		m.limit = number(info, "total_system_memory")
+	}
+	for i := range page.Records {
+		m.sample = append(m.sample, now.Sub(page.Records[i].First))
+	}
+	d.found = append(d.found, m.judge(what, d.window)...)
+	return nil
+}
+
+// number reads a number of Redis's INFO; 0: it is not told.
+func number(info, name string) int64 {
+	for line := range strings.Lines(info) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
+			n, _ := strconv.ParseInt(value, 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// A memory is that of a Redis server.
+type memory struct {
+	dataset, limit int64
+	limited        bool            // by maxmemory
+	keys           int             // how many there are
+	sample         []time.Duration // ages of some records
+}
+
+// enough is a sample that says something.
+const enough = 100
+
+// judge estimates by the records of the last hour what those of a window will take.
+func (m memory) judge(what string, window time.Duration) []finding {
+	if len(m.sample) < enough || m.limit == 0 {
+		return nil
+	}
+	span := time.Minute // of a younger store the rate is estimated too low
+	for _, age := range m.sample {
+		span = min(max(span, age), time.Hour)
+	}
+	recent := 0
+	for _, age := range m.sample {
+		if age <= span {
+			recent++
+		}
+	}
+	rate := float64(m.keys) * float64(recent) / float64(len(m.sample)) / span.Seconds()
+	need := rate * window.Seconds() * float64(m.dataset) / float64(m.keys)
+	has := "maxmemory is " + size(m.limit)
+	if !m.limited {
+		has = "the machine's memory is " + size(m.limit)
+	}
+	return judge(what, rule{need > 0.8*float64(m.limit), unwise, fmt.Sprintf("%s: at the present rate of about %.3g "+
+		"new records a second, those of a window of %v take about %s; a full server refuses new messages, and they "+
+		"wait; give it more, or shorten the window", has, rate, window, size(int64(need)))})
+}
+
+func size(bytes int64) string {
+	if bytes >= 1<<30 {
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+}
+
+// lookAtOutbox looks at the tables of the outbox, and at the slots that show its log.
+func (d *doctor) lookAtOutbox(ctx context.Context) error {
+	const what = "outbox"
+	at, own, err := split(d.settings.Outbox, "table", "schema")
+	if err != nil {
+		return err
+	}
+	if at.Scheme == "postgres" || at.Scheme == "postgresql" {
+		pool, err := d.pool(ctx, at)
+		if err != nil {
+			return err
+		}
+		if fit, err := d.lookAtTables(ctx, pool, own["schema"], own["table"]); err != nil || !fit {
+			return err
+		}
+	}
+	box, err := d.box(ctx, false)
+	if err != nil {
+		return d.refused(what, err)
+	}
+	plan, err := box.Plan(ctx)
+	if err != nil {
+		return d.refused(what, err)
+	}
+	d.looked = append(d.looked, what)
+	d.found = append(d.found, judge(what,
+		rule{plan.Found == 0 && plan.Wanted > 0, loses, "it has no table: programs refuse to write; run oncemill " +
+			"migrate"},
+		rule{plan.Found > 0 && plan.Found < plan.Wanted, loses, fmt.Sprintf("its schema has version %d, want %d: "+
+			"programs refuse to write; run oncemill migrate", plan.Found, plan.Wanted)})...)
+	return nil
+}
+
+// located is how PostgreSQL finds one of the outbox's tables.
+func located(schema, table string) string {
+	if schema == "" {
+		return pgx.Identifier{table}.Sanitize()
+	}
+	return pgx.Identifier{schema, table}.Sanitize()
+}
+
+const (
+	tablesSQL = `
+SELECT t.name, c.relpersistence = 'u', coalesce((
+	SELECT string_agg(p, ', ') FROM unnest(t.privileges) AS p
+	WHERE NOT CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, p) ELSE has_table_privilege(c.oid, p) END), '')
+FROM (VALUES ($1::text, ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
+	($2, ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']), ($3, ARRAY['SELECT']), ($4, ARRAY['USAGE'])
+	) AS t (name, privileges)
+	JOIN pg_class c ON c.oid = to_regclass(t.name)`
+
+	outboxServerSQL = `
+SELECT pg_is_in_recovery(), current_setting('fsync') = 'off', current_setting('full_page_writes') = 'off'`
+
+	// A slot of pgwal has the name of its publication.
+	slotsSQL = `
+SELECT s.slot_name, s.active, coalesce(s.wal_status, ''),
+	coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint,
+	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') << 20
+FROM pg_replication_slots s JOIN pg_publication p ON p.pubname = s.slot_name
+WHERE s.database = current_database() AND s.plugin = 'pgoutput' AND (p.puballtables
+	OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = to_regclass($1)))`
+)
+
+// lookAtTables reports whether pgoutbox may look at its tables, too.
+func (d *doctor) lookAtTables(ctx context.Context, pool *pgxpool.Pool, schema, table string) (fit bool, err error) {
+	const what = "outbox"
+	if table == "" {
+		table = "oncemill_outbox"
+	}
+	if err := d.postgresClock(ctx, what, pool); err != nil {
+		return false, err
+	}
+	var standby, unsynced, torn bool
+	if err := pool.QueryRow(ctx, outboxServerSQL).Scan(&standby, &unsynced, &torn); err != nil {
+		return false, fmt.Errorf("outbox: %w", err)
+	}
+	d.found = append(d.found, judge(what,
+		rule{standby, loses, "its server is a standby: programs cannot write; connect to the primary"},
+		rule{unsynced, loses, "fsync is off: a crash of the operating system may destroy the database; set it to on"},
+		rule{torn, loses, "full_page_writes is off: a crash of the operating system may destroy pages; set it " +
+			"to on"})...)
+
+	names := []any{}
+	for _, ending := range []string{"", "_lease", "_settings", "_places"} {
+		names = append(names, located(schema, table+ending))
+	}
+	rows, _ := pool.Query(ctx, tablesSQL, names...)
+	type found struct {
+		Name     string
+		Unlogged bool
+		Lacks    string
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+	if err != nil {
+		return false, fmt.Errorf("outbox: %w", err)
+	}
+	fit = true
+	readable := []string{}
+	for _, t := range tables {
+		d.found = append(d.found, judge(what+", table "+t.Name,
+			rule{t.Unlogged, loses, "it is UNLOGGED: a crash of the server empties it, and its messages are lost; " +
+				"ALTER TABLE … SET LOGGED"},
+			rule{t.Lacks != "",
+				loses, "the database user may not use it, and programs fail: GRANT " + t.Lacks + " ON " +
+					t.Name})...)
+		fit = fit && t.Lacks == ""
+		if t.Name != names[3] {
+			readable = append(readable, t.Name)
+		}
+	}
+	if !fit || standby {
+		return false, nil
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return false, fmt.Errorf("outbox: %w", err)
+	}
+	defer conn.Release()
+	hidden, err := rowsecurity.Hidden(ctx, conn.Conn(), readable...)
+	if err != nil {
+		return false, fmt.Errorf("outbox: %w", err)
+	}
+	d.found = append(d.found, judge(what+", table "+hidden, rule{hidden != "", loses, rowsecurity.Advice})...)
+	rows, _ = conn.Query(ctx, slotsSQL, names[0])
+	slots, err := pgx.CollectRows(rows, pgx.RowToStructByPos[slot])
+	if err != nil {
+		return false, fmt.Errorf("outbox: %w", err)
+	}
+	for _, s := range slots {
+		d.found = append(d.found, s.judge()...)
+	}
+	return true, nil
+}
+
+// A slot is the replication slot of a pgwal relay.
+type slot struct {
+	Name     string
+	Active   bool
+	Status   string
+	Retained int64 // bytes of log
+	Most     int64 // max_slot_wal_keep_size in bytes; less than 0: no limit
+}
+
+func (s slot) judge() []finding {
+	most := int64(1 << 30) // as pgwal
+	if s.Most > 0 {
+		most = min(most, s.Most/2)
+	}
+	if s.Status == "lost" {
+		return judge("replication slot "+s.Name, rule{true, loses, "it is lost: relays end until it is made again; " +
+			"call Setup of pgwal, and raise max_slot_wal_keep_size"})
+	}
+	return judge("replication slot "+s.Name,
+		rule{!s.Active, unwise, fmt.Sprintf("no relay reads it, and it makes the server keep log, now %s, until the "+
+			"disk is full: start relays, or call Drop of pgwal", size(s.Retained))},
+		rule{s.Active && s.Retained >= most, unwise, fmt.Sprintf("it makes the server keep %s of log: its relay is "+
+			"behind, or waits for the broker; look there, and watch the disk", size(s.Retained))},
+		rule{!s.Active && s.Most > 0 && s.Retained >= most, unwise, fmt.Sprintf("it keeps %s of log, and the server "+
+			"drops it beyond max_slot_wal_keep_size (%s)", size(s.Retained), size(s.Most))})
+}
+
+func (d *doctor) postgresClock(ctx context.Context, what string, pool *pgxpool.Pool) error {
+	before := time.Now()
+	var now time.Time
+	if err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	d.found = append(d.found, clock(what, now, before, time.Now())...)
+	return nil
+}
