@@ -8,10 +8,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit statuses.
@@ -100,7 +102,10 @@ or by a context of the file "oncemill.yaml" in the user's config folder:
 Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := said(cmd.Flags(), args); err != nil {
+				return err
+			}
 			return a.settings.load(cmd.Flags())
 		},
 	}
@@ -111,6 +116,20 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
 		a.migrate())
 	return root
+}
+
+// said refuses what is given and empty, as by a variable of a shell that is not set: an ID, or a filter, would let
+// everything through, and another server would be taken.
+func said(flags *pflag.FlagSet, args []string) (err error) {
+	if slices.Contains(args, "") {
+		return usagef("an argument is empty")
+	}
+	flags.Visit(func(f *pflag.Flag) {
+		if text := f.Value.String(); text == "" || text == "[]" {
+			err = usagef("--%s is empty", f.Name)
+		}
+	})
+	return err
 }
 
 // arguments makes an error of usage of a wrong number of arguments.
