@@ -178,6 +178,25 @@ func (a *app) chosenRows(ctx context.Context, box box, c *rowChange, ids []strin
 				c.States[0])
 		}
 	}
+	if err != nil || c.verb == "replay" || c.empty() {
+		return rows, err
+	}
+	return a.deadRows(ctx, box, rows)
+}
+
+// deadRows returns all dead rows of the messages that some rows are of: outboxes change them by message ID, in all
+// topics.
+func (a *app) deadRows(ctx context.Context, box box, of []outbox.RowInfo) (rows []outbox.RowInfo, err error) {
+	ids := map[string]bool{}
+	for _, r := range of {
+		ids[r.ID] = true
+	}
+	err = a.eachRow(ctx, box, outbox.Filter{States: []outbox.State{outbox.Dead}}, func(r *outbox.RowInfo) bool {
+		if ids[r.ID] {
+			rows = append(rows, *r)
+		}
+		return true
+	})
 	return rows, err
 }
 
