@@ -65,8 +65,8 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) i
 	}
 }
 
-// oneLine is the text of an error, which drivers may have written in several lines.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// oneLine is the text of an error, which drivers may have written in several lines, and servers with bytes of others.
+func oneLine(err error) string { return safe(strings.Join(strings.Fields(err.Error()), " "), 10_000) }
 
 // An app is one run of the command.
 type app struct {

@@ -97,7 +97,8 @@ Times are by the database's clock. A replay that was cut off says with which
 			// What was shown, and not again what relays publish meanwhile: that would never end.
 			last := slices.MaxFunc(rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
 			r := outbox.ReplayRequest{
-				Since: c.Since, Before: last.Add(time.Microsecond), Topic: c.Topic, IDs: args, Header: c.header, Limit: min(c.rate, 1000),
+				Since: c.Since, Before: last.Add(time.Microsecond), Topic: c.Topic, IDs: args, Header: c.header,
+				Limit: min(c.rate, 1000),
 			}
 			if len(args) == 0 {
 				r.IDs = nil
