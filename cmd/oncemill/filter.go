@@ -77,7 +77,7 @@ func when(name, text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}
-	if ago, err := time.ParseDuration(text); err == nil {
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 { // before the future, there is everything
 		return now.Add(-ago), nil
 	}
 	at, err := time.Parse(time.RFC3339, text)

@@ -8,10 +8,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit statuses.
@@ -63,8 +65,8 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) i
 	}
 }
 
-// oneLine is the text of an error, which drivers may have written in several lines.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// oneLine is the text of an error, which drivers may have written in several lines, and servers with bytes of others.
+func oneLine(err error) string { return safe(strings.Join(strings.Fields(err.Error()), " "), 10_000) }
 
 // An app is one run of the command.
 type app struct {
@@ -101,7 +103,10 @@ or by a context of the file "oncemill.yaml" in the user's config folder:
 Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := said(cmd.Flags(), args); err != nil {
+				return err
+			}
 			return a.settings.load(cmd.Flags())
 		},
 	}
@@ -112,6 +117,20 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
 		a.migrate(), a.doctor(), a.deadLetters())
 	return root
+}
+
+// said refuses what is given and empty, as by a variable of a shell that is not set: an ID, or a filter, would let
+// everything through, and another server would be taken.
+func said(flags *pflag.FlagSet, args []string) (err error) {
+	if slices.Contains(args, "") {
+		return usagef("an argument is empty")
+	}
+	flags.Visit(func(f *pflag.Flag) {
+		if text := f.Value.String(); text == "" || text == "[]" {
+			err = usagef("--%s is empty", f.Name)
+		}
+	})
+	return err
 }
 
 // arguments makes an error of usage of a wrong number of arguments.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -301,5 +302,20 @@ func TestSplit_HidesPasswords(t *testing.T) {
 	if _, err := connect(&url.URL{Scheme: "redis", Host: "h", User: url.UserPassword("u", "secret"), RawQuery: "no=1"}); err ==
 		nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("the error is %v, want one without the password", err)
+	}
+	at, _, err := split("postgres://h/db?password=secret&sslpassword=secret&table=t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown := redacted(at); shown != "postgres://h/db?table=t" {
+		t.Errorf("the address is told as %q, want it without passwords", shown)
+	}
+}
+
+// What a server says may come from whoever wrote a key there: it must not steer the terminal.
+func TestOneLine_HasNoControlCharacters(t *testing.T) {
+	t.Parallel()
+	if got := oneLine(errors.New("has version \"\x1b[2J\"\n\x9b31m")); got != `has version "�[2J" �31m` {
+		t.Errorf("the line is %q", got)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
 
 	"github.com/spf13/cobra"
 
@@ -76,7 +75,11 @@ func (a *app) migrations(ctx context.Context, dry, show, ordered bool) (all []mi
 		if err != nil {
 			return nil, err
 		}
-		m := migration{What: named.what, At: redacted(named.address)}
+		at, _, err := split(named.address)
+		if err != nil {
+			return nil, err
+		}
+		m := migration{What: named.what, At: redacted(at)}
 		if target, ok := opened.(migrator); ok {
 			plan, err := target.Plan(ctx)
 			if err != nil {
@@ -121,13 +124,4 @@ func (m migration) tell(a *app, show bool) {
 	if m.SQL != "" {
 		fmt.Fprintln(a.out, m.SQL)
 	}
-}
-
-// redacted is an address without its password.
-func redacted(address string) string {
-	at, err := url.Parse(address)
-	if err != nil {
-		return "?"
-	}
-	return at.Redacted()
 }

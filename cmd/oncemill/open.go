@@ -56,8 +56,8 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 		}
 		return sqlitestore.New(db, sqlitestore.Config{Table: own["table"], Logger: quiet})
 	default:
-		return nil, usagef("store %q begins with %q, want redis, rediss, redis+cluster, rediss+cluster, postgres or "+
-			"sqlite", at.Redacted(), at.Scheme)
+		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
+			"postgres or sqlite", at.Scheme)
 	}
 }
 
@@ -92,14 +92,16 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 		}
 		return sqliteoutbox.New(db, sqliteoutbox.Config{Table: own["table"]})
 	default:
-		return nil, usagef("outbox %q begins with %q, want postgres or sqlite", at.Redacted(), at.Scheme)
+		return nil, usagef("outbox address begins with %q, want postgres or sqlite", at.Scheme)
 	}
 }
 
 // split takes our own parameters out of an address: drivers refuse what they do not know.
 func split(address string, names ...string) (at *url.URL, own map[string]string, err error) {
-	if at, err = url.Parse(address); err != nil {
-		return nil, nil, usagef("address: %w", hide(err))
+	at, err = url.Parse(address)
+	if err != nil || at.Scheme != "sqlite" && strings.Contains(at.Opaque+at.Path+at.Fragment, "@") {
+		// The error, and what is taken for a host or a database, may be a part of the password.
+		return nil, nil, usagef("address is no URL; write signs such as \"/\" in a password as %%2F")
 	}
 	own = map[string]string{}
 	query := at.Query()
@@ -111,12 +113,15 @@ func split(address string, names ...string) (at *url.URL, own map[string]string,
 	return at, own, nil
 }
 
-// hide leaves out the address of an error, which may have a password.
-func hide(err error) error {
-	if wrong, ok := err.(*url.Error); ok { //nolint:errorlint // as url.Parse returns it
-		return wrong.Err
-	}
-	return err
+// redacted is an address without passwords, wherever drivers look for them.
+func redacted(at *url.URL) string {
+	shown := *at
+	shown.Fragment = ""
+	query := at.Query()
+	query.Del("password")
+	query.Del("sslpassword")
+	shown.RawQuery = query.Encode()
+	return shown.Redacted()
 }
 
 func connect(at *url.URL) (redis.UniversalClient, error) {
@@ -127,14 +132,14 @@ func connect(at *url.URL) (redis.UniversalClient, error) {
 	if cluster {
 		options, err := redis.ParseClusterURL(plain.String())
 		if err != nil {
-			return nil, usagef("store %s: %w", at.Redacted(), err)
+			return nil, usagef("store %s: %w", redacted(at), err)
 		}
 		options.ContextTimeoutEnabled = true
 		return redis.NewClusterClient(options), nil
 	}
 	options, err := redis.ParseURL(plain.String())
 	if err != nil {
-		return nil, usagef("store %s: %w", at.Redacted(), err)
+		return nil, usagef("store %s: %w", redacted(at), err)
 	}
 	options.ContextTimeoutEnabled = true
 	return redis.NewClient(options), nil
@@ -143,12 +148,12 @@ func connect(at *url.URL) (redis.UniversalClient, error) {
 func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(at.String())
 	if err != nil {
-		return nil, usagef("%s: %w", at.Redacted(), err)
+		return nil, usagef("%s: %w", redacted(at), err)
 	}
 	config.MaxConns = 4
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", at.Redacted(), err)
+		return nil, fmt.Errorf("%s: %w", redacted(at), err)
 	}
 	a.closers = append(a.closers, pool.Close)
 	return pool, nil

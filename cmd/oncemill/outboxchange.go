@@ -90,16 +90,15 @@ Times are by the database's clock. A replay that was cut off says with which
 			"  oncemill outbox replay --topic orders --since 2h --header tenant=acme",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.States = []outbox.State{outbox.Published}
-			asked := time.Now()
 			ctx, box, rows, err := a.prepare(cmd, c, args)
 			if err != nil || len(rows) == 0 {
 				return err
 			}
-			if !c.Before.IsZero() {
-				asked = c.Before
-			}
+			// What was shown, and not again what relays publish meanwhile: that would never end.
+			last := slices.MaxFunc(rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
 			r := outbox.ReplayRequest{
-				Since: c.Since, Before: asked, Topic: c.Topic, IDs: args, Header: c.header, Limit: min(c.rate, 1000),
+				Since: c.Since, Before: last.Add(time.Microsecond), Topic: c.Topic, IDs: args, Header: c.header,
+				Limit: min(c.rate, 1000),
 			}
 			if len(args) == 0 {
 				r.IDs = nil
@@ -113,7 +112,7 @@ Times are by the database's clock. A replay that was cut off says with which
 				} else {
 					audit.Error("failed", "error", err.Error())
 					fmt.Fprintf(a.log, "To go on, say the same with --before %s\n",
-						asked.UTC().Format(time.RFC3339Nano))
+						r.Before.UTC().Format(time.RFC3339Nano))
 				}
 				return changed, changed == r.Limit, err
 			})
@@ -178,6 +177,25 @@ func (a *app) chosenRows(ctx context.Context, box box, c *rowChange, ids []strin
 				c.States[0])
 		}
 	}
+	if err != nil || c.verb == "replay" || c.empty() {
+		return rows, err
+	}
+	return a.deadRows(ctx, box, rows)
+}
+
+// deadRows returns all dead rows of the messages that some rows are of: outboxes change them by message ID, in all
+// topics.
+func (a *app) deadRows(ctx context.Context, box box, of []outbox.RowInfo) (rows []outbox.RowInfo, err error) {
+	ids := map[string]bool{}
+	for _, r := range of {
+		ids[r.ID] = true
+	}
+	err = a.eachRow(ctx, box, outbox.Filter{States: []outbox.State{outbox.Dead}}, func(r *outbox.RowInfo) bool {
+		if ids[r.ID] {
+			rows = append(rows, *r)
+		}
+		return true
+	})
 	return rows, err
 }
 

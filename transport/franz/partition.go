@@ -80,7 +80,7 @@ func (p *partition) take() {
 		p.queue = p.queue[1:]
 		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: entryOf(rec),
 			key: p.s.config.orderKey(rec)}
-		if back := p.tracker.take(&r.entry); back {
+		if back := p.tracker.take(r.entry); back {
 			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.name(), "offset", rec.Offset)
@@ -112,7 +112,7 @@ func (p *partition) resume() {
 // settle notes that a record is settled, and starts what comes after it.
 func (p *partition) settle(r *record, _ bool) {
 	p.mu.Lock()
-	p.tracker.settle(&r.entry)
+	p.tracker.settle(r.entry)
 	p.order.Done(r.key)
 	p.room++
 	p.take()

@@ -22,7 +22,7 @@ type record struct {
 	*handling
 	*running // the holder's: those that have a place, wait for their time, or whose decisions are being carried out
 	holder   holder
-	entry    entry  // of a partition
+	entry    *entry // of a partition; by itself, because it may stay there for much longer than the record
 	key      string // records of a partition with the same one are handled in order; empty: no order
 	offers   int    // with those of earlier deliveries
 	started  bool   // its handler has been called in this offer

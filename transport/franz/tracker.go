@@ -42,8 +42,8 @@ func (t *tracker) take(e *entry) (back bool) {
 }
 
 // entryOf returns the entry of a record that is taken now.
-func entryOf(rec *kgo.Record) entry {
-	return entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
+func entryOf(rec *kgo.Record) *entry {
+	return &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
 }
 
 // settle marks a record as settled.

@@ -1,10 +1,15 @@
 package franz
 
 import (
+	"context"
+	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"pgregory.net/rapid"
+
+	"github.com/oncemill/oncemill/consumer"
 )
 
 func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
@@ -117,5 +122,29 @@ func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
 
 func take(tr *tracker, rec *kgo.Record) (*entry, bool) {
 	e := entryOf(rec)
-	return &e, tr.take(&e)
+	return e, tr.take(e)
+}
+
+// While a record waits for its retry, for hours perhaps, millions behind it may be settled: nothing of what they carried
+// stays in memory.
+func TestPartition_WhatIsSettledBehindAGapIsNotKept(t *testing.T) { // not parallel: it collects garbage
+	var offered []*record
+	h := &handling{
+		process: func(_ context.Context, r *record, _ consumer.Delivery) { offered = append(offered, r) },
+		intake:  intake{copies: func(string) bool { return false }},
+		places:  places{free: 2},
+	}
+	p := &partition{s: &session{handling: h, config: Config{MaxInFlight: 2}}, running: newRunning(t.Context()), room: 2}
+	p.add([]*kgo.Record{{Offset: 1}, {Offset: 2, Value: make([]byte, 1<<10)}})
+	settled := weak.Make(offered[1].Record)
+	p.settle(offered[1], false)
+	offered[1] = nil
+	runtime.GC()
+	if settled.Value() != nil {
+		t.Error("a settled record stays in memory because of one before it")
+	}
+	if got, _ := p.due(); got.Offset != 0 {
+		t.Errorf("offset %d is due, although the record before it is not settled", got.Offset)
+	}
+	runtime.KeepAlive(p)
 }

@@ -120,6 +120,7 @@ func runBatch(
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m
+			_ = ready[i].m.result(nil) // what was said of it in a batch that panicked
 		}
 		if f.isDraining() && len(which) == 1 && !ready[which[0]].m.last { // others ran before it
 			return []error{oncemill.Uncounted(oncemill.NoEffect(errDraining))}

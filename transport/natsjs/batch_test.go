@@ -322,6 +322,32 @@ func TestBatchWorker_NothingLingersInTheDrain(t *testing.T) {
 	r.acked(2)
 }
 
+// What a handler said of a message before its batch panicked is not said of the run that follows, whose effect is there.
+func TestBatchWorker_APanicTakesBackWhatWasSaid(t *testing.T) {
+	t.Parallel()
+	r := newBatchRig(t)
+	r.publish(2, oneKey)
+	w, err := natsjs.NewBatchWorker(r.processor(), r.js, r.cons,
+		func(_ context.Context, msgs []jetstream.Msg) []error {
+			if len(msgs) == 2 {
+				_ = msgs[0].Term()
+				panic("row 17")
+			}
+			return nil
+		}, natsjs.BatchConfig{Config: natsjs.Config{Handler: "charge"}, MaxBatch: 2, Linger: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := r.start(w)
+	r.acked(2)
+	r.stops(stop)
+	for _, id := range []string{"o0", "o1"} {
+		if answer := r.record(id); answer.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%s ended as %+v, want a success", id, answer)
+		}
+	}
+}
+
 func TestNewBatchWorker_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
