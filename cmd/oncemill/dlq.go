@@ -27,7 +27,7 @@ type letter struct {
 }
 
 // letters are the dead letters of a topic.
-type letters interface {
+type deadLetters interface {
 	// each calls do with each letter that is there now, or that is still to be redriven, until do returns false. It
 	// takes none.
 	each(ctx context.Context, left bool, do func(letter) bool) error
@@ -108,7 +108,7 @@ func (d *dlq) matches(l *letter) bool {
 }
 
 // open opens the dead letters of a topic: those of NATS, if both brokers are named and no flag chooses.
-func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (letters, error) {
+func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (deadLetters, error) {
 	s, named := &a.settings, cmd.Flags().Changed
 	kafka := s.Nats == "" || named("kafka") && !named("nats")
 	switch {
@@ -127,13 +127,13 @@ func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (letters, error) {
 
 // A letterGroup is what dead letters have in common.
 type letterGroup struct {
-	Letters int       `json:"letters"`
-	Handler string    `json:"handler"`
-	Topic   string    `json:"topic"`
-	Outcome string    `json:"outcome"`
-	Reason  string    `json:"reason"`
-	First   time.Time `json:"first"`
-	Last    time.Time `json:"last"`
+	DeadLetters int       `json:"letters"`
+	Handler     string    `json:"handler"`
+	Topic       string    `json:"topic"`
+	Outcome     string    `json:"outcome"`
+	Reason      string    `json:"reason"`
+	First       time.Time `json:"first"`
+	Last        time.Time `json:"last"`
 }
 
 func (a *app) deadList() *cobra.Command {
@@ -183,7 +183,7 @@ func (a *app) deadList() *cobra.Command {
 	return cmd
 }
 
-func (a *app) groupLetters(ctx context.Context, source letters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) groupLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
 	groups := map[letterGroup]*letterGroup{}
 	err = a.eachLetter(ctx, source, d, false, func(l letter) {
 		g := letterGroup{
@@ -197,7 +197,7 @@ func (a *app) groupLetters(ctx context.Context, source letters, d *dlq, limit in
 			of.First = l.at
 			groups[g] = of
 		}
-		of.Letters++
+		of.DeadLetters++
 		of.Last = l.at
 		if l.at.Before(of.First) {
 			of.First = l.at
@@ -207,7 +207,7 @@ func (a *app) groupLetters(ctx context.Context, source letters, d *dlq, limit in
 		return 0, 0, err
 	}
 	all := slices.SortedFunc(maps.Values(groups), func(x, y *letterGroup) int {
-		return cmp.Or(cmp.Compare(y.Letters, x.Letters), strings.Compare(x.Reason, y.Reason),
+		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason),
 			strings.Compare(x.Handler, y.Handler), strings.Compare(x.Topic, y.Topic))
 	})
 	shown := all[:min(limit, len(all))]
@@ -217,7 +217,7 @@ func (a *app) groupLetters(ctx context.Context, source letters, d *dlq, limit in
 	t := table{{"LETTERS", "HANDLER", "TOPIC", "OUTCOME", "FIRST", "LAST", "REASON"}}
 	for _, g := range shown {
 		t = append(t, []string{
-			fmt.Sprint(g.Letters), safe(g.Handler, 60), safe(g.Topic, 60), safe(g.Outcome, 20), moment(g.First),
+			fmt.Sprint(g.DeadLetters), safe(g.Handler, 60), safe(g.Topic, 60), safe(g.Outcome, 20), moment(g.First),
 			moment(g.Last), safe(g.Reason, 80),
 		})
 	}
@@ -259,7 +259,7 @@ func (l *letter) view() letterView {
 	}
 }
 
-func (a *app) listLetters(ctx context.Context, source letters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) listLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
 	var all []letterView
 	err = a.eachLetter(ctx, source, d, false, func(l letter) {
 		if found++; found <= limit {
@@ -284,7 +284,7 @@ func (a *app) listLetters(ctx context.Context, source letters, d *dlq, limit int
 }
 
 // eachLetter calls do with the letters that the flags let through.
-func (a *app) eachLetter(ctx context.Context, source letters, d *dlq, left bool, do func(letter)) error {
+func (a *app) eachLetter(ctx context.Context, source deadLetters, d *dlq, left bool, do func(letter)) error {
 	progress := a.progress("letters")
 	defer progress.end()
 	return source.each(ctx, left, func(l letter) bool {

@@ -211,7 +211,7 @@ func (r *deadRig) predicted() (sum foreseen, reasons int) {
 	var all []foreseen
 	r.must(json.Unmarshal([]byte(out), &all))
 	for _, f := range all {
-		sum.Letters += f.Letters
+		sum.DeadLetters += f.DeadLetters
 		sum.Run += f.Run
 		sum.Unknown += f.Unknown
 		sum.Succeeded += f.Succeeded
@@ -246,7 +246,7 @@ func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
 }
 
 // letters are the dead letters by message.
-func (r *deadRig) letters() map[string]producer.Message {
+func (r *deadRig) deadLetters() map[string]producer.Message {
 	r.t.Helper()
 	a, cmd, found := &app{}, &cobra.Command{}, map[string]producer.Message{}
 	r.t.Cleanup(a.close)
@@ -268,9 +268,9 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	r.buried(n)
 
 	// Some are run again by others meanwhile.
-	dead := r.letters()
+	dead := r.deadLetters()
 	forever := make(chan struct{})
-	want := foreseen{Letters: n}
+	want := foreseen{DeadLetters: n}
 	var again []producer.Message
 	r.mu.Lock()
 	for i := range n {
@@ -293,7 +293,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 			r.mode[id] = func(context.Context) error { return oncemill.RetryAfter(time.Hour, errors.New("later")) }
 		case i < 210:
 			want.Failed++
-			want.Letters++ // the later one
+			want.DeadLetters++ // the later one
 			want.Run++
 		default:
 			want.Run++
@@ -323,7 +323,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 		r.must(r.store.Change(t.Context(), r.state(fmt.Sprintf("order-%d", i)), dedupstore.Forget{}))
 	}
 	want.Cannot++
-	want.Letters++
+	want.DeadLetters++
 	r.must(r.pub.Publish(t.Context(), producer.Message{
 		ID: "order-300", Topic: "orders", Key: "300", Payload: []byte("another"),
 		Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"},

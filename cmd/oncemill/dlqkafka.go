@@ -29,7 +29,7 @@ type kafkaLetters struct {
 
 func (a *app) seeds() kgo.Opt { return kgo.SeedBrokers(strings.Split(a.settings.Kafka, ",")...) }
 
-func (a *app) kafkaLetters(d *dlq, topic string) (letters, error) {
+func (a *app) kafkaLetters(d *dlq, topic string) (deadLetters, error) {
 	client, err := kgo.NewClient(append(franz.PublisherOpts(), a.seeds())...)
 	if err != nil {
 		return nil, usagef("Kafka: %w", err)

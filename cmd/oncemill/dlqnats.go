@@ -49,7 +49,7 @@ func (a *app) jetStream() (jetstream.JetStream, error) {
 	return jetstream.New(conn)
 }
 
-func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (letters, error) {
+func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (deadLetters, error) {
 	js, err := a.jetStream()
 	if err != nil {
 		return nil, err

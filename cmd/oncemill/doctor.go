@@ -117,7 +117,7 @@ Exit status 3: there is an error among the findings.`,
 }
 
 // patience bounds the look at one server.
-const patience = 15 * time.Second
+const lookTimeout = 15 * time.Second
 
 func (d *doctor) run(ctx context.Context) error {
 	if err := d.check(); err != nil {
@@ -137,7 +137,7 @@ func (d *doctor) run(ctx context.Context) error {
 		if !look.wanted || ctx.Err() != nil {
 			continue
 		}
-		within, cancel := context.WithTimeout(ctx, patience)
+		within, cancel := context.WithTimeout(ctx, lookTimeout)
 		errs = append(errs, look.at(within)) // the others may be there
 		cancel()
 	}

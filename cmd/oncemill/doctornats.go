@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"time"
 
@@ -15,7 +16,10 @@ import (
 func (d *doctor) lookAtNATS(ctx context.Context) error {
 	nc, err := nats.Connect(d.settings.Nats, nats.Timeout(5*time.Second), nats.Name("oncemill doctor"))
 	if err != nil {
-		return fmt.Errorf("NATS: %w", hide(err))
+		if wrong := (*url.Error)(nil); errors.As(err, &wrong) { // which has the address, and so a password
+			err = wrong.Err
+		}
+		return fmt.Errorf("NATS: %w", err)
 	}
 	defer nc.Close()
 	js, err := jetstream.New(nc)

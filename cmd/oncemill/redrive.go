@@ -104,7 +104,7 @@ type redriving struct {
 	groups bool
 	topic  string
 	store  dedupstore.Inspector
-	source letters
+	source deadLetters
 }
 
 // lookAt is how many records are looked at together.
@@ -217,16 +217,16 @@ type bound struct {
 
 // foreseen is what would happen to the letters of a reason.
 type foreseen struct {
-	Reason    string `json:"reason"`
-	Letters   int    `json:"letters"`
-	Run       int    `json:"will_run"`
-	Unknown   int    `json:"will_run_unknown"`
-	Succeeded int    `json:"succeeded"`
-	Running   int    `json:"running"`
-	Due       int    `json:"due"`
-	Failed    int    `json:"failed_again"`
-	Absent    int    `json:"no_record"`
-	Cannot    int    `json:"cannot"`
+	Reason      string `json:"reason"`
+	DeadLetters int    `json:"letters"`
+	Run         int    `json:"will_run"`
+	Unknown     int    `json:"will_run_unknown"`
+	Succeeded   int    `json:"succeeded"`
+	Running     int    `json:"running"`
+	Due         int    `json:"due"`
+	Failed      int    `json:"failed_again"`
+	Absent      int    `json:"no_record"`
+	Cannot      int    `json:"cannot"`
 }
 
 func (f *foreseen) of(what fate) *int {
@@ -270,7 +270,7 @@ func (p *prediction) add(cases []rerunCase) {
 			of = &foreseen{Reason: reason}
 			p.reasons[reason] = of
 		}
-		of.Letters++
+		of.DeadLetters++
 		*of.of(c.fate)++
 		p.fates[bound{c.fate, c.again.Topic}]++
 		switch {
@@ -284,7 +284,7 @@ func (p *prediction) add(cases []rerunCase) {
 
 func (a *app) showPrediction(p *prediction) error {
 	all := slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
-		return cmp.Or(cmp.Compare(y.Letters, x.Letters), strings.Compare(x.Reason, y.Reason))
+		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
 	})
 	if !a.forPeople() {
 		return items(a, all)
@@ -296,7 +296,7 @@ func (a *app) showPrediction(p *prediction) error {
 	for _, f := range all {
 		var line []string
 		for _, n := range []int{
-			f.Letters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Absent, f.Cannot,
+			f.DeadLetters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Absent, f.Cannot,
 		} {
 			line = append(line, fmt.Sprint(n))
 		}

@@ -21,9 +21,9 @@ type Config struct {
 	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 
-	// Isolation is the isolation level of the transactions that an inbox begins. Empty: the database's default. Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when
-	// PostgreSQL refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs
-	// again.
+	// Isolation is the isolation level of the transactions that an inbox begins. Empty: the database's default. Under
+	// [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when PostgreSQL refuses
+	// one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs again.
 	Isolation pgx.TxIsoLevel
 
 	// Logger gets the log lines of RunCleaning and inboxes. Nil: slog.Default().

@@ -58,8 +58,8 @@ func (t teller) headline() string {
 		return fmt.Sprintf("Its last run got no further: %s claimed it %s, and the lease ended %s without an outcome. "+
 			"Nobody has taken it over yet.", t.holder(), t.ago(t.Claimed), t.ago(t.Until))
 	case t.State == dedupstore.Running && t.Started:
-		return fmt.Sprintf("Its handler is running on %s: attempt %d, claimed %s. The lease lasts another %s unless it "+
-			"is extended.", t.holder(), t.Attempts, t.ago(t.Claimed), Span(t.Until.Sub(t.now)))
+		return fmt.Sprintf("Its handler is running on %s: attempt %d, claimed %s. The lease lasts another %s unless "+
+			"it is extended.", t.holder(), t.Attempts, t.ago(t.Claimed), Span(t.Until.Sub(t.now)))
 	case t.State == dedupstore.Running:
 		return fmt.Sprintf("%s has claimed it %s, for attempt %d. Its handler has started just now, or is about to.",
 			t.holder(), t.ago(t.Claimed), t.Attempts)
@@ -124,7 +124,8 @@ func (t teller) effects() string {
 	switch {
 	case t.dead():
 		died++
-	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0, t.Outcome.Kind == dedupstore.Failed && !t.Outcome.Exhausted:
+	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,
+		t.Outcome.Kind == dedupstore.Failed && !t.Outcome.Exhausted:
 		failed++
 	}
 	var doubts []string
@@ -143,8 +144,8 @@ func (t teller) effects() string {
 	case done && len(doubts) == 0:
 		return "Its effect happened once."
 	case done:
-		return fmt.Sprintf("Its effect happened in the run that succeeded. Outside of an inbox, it may have happened more "+
-			"often: %s.", strings.Join(doubts, "; "))
+		return fmt.Sprintf("Its effect happened in the run that succeeded. Outside of an inbox, it may have happened "+
+			"more often: %s.", strings.Join(doubts, "; "))
 	case t.Outcome.Kind == dedupstore.Unknown:
 		return "Its effect happened, or it did not: ask the system that it acts on."
 	case len(doubts) > 0:
@@ -219,7 +220,9 @@ func (t teller) ended() string {
 
 // next says what happens next, and what one can do.
 func (t teller) next() (string, []Action) {
-	forget := Action{"forget", "drop the record: the next delivery runs as a first one, and its effect may happen again"}
+	forget := Action{
+		"forget", "drop the record: the next delivery runs as a first one, and its effect may happen again",
+	}
 	rerun := Action{"rerun", "let the next delivery run again; outside of an inbox its effect may happen twice"}
 	window := ""
 	if !t.Expires.IsZero() {

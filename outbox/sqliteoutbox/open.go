@@ -64,8 +64,10 @@ func dataSource(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") {
 		path = "/" + path // C:/… on Windows
 	}
-	settings := url.Values{"_busy_timeout": {strconv.FormatInt(busyTimeout.Milliseconds(), 10)}, "_journal_mode": {"WAL"},
-		"_txlock": {"immediate"}}
+	settings := url.Values{
+		"_busy_timeout": {strconv.FormatInt(busyTimeout.Milliseconds(), 10)}, "_journal_mode": {"WAL"},
+		"_txlock": {"immediate"},
+	}
 	name := url.URL{Scheme: "file", Path: path, RawQuery: settings.Encode()}
 	return name.String(), nil
 }

@@ -73,8 +73,10 @@ type running struct {
 
 func newRunning(handlers context.Context) *running {
 	open, shut := context.WithCancel(context.Background())
-	return &running{context: func() context.Context { return handlers }, shut: shut, halted: open.Done(), ended: make(chan struct{}),
-		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) }}
+	return &running{
+		context: func() context.Context { return handlers }, shut: shut, halted: open.Done(), ended: make(chan struct{}),
+		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) },
+	}
 }
 
 // begin reports false after halt. Otherwise end has to follow.

@@ -25,9 +25,9 @@ type entry struct {
 	taken   time.Time
 }
 
-// take adds the entry of the next record. It reports whether the partition went back: the broker has lost the end of its log, and
-// now other records come under offsets that were used before. Then settling starts anew from here, or from an earlier
-// record that is not settled. That is due at once, because a restart would go on where the log ended before.
+// take adds the entry of the next record. It reports whether the partition went back: the broker has lost the end of
+// its log, and now other records come under offsets that were used before. Then settling starts anew from here, or from
+// an earlier record that is not settled. That is due at once, because a restart would go on where the log ended before.
 func (t *tracker) take(e *entry) (back bool) {
 	if back = t.last != nil && e.offset <= t.last.offset; back {
 		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }),

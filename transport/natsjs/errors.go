@@ -16,9 +16,9 @@ var ErrRunning = errors.New("natsjs: Worker is running")
 // Grace longer than the longest handler.
 var ErrCutShort = errors.New("natsjs: handlers took longer than Config.Grace, and their contexts were cancelled")
 
-// ErrWorkerSettles is what a Handler's message answers to Nak, NakWithDelay, Term and TermWithReason. The worker settles
-// the message, by the handler's error, and this one counts as such.
-var ErrWorkerSettles = errors.New("natsjs: the handler settled the message itself; the Worker does that: return an error instead")
+// ErrWorkerSettles is what a Handler's message answers to Nak, NakWithDelay, Term and TermWithReason. The worker
+// settles the message, by the handler's error, and this one counts as such.
+var ErrWorkerSettles = errors.New("natsjs: the handler settled the message; leave that to the Worker, and return an error")
 
 // errGrace is the cause of the contexts of handlers that took longer than the grace.
 var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
