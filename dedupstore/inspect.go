@@ -93,8 +93,8 @@ type Change interface{ change() string }
 type Forget struct{}
 
 // Rerun lets a message whose outcome is failed or unknown run again when it is delivered next: the record is RETRYABLE
-// and due, with its attempts anew. It delivers nothing, and needs no dead letter. After an unknown outcome, or a failure
-// outside of an inbox, the effect may happen twice.
+// and due, with its attempts anew. It delivers nothing, and needs no dead letter. After an unknown outcome, or a
+// failure outside of an inbox, the effect may happen twice.
 type Rerun struct{}
 
 // Complete decides an unknown outcome: it did happen (Succeeded), or it did not and must not be tried again (Failed).

@@ -74,7 +74,8 @@ type running struct {
 func newRunning(handlers context.Context) *running {
 	open, shut := context.WithCancel(context.Background())
 	return &running{
-		context: func() context.Context { return handlers }, shut: shut, halted: open.Done(), ended: make(chan struct{}),
+		context: func() context.Context { return handlers }, shut: shut, halted: open.Done(),
+		ended:  make(chan struct{}),
 		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) },
 	}
 }

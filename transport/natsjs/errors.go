@@ -18,7 +18,7 @@ var ErrCutShort = errors.New("natsjs: handlers took longer than Config.Grace, an
 
 // ErrWorkerSettles is what a Handler's message answers to Nak, NakWithDelay, Term and TermWithReason. The worker
 // settles the message, by the handler's error, and this one counts as such.
-var ErrWorkerSettles = errors.New("natsjs: the handler settled the message; leave that to the Worker, and return an error")
+var ErrWorkerSettles = errors.New("natsjs: the handler settled the message, which its Worker does: return an error")
 
 // errGrace is the cause of the contexts of handlers that took longer than the grace.
 var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
