@@ -34,9 +34,7 @@
 //
 // # Records
 //
-// A record is one string with a time to live; record.lua documents its layout. This prints one:
-//
-//	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
+// A record is one string with a time to live; record.lua documents its layout. The command "oncemill explain" reads it.
 //
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
 // +pttl +type +info. Config.Replicas needs +wait too. Looking at records and counting duplicates need +hmget +hset

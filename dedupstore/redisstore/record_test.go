@@ -3,94 +3,16 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-func TestRecord_IsReadableWithRedisCLI(t *testing.T) {
-	t.Parallel()
-	cli := testserver.NeedProgram(t, "redis-cli", "Debian: apt-get install redis-tools")
-	server := ownServer(t)
-	s := newStore(t, server.Client())
-	r := request("o-17 é")
-	show := func() map[string]string {
-		t.Helper()
-		host, port, _ := strings.Cut(server.Addr, ":")
-		out, err := exec.CommandContext(t.Context(), cli, "-h", host, "-p", port, "--eval", "show.lua", s.name(r.Key)).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		fields := map[string]string{}
-		for line := range strings.Lines(string(out)) {
-			name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
-			fields[name] = value
-		}
-		return fields
-	}
-	if got := show(); got["there is no record of this name"] != "" || len(got) != 1 {
-		t.Errorf("without a record: %q", got)
-	}
-	r.Holder = "host:1"
-	a := claim(t, s, r, dedupstore.AcquiredRun)
-	fence := strconv.FormatUint(a.Claim.Fence, 10)
-	if got := show(); got["state"] != "running" || got["fence"] != fence || got["lease ends"] != strconv.FormatUint(a.Claim.Fence+60_000_000, 10) {
-		t.Errorf("a run is shown as %q, fence %s", got, fence)
-	}
-	settle(t, s, a.Claim, dedupstore.Release{Reason: "database is down", Took: 250 * time.Millisecond})
-	r = request(r.Key.ID)
-	r.Holder = "host:2"
-	a = claim(t, s, r, dedupstore.AcquiredRun)
-	finish := producing(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card refused", Truncated: true, Result: []byte("r")},
-		dedupstore.Produced{ID: "d-1", Topic: "dead", Header: map[string]string{"why": "card"}, Payload: []byte("x")})
-	finish.Took = 1500 * time.Millisecond
-	settle(t, s, a.Claim, finish)
-	noted := dedupstore.Duplicates{Key: r.Key, Count: 3, Last: time.UnixMilli(1700000000000), Retention: time.Hour}
-	if err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{noted}); err != nil {
-		t.Fatal(err)
-	}
-	fields := show()
-	for _, changing := range []string{"owner", "fingerprint", "check", "lease ends", "kept for", "settled by"} {
-		if fields[changing] == "" {
-			t.Errorf("%q is missing", changing)
-		}
-		delete(fields, changing)
-	}
-	want := map[string]string{
-		"state": "publishing", "outcome": "failed", "fence": strconv.FormatUint(a.Claim.Fence, 10), "attempts": "2",
-		"first claim": fence, "traceparent": r.Trace, "reason": "card refused", "holder": "host:2", "took ms": "1500",
-		"earlier attempt, claimed": fence, "earlier attempt, took ms": "250", "earlier attempt, holder": "host:1",
-		"earlier attempt, reason": "database is down", "duplicates": "3, the last at 1700000000000 ms",
-		"result": "r", "result truncated": "",
-		"produced": `[{"id":"d-1","topic":"dead"}]`, "content": `[{"header":[["why","card"]],"payload":"eA=="}]`,
-	}
-	if diff := cmp.Diff(want, fields); diff != "" {
-		t.Error(diff)
-	}
-	again := request("again")
-	settle(t, s, claim(t, s, again, dedupstore.AcquiredRun).Claim, failed())
-	change(t, s, again.Key, dedupstore.Rerun{})
-	r.Key = again.Key
-	if fields := show(); fields["reruns"] != "1" || fields["state"] != "to be retried" {
-		t.Errorf("a record that is to run again is shown as %q", fields)
-	}
-	r = request("o-17 é")
-	if !strings.HasSuffix(s.name(r.Key), ":acme:billing:charge:o-17%20%C3%A9") {
-		t.Errorf("the key is named %q", s.name(r.Key))
-	}
-}
-
-// TestRecord_SizeIsBounded keeps a finished record with all usual fields in 108 bytes: up to there, and not beyond, Redis
-// needs 112 for its value.
 func TestRecord_SizeIsBounded(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)
