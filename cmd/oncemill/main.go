@@ -87,14 +87,16 @@ func (a *app) command() *cobra.Command {
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
-It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX)
-or by a context of the file "oncemill.yaml" in the user's config folder:
+It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX,
+ONCEMILL_NATS, ONCEMILL_KAFKA) or by a context of the file "oncemill.yaml" in
+the user's config folder:
 
   current: prod
   contexts:
     prod:
       store: redis://127.0.0.1:6379
       outbox: postgres://app@127.0.0.1/shop
+      nats: nats://127.0.0.1:4222
       trace: https://traces.example/trace/{trace}
 
 Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
@@ -109,7 +111,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	a.settings.flags(root.PersistentFlags())
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate())
+		a.migrate(), a.audit())
 	return root
 }
 

@@ -37,7 +37,7 @@ func TestCommand_WithoutServers(t *testing.T) {
 // alone keeps a script from the settings of whoever runs the tests.
 func alone(env *testscript.Env) error {
 	env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
-	for _, name := range []string{"STORE", "OUTBOX", "TRACE", "CONTEXT", "CONFIG"} {
+	for _, name := range []string{"STORE", "OUTBOX", "NATS", "KAFKA", "TRACE", "CONTEXT", "CONFIG"} {
 		env.Setenv("ONCEMILL_"+name, "")
 	}
 	return nil

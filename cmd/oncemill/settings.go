@@ -19,6 +19,8 @@ import (
 type servers struct {
 	Store  string `yaml:"store"`
 	Outbox string `yaml:"outbox"`
+	Nats   string `yaml:"nats"`
+	Kafka  string `yaml:"kafka"`
 	Trace  string `yaml:"trace"`
 }
 
@@ -39,6 +41,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
 		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
+	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
+	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n"+
+		"[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")
@@ -59,6 +64,8 @@ func (s *settings) load(flags *pflag.FlagSet) error {
 	}
 	fill(&s.Store, "ONCEMILL_STORE", chosen.Store)
 	fill(&s.Outbox, "ONCEMILL_OUTBOX", chosen.Outbox)
+	fill(&s.Nats, "ONCEMILL_NATS", chosen.Nats)
+	fill(&s.Kafka, "ONCEMILL_KAFKA", chosen.Kafka)
 	fill(&s.Trace, "ONCEMILL_TRACE", chosen.Trace)
 	return nil
 }
