@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -82,7 +83,7 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 			return nil, err
 		}
 		return pgoutbox.Find(ctx, pool,
-			pgoutbox.Config{Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: quiet})
+			pgoutbox.Config{Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet)})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -143,7 +144,7 @@ func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, usagef("%s: %w", at.Redacted(), err)
 	}
-	config.MaxConns = 4
+	config.MaxConns = 8 // what a relay needs; others use one or two
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", at.Redacted(), err)
