@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,17 +40,11 @@ func (a *app) kafkaTrail(ctx context.Context, topic string) (trail, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	starts, err := adm.ListStartOffsets(ctx, topic)
-	if err == nil {
-		err = starts.Error()
-	}
-	if err != nil {
+	if err = cmp.Or(err, starts.Error()); err != nil {
 		return nil, fmt.Errorf("topic %s: %w", safe(topic, 80), err)
 	}
 	ends, err := adm.ListCommittedOffsets(ctx, topic) // up to the first open transaction
-	if err == nil {
-		err = ends.Error()
-	}
-	if err != nil {
+	if err = cmp.Or(err, ends.Error()); err != nil {
 		return nil, fmt.Errorf("topic %s: %w", safe(topic, 80), err)
 	}
 	t := &kafkaTrail{app: a, topic: topic, start: map[int32]int64{}, end: map[int32]int64{}}
@@ -124,7 +119,8 @@ func (t *kafkaTrail) read(ctx context.Context, do func(message) error) error {
 		}
 		if fetches.NumRecords() == 0 {
 			// Records at the end may be gone: compacted, expired, or of transactions that were aborted.
-			if _, err := kadm.NewClient(cl).ListCommittedOffsets(ctx, t.topic); err != nil {
+			listed, err := kadm.NewClient(cl).ListCommittedOffsets(ctx, t.topic)
+			if err = cmp.Or(err, listed.Error()); err != nil {
 				return fmt.Errorf("topic %s: %w", safe(t.topic, 80), err)
 			}
 			for p, end := range left {
@@ -262,7 +258,9 @@ func (t *natsTrail) read(ctx context.Context, do func(message) error) error {
 	quiet := time.AfterFunc(silence, func() { stop(errSilence) })
 	defer quiet.Stop()
 	for {
+		quiet.Reset(silence)
 		msg, err := messages.Next(jetstream.NextContext(waiting))
+		quiet.Stop() // what is done with a message may take longer
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -271,7 +269,6 @@ func (t *natsTrail) read(ctx context.Context, do func(message) error) error {
 		case err != nil:
 			return fmt.Errorf("stream %s: %w", safe(t.name, 80), err)
 		}
-		quiet.Reset(silence)
 		meta, err := msg.Metadata()
 		if err != nil {
 			return err
