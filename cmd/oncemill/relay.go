@@ -229,10 +229,11 @@ type readiness struct {
 
 func newReadiness(log *slog.Logger) *readiness {
 	r := &readiness{log: log}
-	starting := "starting"
-	r.problem.Store(&starting)
+	r.say("starting")
 	return r
 }
+
+func (r *readiness) say(problem string) { r.problem.Store(&problem) }
 
 // set logs what has changed.
 func (r *readiness) set(err error) {
@@ -279,7 +280,7 @@ func (r *readiness) watch(ctx context.Context, opened box, broker func(context.C
 		case <-time.After(lookEvery):
 		}
 	}
-	r.set(errors.New("stopping"))
+	r.say("stopping")
 }
 
 // answer answers probes until it is closed, and stops the relay if it cannot any more.

@@ -193,7 +193,7 @@ func TestRelay_DaemonsThatDieAndStopLoseNothing(t *testing.T) {
 			if err := first.ends(syscall.SIGKILL); err == nil {
 				t.Error("a killed relay ended well")
 			}
-			write(t, n/2, n)
+			write(t, n/2, n*3/4)
 			atLeast(n * 5 / 8)
 			if err := second.ends(syscall.SIGTERM); err != nil {
 				t.Errorf("a relay that was told to stop ended with %v", err)
@@ -201,7 +201,9 @@ func TestRelay_DaemonsThatDieAndStopLoseNothing(t *testing.T) {
 			if !strings.Contains(second.log.String(), "relay: stopped") {
 				t.Error("the relay does not say that it stopped")
 			}
+			write(t, n*3/4, n)
 			third := startDaemon(t, args...)
+			third.awaitReady(http.StatusOK, "ready")
 			atLeast(n)
 			copies := 0
 			for id, times := range ids() {
