@@ -93,4 +93,3 @@ replace github.com/oncemill/oncemill/internal/testserver/natstest => ../../inter
 
 replace github.com/oncemill/oncemill/internal/testserver/kafkatest => ../../internal/testserver/kafkatest
 
-replace github.com/oncemill/oncemill/transport/oncewatermill => ../../transport/oncewatermill
