@@ -83,7 +83,9 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 			return nil, err
 		}
 		return pgoutbox.Find(ctx, pool,
-			pgoutbox.Config{Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet)})
+			pgoutbox.Config{
+				Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet),
+			})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
