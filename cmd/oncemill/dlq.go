@@ -107,16 +107,12 @@ func (d *dlq) matches(l *letter) bool {
 		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to))
 }
 
-// open opens the dead letters of a topic: those of NATS, if both brokers are named and no flag chooses.
+// open opens the dead letters of a topic.
 func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (deadLetters, error) {
-	s, named := &a.settings, cmd.Flags().Changed
-	kafka := s.Nats == "" || named("kafka") && !named("nats")
+	kafka, err := a.onKafka(cmd.Flags())
 	switch {
-	case s.Nats == "" && s.Kafka == "":
-		return nil, usagef("no broker is named: set --nats or --kafka, ONCEMILL_NATS or ONCEMILL_KAFKA, or a context " +
-			"of the config file")
-	case named("nats") && named("kafka"):
-		return nil, usagef("--nats and --kafka are both set: say one")
+	case err != nil:
+		return nil, err
 	case kafka && d.stream != "":
 		return nil, usagef("--stream is set, and Kafka has no streams")
 	case kafka:

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -27,14 +26,11 @@ type kafkaLetters struct {
 	fetched []letter        // and not taken yet
 }
 
-func (a *app) seeds() kgo.Opt { return kgo.SeedBrokers(strings.Split(a.settings.Kafka, ",")...) }
-
 func (a *app) kafkaLetters(d *dlq, topic string) (deadLetters, error) {
-	client, err := kgo.NewClient(append(franz.PublisherOpts(), a.seeds())...)
+	client, err := a.kafka(franz.PublisherOpts()...)
 	if err != nil {
-		return nil, usagef("Kafka: %w", err)
+		return nil, err
 	}
-	a.closers = append(a.closers, client.Close)
 	return &kafkaLetters{app: a, client: client, topic: topic, marker: cmp.Or(d.name, topic+".redriven")}, nil
 }
 
@@ -122,7 +118,7 @@ func (k *kafkaLetters) read(ctx context.Context, topic string) (*kafkaReader, er
 			r.ends[end.Partition], from[end.Partition] = end.Offset, kgo.NewOffset().At(start.Offset)
 		}
 	})
-	r.client, err = kgo.NewClient(k.app.seeds(), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(),
+	r.client, err = k.app.kafka(kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(),
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: from}))
 	return r, err
 }

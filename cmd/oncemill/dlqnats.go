@@ -33,24 +33,8 @@ type natsLetters struct {
 	waited  bool
 }
 
-// jetStream connects to NATS.
-func (a *app) jetStream() (jetstream.JetStream, error) {
-	for one := range strings.SplitSeq(a.settings.Nats, ",") {
-		if _, _, err := split(one); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := nats.Connect(a.settings.Nats, nats.Name("oncemill"), nats.MaxReconnects(-1),
-		nats.IgnoreAuthErrorAbort())
-	if err != nil {
-		return nil, fmt.Errorf("NATS: %w", err)
-	}
-	a.closers = append(a.closers, conn.Close)
-	return jetstream.New(conn)
-}
-
 func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (deadLetters, error) {
-	js, err := a.jetStream()
+	js, err := a.jetStream(nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return nil, err
 	}

@@ -16,11 +16,10 @@ import (
 
 // lookAtKafka looks at a topic, a group and the topic of dead letters.
 func (d *doctor) lookAtKafka(ctx context.Context) error {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(d.settings.Kafka, ",")...), kgo.RetryTimeout(5*time.Second))
+	cl, err := d.kafka(kgo.RetryTimeout(5 * time.Second))
 	if err != nil {
-		return usagef("kafka: %w", err)
+		return err
 	}
-	defer cl.Close()
 	admin := kadm.NewClient(cl)
 	topics := []string{d.topic}
 	if d.dead != "" {

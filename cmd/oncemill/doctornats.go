@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"time"
 
@@ -14,17 +13,9 @@ import (
 
 // lookAtNATS looks at a stream, a consumer and where dead letters go.
 func (d *doctor) lookAtNATS(ctx context.Context) error {
-	nc, err := nats.Connect(d.settings.Nats, nats.Timeout(5*time.Second), nats.Name("oncemill doctor"))
+	js, err := d.jetStream(nats.Timeout(5 * time.Second))
 	if err != nil {
-		if wrong := (*url.Error)(nil); errors.As(err, &wrong) { // which has the address, and so a password
-			err = wrong.Err
-		}
-		return fmt.Errorf("NATS: %w", err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("NATS: %w", err)
+		return err
 	}
 	subject := "stream " + d.stream
 	stream, err := js.Stream(ctx, d.stream)

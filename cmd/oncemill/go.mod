@@ -3,6 +3,7 @@ module github.com/oncemill/oncemill/cmd/oncemill
 go 1.26.0
 
 require (
+	github.com/google/go-cmp v0.7.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oncemill/oncemill v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0

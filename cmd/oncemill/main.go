@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"slices"
@@ -74,7 +75,8 @@ type app struct {
 	out, log io.Writer
 	settings settings
 	closers  []func()
-	asIs     bool // databases are opened without changing how they are set
+	asIs     bool         // databases are opened without changing how they are set
+	logger   *slog.Logger // nil: nothing is logged
 }
 
 func (a *app) close() {
@@ -90,14 +92,16 @@ func (a *app) command() *cobra.Command {
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
-It finds the servers by flags, by environment (ONCEMILL_STORE and the like)
-or by a context of the file "oncemill.yaml" in the user's config folder:
+It finds the servers by flags, by environment (ONCEMILL_STORE, ONCEMILL_OUTBOX,
+ONCEMILL_NATS, ONCEMILL_KAFKA) or by a context of the file "oncemill.yaml" in
+the user's config folder:
 
   current: prod
   contexts:
     prod:
       store: redis://127.0.0.1:6379
       outbox: postgres://app@127.0.0.1/shop
+      nats: nats://127.0.0.1:4222
       trace: https://traces.example/trace/{trace}
 
 Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
@@ -113,9 +117,10 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	a.settings.flags(root.PersistentFlags())
-	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
+	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"},
+		&cobra.Group{ID: "run", Title: "Run:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate(), a.doctor(), a.deadLetters())
+		a.migrate(), a.doctor(), a.deadLetters(), a.audit(), a.relay())
 	return root
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -84,7 +85,9 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 			return nil, err
 		}
 		return pgoutbox.Find(ctx, pool,
-			pgoutbox.Config{Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: quiet})
+			pgoutbox.Config{
+				Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet),
+			})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -150,7 +153,7 @@ func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, usagef("%s: %w", redacted(at), err)
 	}
-	config.MaxConns = 4
+	config.MaxConns = 8 // what a relay needs; others use one or two
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", redacted(at), err)

@@ -41,8 +41,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
 		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
-	f.StringVar(&s.Nats, "nats", "", "NATS servers: nats://HOST:PORT[,…]")
-	f.StringVar(&s.Kafka, "kafka", "", "Kafka brokers: HOST:PORT[,…]")
+	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
+	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n"+
+		"[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A planted message is one of a topic with known duplicates.
+type planted struct {
+	header map[string]string
+	at     time.Time
+}
+
+// plant makes n messages, a millisecond apart, with three kinds of IDs in turn. The last thousand repeat the IDs of the
+// first thousand, and the seven before them all repeat the first.
+func plant(n int) []planted {
+	all := make([]planted, n)
+	began := time.Now().Add(-time.Hour).Truncate(time.Second)
+	for i := range all {
+		id := i
+		switch {
+		case i >= n-1000:
+			id = i - (n - 1000)
+		case i >= n-1007:
+			id = 0
+		}
+		header := map[string]string{"Idempotency-Key": strconv.Itoa(id)}
+		switch id % 3 {
+		case 0:
+			header = map[string]string{producer.HeaderID: strconv.Itoa(id)}
+		case 1:
+			header = map[string]string{"ce_id": strconv.Itoa(id), "ce_source": "/shop"}
+		}
+		all[i] = planted{header: header, at: began.Add(time.Duration(i) * time.Millisecond)}
+	}
+	return all
+}
+
+// onKfake fills a topic with three partitions.
+func onKfake(t testing.TB, all []planted) (args []string) {
+	t.Helper()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cluster.Close)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("orders"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	for i, m := range all {
+		r := &kgo.Record{Timestamp: m.at, Value: []byte(strconv.Itoa(i))}
+		for name, value := range m.header {
+			r.Headers = append(r.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
+		}
+		cl.Produce(t.Context(), r, func(_ *kgo.Record, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := cl.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"audit", "orders", "--kafka", strings.Join(cluster.ListenAddrs(), ",")}
+}
+
+// onJetStream fills a stream of two subjects.
+func onJetStream(t testing.TB, all []planted) (args []string) {
+	t.Helper()
+	server := natstest.Start(t)
+	js := server.JetStream()
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "orders", Subjects: []string{"orders.*"}, Storage: jetstream.MemoryStorage,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range all {
+		msg := nats.NewMsg("orders." + []string{"new", "paid"}[i%2])
+		msg.Data = []byte(strconv.Itoa(i))
+		for name, value := range m.header {
+			msg.Header[name] = []string{value}
+		}
+		if _, err := js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-t.Context().Done():
+		t.Fatal("not all is published")
+	}
+	return []string{"audit", "orders", "--nats", server.URL()}
+}
+
+// audited runs an audit, and returns its report and status.
+func audited(t testing.TB, args ...string) (auditReport, int) {
+	t.Helper()
+	var out, log bytes.Buffer
+	status := run(t.Context(), append(args, "-o", "json"), strings.NewReader(""), &out, &log)
+	var reports []auditReport
+	if err := json.Unmarshal(out.Bytes(), &reports); err != nil || len(reports) != 1 {
+		t.Fatalf("status %d, %v: %s%s", status, err, out.String(), log.String())
+	}
+	return reports[0], status
+}
+
+func TestAudit_CountsPlantedDuplicates(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	const n = 100_000
+	all := plant(n)
+	for name, fill := range map[string]func(testing.TB, []planted) []string{"kafka": onKfake, "nats": onJetStream} {
+		t.Run(name, func(t *testing.T) {
+			args := append(fill(t, all), "--check")
+			for _, most := range []string{"5000000", "7000"} {
+				t.Setenv("TMPDIR", t.TempDir())
+				r, status := audited(t, append(args, "--most-ids", most)...)
+				if status != exitFound || r.Messages != n || r.IDs != n-1007 || r.Duplicates != 1007 || r.Without != 0 {
+					t.Errorf("status %d, %d messages, %d IDs, %d duplicates, %d without; want %d, %d, %d, 1007, 0",
+						status, r.Messages, r.IDs, r.Duplicates, r.Without, exitFound, n, n-1007)
+				}
+				var kinds []string
+				for _, k := range r.Kinds {
+					kinds = append(kinds, fmt.Sprint(k.Kind, " ", k.Duplicates))
+				}
+				if want := []string{"message_id 341", "ce_id 333", "idempotency_key 333"}; !slices.Equal(kinds, want) {
+					t.Errorf("kinds are %q, want %q", kinds, want)
+				}
+				if top := r.Repeated[0]; len(r.Repeated) != 10 || top.ID != "0" || top.Copies != 9 ||
+					r.Repeated[1].Copies != 2 {
+					t.Errorf("most repeated are %d, first %+v", len(r.Repeated), top)
+				}
+				if name == "kafka" && (r.Max != 99 || r.P50 < 98 || r.P50 > 99 || r.Windows[1].Seconds != 120) {
+					t.Errorf("p50 %v s, max %v s, windows %+v; want about 99, 99 and 120 s", r.P50, r.Max, r.Windows)
+				}
+				if left, err := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 || err != nil {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			}
+			if r, _ := audited(t, append(args, "--id", "payload")...); r.Duplicates != 0 || r.IDs != n {
+				t.Errorf("%d duplicates among %d payloads, want none among %d", r.Duplicates, r.IDs, n)
+			}
+			if r, _ := audited(t, append(args, "--id", "header:ce_id")...); r.Duplicates != 333 || r.Without == 0 {
+				t.Errorf("%d duplicates of one header, %d without; want 333, and some", r.Duplicates, r.Without)
+			}
+		})
+	}
+}
+
+func TestAudit_JetStreamSubjectsAndRetention(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := onJetStream(t, plant(4000))
+	js := connectTo(t, args[3])
+	r, status := audited(t, "audit", "orders.paid", "--nats", args[3])
+	if status != 0 || r.Messages != 2000 || r.Duplicates != 503 {
+		t.Errorf("status %d, %d messages, %d duplicates; want 0, 2000, 503", status, r.Messages, r.Duplicates)
+	}
+	stream, err := js.Stream(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := stream.CachedInfo().State.Consumers; n > 1 { // the server may take a moment to remove one
+		t.Errorf("%d consumers are left", n)
+	}
+	for _, retention := range []jetstream.RetentionPolicy{jetstream.WorkQueuePolicy, jetstream.InterestPolicy} {
+		name := "no-" + retention.String()
+		_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+			Name: name, Subjects: []string{name}, Retention: retention, Storage: jetstream.MemoryStorage,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, log bytes.Buffer
+		status := run(t.Context(), []string{"audit", name, "--nats", args[3]}, strings.NewReader(""), &out, &log)
+		if status != exitError || !strings.Contains(log.String(), "a consumer would change what it keeps") {
+			t.Errorf("%s: status %d: %s", name, status, log.String())
+		}
+	}
+}
+
+func connectTo(t *testing.T, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// Aborted transactions and their markers are no messages, and the end of a partition may be one of them.
+func TestAudit_KafkaTransactions(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := onKfake(t, plant(4000))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(args[3]), kgo.TransactionalID("t"), kgo.DefaultProduceTopic("orders"),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	for p, commit := range []kgo.TransactionEndTry{kgo.TryAbort, kgo.TryCommit} {
+		if err := cl.BeginTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		r := &kgo.Record{Partition: int32(p), Headers: []kgo.RecordHeader{{Key: producer.HeaderID, Value: []byte("0")}}}
+		if err := cl.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		if err := cl.EndTransaction(t.Context(), commit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, _ := audited(t, args...)
+	if r.Messages != 4001 || r.Duplicates != 1008 {
+		t.Errorf("%d messages, %d duplicates; want 4001, 1008", r.Messages, r.Duplicates)
+	}
+}
+
+func TestTally_MergesWhatItHasWritten(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	counts := func(most int) (found map[string]int, copies []int) {
+		random := rand.New(rand.NewPCG(1, 2))
+		tally := newTally(most, 10_000)
+		for i := range 10_000 {
+			id := producer.Identity{ID: strconv.Itoa(random.IntN(3000)), Source: producer.SourceNatsMsgID}
+			if err := tally.add(id, time.Unix(int64(random.IntN(1e6)), 0), place{offset: int64(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var r auditReport
+		if err := r.count(tally); err != nil {
+			t.Fatal(err)
+		}
+		if err := tally.close(); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range r.Repeated {
+			copies = append(copies, id.Copies)
+		}
+		return map[string]int{"ids": r.IDs, "duplicates": r.Duplicates, "max": int(r.Max), "p50": int(r.P50)}, copies
+	}
+	want, wantCopies := counts(1_000_000)
+	for _, most := range []int{50, 999, 9_999, 10_000} {
+		if got, copies := counts(most); fmt.Sprint(got, copies) != fmt.Sprint(want, wantCopies) {
+			t.Errorf("with %d in memory: %v, %v; want %v, %v", most, got, copies, want, wantCopies)
+		}
+	}
+}
+
+// BenchmarkAudit measures messages a second: go test -run - -bench Audit -benchtime 1x ./cmd/oncemill
+func BenchmarkAudit(b *testing.B) {
+	b.Setenv("XDG_CONFIG_HOME", b.TempDir())
+	for name, fill := range map[string]func(testing.TB, []planted) []string{"kafka": onKfake, "nats": onJetStream} {
+		b.Run(name, func(b *testing.B) {
+			const n = 1_000_000
+			args := fill(b, plant(n))
+			for b.Loop() {
+				if r, _ := audited(b, args...); r.Duplicates != 1007 {
+					b.Fatal(r.Duplicates)
+				}
+			}
+			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+		})
+	}
+}

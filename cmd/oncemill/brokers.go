@@ -1,0 +1,104 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/pflag"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+)
+
+// onKafka reports which of the two brokers is meant. A flag wins over what the settings have.
+func (a *app) onKafka(flags *pflag.FlagSet) (bool, error) {
+	hasNats, hasKafka := a.settings.Nats != "", a.settings.Kafka != ""
+	if hasNats && hasKafka {
+		hasNats, hasKafka = flags.Changed("nats"), flags.Changed("kafka")
+	}
+	if hasNats == hasKafka {
+		return false, usagef("name one broker: set --nats or --kafka, their variables or a context of the config file")
+	}
+	return hasKafka, nil
+}
+
+// jetStream connects to the NATS servers that the settings name.
+func (a *app) jetStream(options ...nats.Option) (jetstream.JetStream, error) {
+	servers, own, _ := strings.Cut(a.settings.Nats, "?")
+	values, err := ours("--nats", own, "creds", "domain")
+	if err != nil {
+		return nil, err
+	}
+	options = append(options, nats.Name("oncemill"))
+	if file := values.Get("creds"); file != "" {
+		options = append(options, nats.UserCredentials(file))
+	}
+	nc, err := nats.Connect(servers, options...)
+	if err != nil {
+		if wrong := (*url.Error)(nil); errors.As(err, &wrong) { // which has the address, and so a password
+			err = wrong.Err
+		}
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	a.closers = append(a.closers, nc.Close)
+	if domain := values.Get("domain"); domain != "" {
+		return jetstream.NewWithDomain(nc, domain)
+	}
+	return jetstream.New(nc)
+}
+
+// kafka makes a client of the brokers that the settings name.
+func (a *app) kafka(options ...kgo.Opt) (*kgo.Client, error) {
+	brokers, own, _ := strings.Cut(a.settings.Kafka, "?")
+	values, err := ours("--kafka", own, "tls", "sasl")
+	if err != nil {
+		return nil, err
+	}
+	if at := strings.LastIndex(brokers, "@"); at >= 0 {
+		user, password, _ := strings.Cut(brokers[:at], ":")
+		brokers = brokers[at+1:]
+		switch mechanism := values.Get("sasl"); mechanism {
+		case "", "plain":
+			options = append(options, kgo.SASL(plain.Auth{User: user, Pass: password}.AsMechanism()))
+		case "scram-sha-256":
+			options = append(options, kgo.SASL(scram.Auth{User: user, Pass: password}.AsSha256Mechanism()))
+		case "scram-sha-512":
+			options = append(options, kgo.SASL(scram.Auth{User: user, Pass: password}.AsSha512Mechanism()))
+		default:
+			return nil, usagef("sasl of --kafka is %q, want plain, scram-sha-256 or scram-sha-512", mechanism)
+		}
+	}
+	switch encrypted := values.Get("tls"); encrypted {
+	case "", "false":
+	case "true":
+		options = append(options, kgo.DialTLSConfig(&tls.Config{MinVersion: tls.VersionTLS12}))
+	default:
+		return nil, usagef("tls of --kafka is %q, want true or false", encrypted)
+	}
+	options = append(options, kgo.SeedBrokers(strings.Split(brokers, ",")...), kgo.ClientID("oncemill"))
+	cl, err := kgo.NewClient(options...)
+	if err != nil {
+		return nil, usagef("--kafka: %w", err)
+	}
+	a.closers = append(a.closers, cl.Close)
+	return cl, nil
+}
+
+// ours reads parameters that follow an address, and refuses others.
+func ours(flag, query string, names ...string) (url.Values, error) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, usagef("%s: %w", flag, errors.New("its parameters are not of the form name=value&name=value"))
+	}
+	for name := range values {
+		if !strings.Contains(" "+strings.Join(names, " ")+" ", " "+name+" ") {
+			return nil, usagef("%s has the parameter %q, want %s", flag, name, strings.Join(names, " or "))
+		}
+	}
+	return values, nil
+}
