@@ -241,7 +241,10 @@ func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
 		"work queue": func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.WorkQueuePolicy) },
 		"Kafka":      newKafkaRig,
 	} {
-		t.Run(name, func(t *testing.T) { predictsAndGoesOn(t, start(t)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			predictsAndGoesOn(t, start(t))
+		})
 	}
 }
 
