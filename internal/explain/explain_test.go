@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
@@ -265,7 +263,7 @@ func golden(t *testing.T, name, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; go test -update writes it anew):\n%s", name, diff)
+	if got != string(want) {
+		t.Errorf("%s: go test -update writes it anew; it is\n%s\nwant\n%s", name, got, want)
 	}
 }
