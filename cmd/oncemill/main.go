@@ -111,7 +111,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 			if err := said(cmd.Flags(), args); err != nil {
 				return err
 			}
-			return a.settings.load(cmd.Flags())
+			return a.settings.load()
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })

@@ -51,11 +51,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 }
 
 // load fills in what flags do not say.
-func (s *settings) load(flags *pflag.FlagSet) error {
+func (s *settings) load() error {
 	if !slices.Contains([]string{"table", "json", "jsonl"}, s.output) {
 		return usagef("--output is %q, want table, json or jsonl", s.output)
 	}
-	chosen, err := s.chosen(flags)
+	chosen, err := s.chosen()
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (s *settings) load(flags *pflag.FlagSet) error {
 }
 
 // chosen is the context of the file that is in use; empty if there is none.
-func (s *settings) chosen(flags *pflag.FlagSet) (servers, error) {
+func (s *settings) chosen() (servers, error) {
 	path := cmp.Or(s.config, os.Getenv("ONCEMILL_CONFIG"))
 	named := path != ""
 	if !named {

@@ -118,7 +118,7 @@ func groupTable() Panel {
 	p.Options = map[string]any{"showHeader": true, "cellHeight": "sm"}
 	p.Transformations = []Transformation{
 		{ID: "merge", Options: map[string]any{}},
-		{ID: "organize", Options: map[string]any{"excludeByName": map[string]any{"Time": true}, "renameByName": names}},
+		{ID: "organize", Options: map[string]any{"excludeByName": map[string]any{"Time": true}, "renameByName": names}}, //nolint:misspell // Grafana's name
 	}
 	return p
 }

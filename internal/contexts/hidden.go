@@ -14,7 +14,7 @@ type Veiled struct {
 // veilKey finds the veil under contexts that were made of it.
 type veilKey struct{}
 
-// Veil returns a context with the values of ctx behind a veil.
+// Hide returns a context with the values of ctx behind a veil.
 func Hide(ctx context.Context) *Veiled { return &Veiled{Context: ctx} }
 
 // VeilOf returns the last veil over a context, or nil.

@@ -24,7 +24,7 @@ func BuildProgram(t testing.TB, pkg string) string {
 	return program
 }
 
-// Patience bounds every wait for a server.
+// WaitLimit bounds every wait for a server.
 const WaitLimit = 20 * time.Second
 
 // Pause is what a loop that waits for a server does between two looks.

@@ -77,5 +77,5 @@ func withReason(err error, nc *nats.Conn) error {
 		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // that is not what this error is
 	}
 	// that is not what this error is
-	return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint
+	return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint // a text is enough
 }

@@ -102,7 +102,7 @@ func (p *Proxy) Exchanges() int { return int(p.exchanges.Load()) }
 // Dropped is how many replies were dropped so far.
 func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
 
-// Held is how many requests were held so far.
+// Frozen is how many requests were held back so far.
 func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
 
 // Delayed is how many replies were delayed so far.
