@@ -23,7 +23,8 @@ const (
 
 // lone measures how long a message takes that comes alone: nothing travels together with it.
 func lone(ctx context.Context, b *kit.Bench, r *rig) error {
-	_, err := b.Compare(ctx, fmt.Sprintf("A lone message, %d a second: from publish to handler, and to ack", lonePerSecond), b.Rounds,
+	title := fmt.Sprintf("A lone message, %d a second: from publish to handler, and to ack", lonePerSecond)
+	_, err := b.Compare(ctx, title, b.Rounds,
 		r.loneVariant(workerDedup, guardedWorker),
 		r.loneVariant(ours, guardedRouter),
 		r.loneVariant(rawConsume, consumeRaw),

@@ -60,7 +60,9 @@ func setBeforeAndAfter(rdb *redis.Client) message.HandlerMiddleware {
 }
 
 // runRouter runs a Router with so many handlers, and returns what ends it.
-func runRouter(ctx context.Context, j *task, sub message.Subscriber, handlers int, dedup message.HandlerMiddleware) (func() error, error) {
+func runRouter(
+	ctx context.Context, j *task, sub message.Subscriber, handlers int, dedup message.HandlerMiddleware,
+) (func() error, error) {
 	r, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
 	if err != nil {
 		return nil, err

@@ -117,7 +117,9 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 }
 
 // chosen are the records that are meant.
-func (a *app) chosen(ctx context.Context, store dedupstore.Inspector, m *mending, ids []string) ([]dedupstore.Record, error) {
+func (a *app) chosen(
+	ctx context.Context, store dedupstore.Inspector, m *mending, ids []string,
+) ([]dedupstore.Record, error) {
 	found := map[dedupstore.Key]dedupstore.Record{}
 	if len(ids) == 0 {
 		err := a.each(ctx, store, m.Filter, func(r *dedupstore.Record) bool {

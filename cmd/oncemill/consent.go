@@ -45,7 +45,7 @@ func (c *consent) check(command string, named bool) error {
 	return nil
 }
 
-// agreed shows what is about to be changed, by counts of each kind, and asks. False: nothing is to be done.
+// agreed shows how many of each kind would change, and asks. It returns false if nothing may change.
 func (a *app) agreed(ctx context.Context, c *consent, thing string, counts map[string]int) (bool, error) {
 	n := 0
 	for _, some := range counts {

@@ -35,7 +35,7 @@ func TestCommand_WithoutServers(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: filepath.Join("testdata", "plain"), Setup: alone})
 }
 
-// alone keeps a script from the settings of whoever runs the tests.
+// alone hides your own settings from a script.
 func alone(env *testscript.Env) error {
 	env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
 	for _, name := range []string{"STORE", "OUTBOX", "NATS", "KAFKA", "TRACE", "CONTEXT", "CONFIG"} {

@@ -124,7 +124,7 @@ Times are by the database's clock. A replay that was cut off says with which
 	return cmd
 }
 
-// prepare reads the flags, shows what is about to be changed and asks. No rows: nothing is to be done.
+// prepare reads the flags, shows the rows that would change, and asks. It returns no rows if nothing may change.
 func (a *app) prepare(cmd *cobra.Command, c *rowChange, ids []string) (
 	ctx context.Context, box box, rows []outbox.RowInfo, err error,
 ) {

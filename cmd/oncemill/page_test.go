@@ -16,7 +16,8 @@ import (
 )
 
 // changing is what differs between two runs of a command: times, and lines of the audit log.
-var changing = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z|(just now|\d+ (ms|s|min|h|days)( ago)?) *|\{"time".*\n`)
+var changing = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z|` +
+	`(just now|\d+ (ms|s|min|h|days)( ago)?) *|\{"time".*\n`)
 
 // TestPage_TranscriptsAreTrue runs the commands of docs/command.md.
 func TestPage_TranscriptsAreTrue(t *testing.T) {
@@ -48,7 +49,8 @@ func TestPage_TranscriptsAreTrue(t *testing.T) {
 		again = seeds.claims(window, "billing-2:980")
 	}
 	seeds.ends(again, dedupstore.Finish{
-		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: window, Published: true, Took: 12 * time.Millisecond,
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: window, Published: true,
+		Took: 12 * time.Millisecond,
 	})
 	done()
 	seen := 0

@@ -48,7 +48,7 @@ func everyTally(t *testing.T, s *Store, f dedupstore.Filter) map[dedupstore.Tall
 	}
 }
 
-// fill puts finished records in a server, one in a thousand of which failed.
+// fill puts finished records in a server. One in a thousand has failed.
 func fill(t *testing.T, s *Store, rdb *redis.Client, records int) {
 	t.Helper()
 	const script = `for i = ARGV[1], ARGV[2] - 1 do

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// insertSQL makes many records: finished ones, of which every hundredth has failed.
+// insertSQL makes many finished records. Every hundredth has failed.
 const insertSQL = `
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 INSERT INTO oncemill_dedup (key, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at,

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A fate is what becomes of a dead letter's message if its rerun is published.
+type fate string
+
+const (
+	fateRuns      fate = "will run"
+	fateUnknown   fate = "will run, and the effect may happen twice: the outcome is unknown"
+	fateSucceeded fate = "succeeded since"
+	fateRunning   fate = "running now"
+	fateDue       fate = "to run again already"
+	fateFailed    fate = "failed again since: a later dead letter stands for it"
+	fateAbsent    fate = "no record: it would run as a first run"
+	fateCannot    fate = "cannot be rerun"
+)
+
+func (f fate) runs() bool { return f == fateRuns || f == fateUnknown }
+
+// fateOf says what becomes of a message that failed under a fence.
+func fateOf(r *dedupstore.Record, fence uint64) fate {
+	switch r.State {
+	case dedupstore.Absent:
+		return fateAbsent
+	case dedupstore.Running:
+		return fateRunning
+	case dedupstore.Retryable:
+		if r.Fence == fence { // oncemill rerun said so, and delivers nothing
+			return fateRuns
+		}
+		return fateDue
+	}
+	switch {
+	case r.Outcome.Kind == dedupstore.Succeeded:
+		return fateSucceeded
+	case r.Decided != fence:
+		return fateFailed
+	case r.Outcome.Kind == dedupstore.Unknown:
+		return fateUnknown
+	}
+	return fateRuns
+}
+
+// A case of redrive is a letter with what its rerun would be.
+type rerunCase struct {
+	letter
+	again producer.Message
+	key   dedupstore.Key
+	fence uint64
+	fate  fate
+	err   error // why it cannot be rerun
+}
+
+// cases looks at the records of letters.
+func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []letter) ([]rerunCase, error) {
+	cases := make([]rerunCase, len(all))
+	var keys []dedupstore.Key
+	var of []*rerunCase
+	for i, l := range all {
+		c := &cases[i]
+		c.letter = l
+		if c.again, c.err = consumer.Rerun(l.Message); c.err == nil {
+			c.fence, _ = strconv.ParseUint(l.get(producer.HeaderFence), 10, 64) // Rerun has read it
+			c.key, c.err = d.keyOf(&l)
+		}
+		if c.err != nil {
+			c.fate = fateCannot
+			continue
+		}
+		keys, of = append(keys, c.key), append(of, c)
+	}
+	if len(keys) == 0 {
+		return cases, nil
+	}
+	records, err := store.Look(ctx, keys)
+	for i := range records {
+		of[i].fate = fateOf(&records[i], of[i].fence)
+	}
+	return cases, err
+}
+
+// A prediction is what would happen to letters, by reason.
+type prediction struct {
+	fates   map[bound]int
+	reasons map[string]*foreseen
+	cannot  map[string]int // by error
+	samples map[string]dedupstore.Key
+}
+
+// bound is what becomes of messages, and the topic that they would go to: whoever wrote the dead letters has chosen it.
+type bound struct {
+	fate  fate
+	topic string
+}
+
+// foreseen is what would happen to the letters of a reason.
+type foreseen struct {
+	Reason      string `json:"reason"`
+	DeadLetters int    `json:"letters"`
+	Run         int    `json:"will_run"`
+	Unknown     int    `json:"will_run_unknown"`
+	Succeeded   int    `json:"succeeded"`
+	Running     int    `json:"running"`
+	Due         int    `json:"due"`
+	Failed      int    `json:"failed_again"`
+	Absent      int    `json:"no_record"`
+	Cannot      int    `json:"cannot"`
+}
+
+func (f *foreseen) of(what fate) *int {
+	return map[fate]*int{
+		fateRuns: &f.Run, fateUnknown: &f.Unknown, fateSucceeded: &f.Succeeded, fateRunning: &f.Running,
+		fateDue: &f.Due, fateFailed: &f.Failed, fateAbsent: &f.Absent, fateCannot: &f.Cannot,
+	}[what]
+}
+
+func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
+	p := &prediction{
+		fates: map[bound]int{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
+		samples: map[string]dedupstore.Key{},
+	}
+	var some []letter
+	var failed error
+	look := func() {
+		cases, err := r.cases(ctx, r.store, some)
+		if failed = cmp.Or(failed, err); err == nil {
+			p.add(cases)
+		}
+		some = some[:0]
+	}
+	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
+		if some = append(some, l); len(some) == lookAt && failed == nil {
+			look()
+		}
+	})
+	if err == nil && failed == nil {
+		look()
+	}
+	return p, cmp.Or(err, failed)
+}
+
+func (p *prediction) add(cases []rerunCase) {
+	for i := range cases {
+		c := &cases[i]
+		reason := c.get(producer.HeaderReason)
+		of := p.reasons[reason]
+		if of == nil {
+			of = &foreseen{Reason: reason}
+			p.reasons[reason] = of
+		}
+		of.DeadLetters++
+		*of.of(c.fate)++
+		p.fates[bound{c.fate, c.again.Topic}]++
+		switch {
+		case c.err != nil:
+			p.cannot[cmp.Or(errors.Unwrap(c.err), c.err).Error()]++ // without the message's ID
+		case len(p.samples) < 3 && c.fate.runs():
+			p.samples[c.again.Topic] = c.key
+		}
+	}
+}
+
+func (a *app) showPrediction(p *prediction) error {
+	all := slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
+		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
+	})
+	if !a.forPeople() {
+		return items(a, all)
+	}
+	t := table{{
+		"LETTERS", "WILL RUN", "OF UNKNOWN OUTCOME", "SUCCEEDED SINCE", "RUNNING", "TO RUN AGAIN", "FAILED AGAIN",
+		"NO RECORD", "CANNOT RERUN", "REASON",
+	}}
+	for _, f := range all {
+		var line []string
+		for _, n := range []int{
+			f.DeadLetters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Absent, f.Cannot,
+		} {
+			line = append(line, fmt.Sprint(n))
+		}
+		t = append(t, append(line, safe(f.Reason, 80)))
+	}
+	a.table(t)
+	for _, why := range slices.Sorted(maps.Keys(p.cannot)) {
+		fmt.Fprintf(a.log, "%s cannot be rerun: %s\n", plural(p.cannot[why], "letter"), safe(why, 300))
+	}
+	return nil
+}
+
+// others tells which other scopes know a message of each source topic: they get what is sent.
+func (a *app) others(ctx context.Context, r *redriving, p *prediction) error {
+	for _, topic := range slices.Sorted(maps.Keys(p.samples)) {
+		sample, scopes := p.samples[topic], map[string]bool{}
+		err := a.each(ctx, r.store, dedupstore.Filter{ID: sample.ID}, func(found *dedupstore.Record) bool {
+			if key := found.Key; key != sample {
+				scopes[scopeOf(key)] = true
+			}
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		names := cmp.Or(strings.Join(slices.Sorted(maps.Keys(scopes)), ", "), "none")
+		fmt.Fprintf(a.log, "Other scopes that know message %s of %s, and get what is sent there: %s\n",
+			safe(sample.ID, 100), safe(topic, 200), names)
+	}
+	return nil
+}
