@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -181,6 +182,24 @@ func TestSource_NamesNothingOfOneMachine(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+func TestSource_HasNoBinaries(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()
+	if err != nil {
+		t.Skipf("this is no clone: git ls-files: %v", err)
+	}
+	names := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+	if len(names) < 500 {
+		t.Errorf("git lists %d files", len(names))
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil && bytes.IndexByte(text, 0) >= 0 { // an error: it is deleted, and not committed yet
+			t.Errorf("%s is no text: keep it out of the repository", name)
+		}
 	}
 }
 
