@@ -52,7 +52,8 @@ const (
 // contendedWait is the wait of a Busy for a record that somebody has locked: they are about to change it.
 const contendedWait = 5 * time.Millisecond
 
-// Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then the others.
+// Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then the others. Among
+// duplicates, as when a stream is read again, it asks for all at once.
 func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	all := make([]*claiming, len(requests))
@@ -64,13 +65,22 @@ func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedup
 			asked = append(asked, all[i])
 		}
 	}
-	together(ctx, asked, f.claimFresh)
+	if !f.store.known.Load() {
+		together(ctx, asked, f.claimFresh)
+	}
 	for _, c := range asked {
 		if c.status == "" && c.err == nil {
 			rest = append(rest, c)
 		}
 	}
 	together(ctx, rest, f.claimRest)
+	fresh := 0
+	for _, c := range asked {
+		if c.found == string(dedupstore.Absent) {
+			fresh++
+		}
+	}
+	f.store.known.Store(2*fresh < len(asked))
 	for i, c := range all {
 		if c != nil {
 			results[i].Answer, results[i].Err = f.answer(c)

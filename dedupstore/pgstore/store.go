@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"crypto/sha256"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,6 +32,7 @@ type Store struct {
 	granted  owners        // whose claims this program made, and that have not begun to run
 	joined   owners        // whose runs have called Join
 	share    *share
+	known    atomic.Bool // most of the keys that were claimed last had a record
 }
 
 // A form is the leased contract on the records, with claims that wait for the disk or do not.

@@ -119,31 +119,34 @@ type reader struct {
 	ordered bool
 	now     time.Time // by the server's clock
 	rows    []outbox.Row
+
+	// what a row is scanned into
+	key                         pgtype.Text
+	header                      pgtype.DriverBytes // most rows have none
+	failures, unknowns, replays pgtype.Int4
+	due                         time.Time
 }
 
 func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil, nil, nil, nil) }
 
 func (r *reader) row(scan func(...any) error) error {
-	var row outbox.Row
-	var key pgtype.Text
-	var header pgtype.DriverBytes // most rows have none
-	var failures, unknowns, replays pgtype.Int4
-	var due time.Time
+	r.rows = append(r.rows, outbox.Row{})
+	row := &r.rows[len(r.rows)-1]
 	m := &row.Message
-	if err := scan(&row.Number, &m.ID, &m.Topic, &key, &header, &m.Payload, &failures, &unknowns, &replays,
-		&due); err != nil {
+	err := scan(&row.Number, &m.ID, &m.Topic, &r.key, &r.header, &m.Payload, &r.failures, &r.unknowns, &r.replays,
+		&r.due)
+	if err != nil {
 		return err
 	}
-	m.Key, row.Failures, row.Unknowns = key.String, int(failures.Int32), int(unknowns.Int32)
-	row.Age = max(0, r.now.Sub(due))
+	m.Key, row.Failures, row.Unknowns = r.key.String, int(r.failures.Int32), int(r.unknowns.Int32)
+	row.Age = max(0, r.now.Sub(r.due))
 	if r.ordered {
 		row.OrderKey = m.Key
 	}
-	var err error
-	if m.Header, err = outgoing.Header(m.ID, header, int(replays.Int32)); err != nil { // it must not hold up other rows
+	m.Header, err = outgoing.Header(m.ID, r.header, int(r.replays.Int32))
+	if err != nil { // it must not hold up other rows
 		row.Problem = err.Error()
 	}
-	r.rows = append(r.rows, row)
 	return nil
 }
 
