@@ -10,7 +10,7 @@ import (
 
 // A conditional finish is SET IFEQ: it writes the outcome of a first run if the record is still, byte for byte, what
 // the claim made of it. Redis 8.4 and Valkey 8.1 have it. It costs the server a third of what the script does;
-// docs/adr/0036 has the figures. The store tries it, and asks the script wherever it is refused: after a lost reply the
+// docs/adr/0012 has the figures. The store tries it, and asks the script wherever it is refused: after a lost reply the
 // script tells that the outcome is stored.
 
 const (

@@ -63,8 +63,11 @@ func TestDashboards_PanelsAreExplainedHaveUnitsAndRoom(t *testing.T) {
 			if p.Type == "row" {
 				continue
 			}
-			if p.Description == "" || p.FieldConfig == nil || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 || len(p.Links) == 0 {
-				t.Errorf("%s: %s lacks a description, a unit, a query or a link", name, p.Title)
+			if p.Description == "" || p.FieldConfig == nil || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 {
+				t.Errorf("%s: %s lacks a description, a unit or a query", name, p.Title)
+			}
+			if advice := strings.Contains(p.Description, "? "); !advice && len(p.Links) == 0 {
+				t.Errorf("%s: %s says neither what is normal nor where to read it", name, p.Title)
 			}
 			for _, other := range d.Panels[:i] {
 				if overlap(p.GridPos, other.GridPos) {

@@ -3,8 +3,8 @@
 //
 //	go -C e2e test ./dashboard -update
 //
-// Each panel answers one question, its title's description. docs/operations.md says what is normal and what to do
-// otherwise, and the panel links there.
+// Each panel answers one question, its title's description, which also says what is normal and what to do otherwise. If
+// that takes more than a line, the panel links to docs/operations.md.
 //
 // The JSON is Grafana's classic model, which every Grafana since version 9 loads and newer ones convert.
 package dashboard

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// Docs is where each panel and each alert is explained.
+// Docs is where alerts are explained, and panels that need more than a line.
 const Docs = "https://github.com/oncemill/oncemill/blob/main/docs/operations.md"
 
 // Anchor is the place in a Markdown file that GitHub gives a heading.
@@ -21,13 +21,18 @@ func Anchor(heading string) string {
 	return b.String()
 }
 
-// newPanel begins a panel. Its title is a heading of the docs.
+// newPanel begins a panel. Its description has advice, or its title is a heading of the docs.
 func newPanel(kind, title, unit, question string) Panel {
-	return Panel{
+	p := Panel{
 		Type: kind, Title: title, Description: question, Datasource: metrics,
 		FieldConfig: &FieldConfig{Defaults: Field{Unit: unit}, Overrides: []Override{}},
-		Links:       []Link{{Title: "What is normal, and what to do", URL: Docs + "#" + Anchor(title), TargetBlank: true}},
 	}
+	if text, ok := advice[title]; ok {
+		p.Description += " " + text
+	} else {
+		p.Links = []Link{{Title: "What is normal, and what to do", URL: Docs + "#" + Anchor(title), TargetBlank: true}}
+	}
+	return p
 }
 
 // series is a picture over time.
