@@ -44,6 +44,7 @@ var house = table{
 	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", otelAPI},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
+	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
 	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
