@@ -216,8 +216,8 @@ type Duplicates struct {
 	Retention time.Duration // how long to remember them, at least
 }
 
-// count counts what is on a page.
-func (p *Page) count() Count {
+// Count counts what is on a page, for stores that count by listing.
+func (p *Page) Count() Count {
 	tallies := map[Tally]*Tally{}
 	c := Count{Next: p.Next, Looked: p.Looked, Total: p.Total}
 	for i := range p.Records {
