@@ -34,8 +34,10 @@ var house = table{
 	{1, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster", these(testLib, natsServer, natsGo)},
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
+	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
+	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{2, "consumer", "one delivery, one decision", otelAPI},
@@ -86,6 +88,7 @@ var (
 
 	watermill = []string{"github.com/ThreeDotsLabs/watermill/..."}
 
+	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}

@@ -1,0 +1,57 @@
+package natskv
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+)
+
+// The suite skips what a store does not have.
+var (
+	_ dedupstore.Inspector = (*Store)(nil)
+	_ dedupstore.Checker   = (*Store)(nil)
+)
+
+func TestStore_ConformsOnASingleServer(t *testing.T) {
+	t.Parallel()
+	conforms(t, newStore(t, natstest.Start(t, large).JetStream(), Bucket("oncemill", 1)))
+}
+
+func TestStore_ConformsOnACluster(t *testing.T) {
+	t.Parallel()
+	conforms(t, newStore(t, natstest.StartCluster(t, 3, large).JetStream(), Bucket("oncemill", 3)))
+}
+
+// A bucket made as one has markers where keys have gone.
+func TestStore_ConformsOnABucketWithMarkers(t *testing.T) {
+	t.Parallel()
+	js := natstest.Start(t, large).JetStream()
+	_, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "own", LimitMarkerTTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conforms(t, storeOf(t, js, "own"))
+}
+
+func conforms(t *testing.T, s *Store) {
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+			seen, err := s.Look(t.Context(), []dedupstore.Key{k})
+			if err != nil {
+				t.Error(err)
+				return 0, false
+			}
+			return time.Until(seen[0].Expires), seen[0].State != dedupstore.Absent
+		}}
+	})
+}
+
+func BenchmarkStore(b *testing.B) {
+	s := newStore(b, natstest.Start(b, large).JetStream(), Bucket("oncemill", 1))
+	storetest.Benchmarks(b, func(*testing.B) dedupstore.Store { return s })
+}
