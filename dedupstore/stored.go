@@ -21,7 +21,7 @@ type Stored struct {
 	Reruns      int
 	Started     bool
 	Lease       time.Time // when it ends; zero without one
-	Due         time.Time // when it may run again; zero unless Retryable
+	Due         time.Time // when it may run again; zero: at once
 	Expires     time.Time // when the record is forgotten
 	Fingerprint Fingerprint
 	Settled     []string // the last owners that settled it, at most MaxSettled
@@ -200,13 +200,16 @@ func (s *Stored) release(c Claim, r Release, now time.Time) (changed bool, err e
 	}
 	s.settle(c.Owner, r.Took)
 	s.State, s.Owner, s.Started = Retryable, "", false
-	s.Lease, s.Due = time.Time{}, now.Add(r.Delay)
+	s.Lease = time.Time{}
+	if r.Delay > 0 { // else it is due at once, whatever the next one takes for the time
+		s.Due = now.Add(r.Delay)
+	}
 	if r.Uncounted {
 		s.Attempts--
 		s.Returned++
 	}
 	s.Outcome = Outcome{Reason: r.Reason}
-	s.Expires = s.Due.Add(c.Retention)
+	s.Expires = now.Add(r.Delay + c.Retention)
 	return true, nil
 }
 
@@ -271,7 +274,7 @@ func (s Stored) Change(seen Record, c Change, now time.Time) (next *Stored, err 
 	switch c := c.(type) {
 	case Rerun:
 		s.again()
-		s.State, s.Owner, s.Started, s.Due = Retryable, "", false, now
+		s.State, s.Owner, s.Started = Retryable, "", false
 		s.Outcome = Outcome{Reason: s.Outcome.Reason}
 		return &s, nil
 	case Complete:

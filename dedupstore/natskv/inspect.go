@@ -118,7 +118,8 @@ func (s *Store) walk(
 			looked++
 			visit(m)
 		}
-		if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) {
+		// In a cluster a new consumer may not listen yet.
+		if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) {
 			return 0, 0, "", s.failed(ctx, err)
 		}
 		if got {

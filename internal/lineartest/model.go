@@ -84,7 +84,7 @@ func Model() porcupine.Model {
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 			byKey := map[int][]porcupine.Operation{}
 			for _, op := range history {
-				k := op.Input.(Input).key
+				k := op.Input.(Input).Key
 				byKey[k] = append(byKey[k], op)
 			}
 			parts := make([][]porcupine.Operation, 0, len(byKey))

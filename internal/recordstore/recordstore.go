@@ -59,6 +59,7 @@ func Claim(ctx context.Context, requests []dedupstore.Request, do Do) []dedupsto
 				wide := r
 				wide.Lease += t.slack()
 				next, result.Answer = s.Claim(wide, t.Early)
+				result.Answer.Outcome = result.Answer.Outcome.Clone() // a batch may get it more than once
 				if result.Answer.Claim.Lease != 0 {
 					result.Answer.Claim.Lease = r.Lease
 				}
@@ -108,6 +109,7 @@ func Settle(ctx context.Context, settlings []dedupstore.Settling, do Do) []error
 			apply: func(s dedupstore.Stored, t Time) (next *dedupstore.Stored) {
 				wide := x.Claim
 				wide.Lease += t.slack()
+				wide.Retention += t.slack()
 				next, errs[i] = s.Settle(wide, widen(x.Settlement, t.slack()), t.Early)
 				return next
 			},
@@ -125,7 +127,9 @@ func widen(settlement dedupstore.Settlement, slack time.Duration) dedupstore.Set
 		s.Retention += slack
 		return s
 	case dedupstore.Release:
-		s.Delay += slack
+		if s.Delay > 0 {
+			s.Delay += slack
+		}
 		return s
 	case dedupstore.Published:
 		s.Retention += slack
