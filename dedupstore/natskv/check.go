@@ -54,7 +54,7 @@ func (s *Store) look(ctx context.Context) (*jetstream.StreamInfo, error) {
 	if problem := unfit(info.Config); problem != "" {
 		return nil, s.setup(problem, nil)
 	}
-	s.clock.last.Store(&sample{info.TimeStamp, came, came.Sub(sent)})
+	s.clock.learn(info.TimeStamp, sent, came)
 	if !s.warned.Swap(true) {
 		for _, w := range append(warnings(info), losses(info.Config)...) {
 			s.log.WarnContext(ctx, "natskv: the bucket can lose or refuse claims", "bucket", s.bucket, "warning", w)

@@ -44,6 +44,22 @@ func (s *sample) at(now time.Time) recordstore.Time {
 	}
 }
 
+// learn takes the time from an answer. What was known before bounds it, too, unless the two exclude each other: then
+// another server leads, or the server's clock was set.
+func (c *clock) learn(theirs, sent, came time.Time) {
+	early, late := theirs, theirs.Add(came.Sub(sent))
+	if last := c.last.Load(); last != nil {
+		known := last.at(came)
+		if known.Early.After(early) && !known.Early.After(late) {
+			early = known.Early
+		}
+		if known.Late.Before(late) && !known.Late.Before(early) {
+			late = known.Late
+		}
+	}
+	c.last.Store(&sample{early, came, late.Sub(early)})
+}
+
 // now is the server's time. It asks for it if that was long ago.
 func (s *Store) now(ctx context.Context) (recordstore.Time, error) {
 	fresh := func(limit time.Duration) (recordstore.Time, bool) {

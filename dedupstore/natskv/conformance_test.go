@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -25,17 +23,6 @@ func TestStore_ConformsOnASingleServer(t *testing.T) {
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	conforms(t, newStore(t, natstest.StartCluster(t, 3, large).JetStream(), Bucket("oncemill", 3)))
-}
-
-// A bucket made as one has markers where keys have gone.
-func TestStore_ConformsOnABucketWithMarkers(t *testing.T) {
-	t.Parallel()
-	js := natstest.Start(t, large).JetStream()
-	_, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "own", LimitMarkerTTL: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	conforms(t, storeOf(t, js, "own"))
 }
 
 func conforms(t *testing.T, s *Store) {

@@ -97,21 +97,43 @@ func TestStore_EachWriteKeepsATTL(t *testing.T) {
 	want("a duplicate", time.Hour)
 }
 
+// A bucket that was made as one has markers where the time of keys has come.
 func TestStore_TheServerRemovesARecordWhoseTimeHasCome(t *testing.T) {
 	t.Parallel()
 	js := natstest.Start(t).JetStream()
-	s := newStore(t, js, Bucket("oncemill", 1))
-	r := request("1")
-	r.Lease, r.Retention = time.Millisecond, time.Millisecond
-	claim(t, s, r, dedupstore.AcquiredRun)
-	natstest.Ask(t, "an empty bucket", func(ctx context.Context) (struct{}, error) {
-		stream, err := js.Stream(ctx, "KV_oncemill")
-		if err == nil && stream.CachedInfo().State.Msgs > 0 {
-			err = errors.New("it is there")
-		}
-		return struct{}{}, err
-	})
-	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	_, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "marks", LimitMarkerTTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for bucket, s := range map[string]*Store{
+		"oncemill": newStore(t, js, Bucket("oncemill", 1)), "marks": storeOf(t, js, "marks"),
+	} {
+		t.Run(bucket, func(t *testing.T) {
+			t.Parallel()
+			r := request("1")
+			r.Lease, r.Retention = time.Millisecond, time.Millisecond
+			claim(t, s, r, dedupstore.AcquiredRun)
+			natstest.Ask(t, "an empty bucket", func(ctx context.Context) (struct{}, error) {
+				stream, err := js.Stream(ctx, "KV_"+bucket)
+				if err != nil {
+					return struct{}{}, err
+				}
+				m, err := stream.GetLastMsgForSubject(ctx, s.subject(key("1")))
+				if err == nil && m.Header.Get(jetstream.MarkerReasonHeader) == "" {
+					return struct{}{}, errors.New("the record is there")
+				}
+				return struct{}{}, nil
+			})
+			if page, err := s.List(t.Context(), dedupstore.Filter{}, ""); err != nil || len(page.Records) > 0 {
+				t.Errorf("the list has %+v, %v", page, err)
+			}
+			a := claim(t, s, request("1"), dedupstore.AcquiredRun)
+			if a.Found != dedupstore.Absent {
+				t.Errorf("found %s", a.Found)
+			}
+			settle(t, s, a.Claim, succeeded(""))
+		})
+	}
 }
 
 func TestStore_OtherVersionsAreLeftAlone(t *testing.T) {
@@ -274,6 +296,26 @@ func TestStore_WorksInADomain(t *testing.T) {
 	}
 	if _, err := s.Check(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestClock_ASlowAnswerWidensNothing(t *testing.T) {
+	t.Parallel()
+	var c clock
+	at, ahead := time.Now(), time.Minute // of the server
+	c.learn(at.Add(ahead), at, at.Add(time.Millisecond))
+	sent := at.Add(100 * time.Millisecond)
+	c.learn(sent.Add(ahead), sent, sent.Add(time.Second))
+	if last := c.last.Load(); last.wide > 120*time.Millisecond {
+		t.Errorf("the bounds are %v apart", last.wide)
+	}
+	for _, jump := range []time.Duration{-time.Hour, time.Hour} { // another server leads
+		ahead += jump
+		c.learn(sent.Add(ahead), sent, sent.Add(time.Second))
+		now := c.last.Load().at(sent.Add(time.Second))
+		if early := now.Early.Sub(sent.Add(ahead)); early < -time.Microsecond || early > time.Second {
+			t.Errorf("after %v it is %v later", jump, early)
+		}
 	}
 }
 
