@@ -132,7 +132,7 @@ func TestStore_RightsAreThoseOfThePackageDoc(t *testing.T) {
 	t.Parallel()
 	rights := []string{
 		"$KV.oncemill.>", "$JS.API.STREAM.INFO.KV_oncemill", "$JS.API.STREAM.MSG.GET.KV_oncemill",
-		"$JS.API.CONSUMER.*.KV_oncemill.>", "$JS.API.CONSUMER.MSG.NEXT.KV_oncemill.>",
+		"$JS.API.DIRECT.GET.KV_oncemill",
 	}
 	user := func(name string, allow []string) *server.User {
 		u := &server.User{Username: name, Password: "pw"}

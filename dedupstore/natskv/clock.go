@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	sampleAfter  = 250 * time.Millisecond // one caller asks for the time, the others go on
-	maxSampleAge = 500 * time.Millisecond // all callers wait for it
+	sampleAfter  = 200 * time.Millisecond // one caller asks for the time, the others go on
+	maxSampleAge = 400 * time.Millisecond // all callers wait for it
 
 	// maxDrift says how fast two clocks part: by one part in so many. NTP usually corrects a clock by 500 ppm.
 	maxDrift = 20

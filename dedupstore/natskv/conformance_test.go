@@ -17,17 +17,17 @@ var (
 
 func TestStore_ConformsOnASingleServer(t *testing.T) {
 	t.Parallel()
-	conforms(t, newStore(t, natstest.Start(t, large).JetStream(), Bucket("oncemill", 1)))
+	conforms(t, newStore(t, natstest.Start(t).JetStream(), Bucket("oncemill", 1)))
 }
 
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
-	conforms(t, newStore(t, natstest.StartCluster(t, 3, large).JetStream(), Bucket("oncemill", 3)))
+	conforms(t, newStore(t, natstest.StartCluster(t, 3).JetStream(), Bucket("oncemill", 3)))
 }
 
 func conforms(t *testing.T, s *Store) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		return storetest.Subject{Store: s, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+		return storetest.Subject{Store: s, MaxBytes: 1 << 20, TTL: func(k dedupstore.Key) (time.Duration, bool) {
 			seen, err := s.Look(t.Context(), []dedupstore.Key{k})
 			if err != nil {
 				t.Error(err)
@@ -39,6 +39,6 @@ func conforms(t *testing.T, s *Store) {
 }
 
 func BenchmarkStore(b *testing.B) {
-	s := newStore(b, natstest.Start(b, large).JetStream(), Bucket("oncemill", 1))
+	s := newStore(b, natstest.Start(b).JetStream(), Bucket("oncemill", 1))
 	storetest.Benchmarks(b, func(*testing.B) dedupstore.Store { return s })
 }

@@ -10,8 +10,8 @@
 //
 // # Whose clock decides
 //
-// The clock of the server that leads the bucket's stream. A store asks it for the time twice a second while it works,
-// and so knows it within the round trip and 50 ms: a lease may live that much longer, never shorter. Clients' clocks
+// The clock of the server that leads the bucket's stream. A store asks it for the time five times a second while it works,
+// and so knows it within the round trip and 40 ms: a lease may live that much longer, never shorter. Clients' clocks
 // only measure how long ago that was. When another server begins to lead, its clock counts. If it is ahead by d, leases
 // end d earlier, so keep the servers' clocks together (NTP), and leases much longer than they differ.
 //
@@ -32,5 +32,5 @@
 // # Rights
 //
 // A user needs to publish to $KV.BUCKET.>, $JS.API.STREAM.INFO.KV_BUCKET and $JS.API.STREAM.MSG.GET.KV_BUCKET, and to
-// subscribe to its inbox. To list records also $JS.API.CONSUMER.*.KV_BUCKET.> and $JS.API.CONSUMER.MSG.NEXT.KV_BUCKET.>.
+// subscribe to its inbox. To list records also $JS.API.DIRECT.GET.KV_BUCKET.
 package natskv

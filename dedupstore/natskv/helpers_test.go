@@ -2,11 +2,11 @@ package natskv
 
 import (
 	"context"
+	"flag"
 	"os"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -15,13 +15,14 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "8") // they wait most of the time
+	leaktest.Main(m)
+}
 
 // proof says whether time does not matter.
 var proof = os.Getenv("ONCEMILL_PROOF") != ""
-
-// large lets the suite's largest records in.
-func large(o *server.Options) { o.MaxPayload = 64 << 20 }
 
 // newStore makes a bucket of a stream, and its store.
 func newStore(t testing.TB, js jetstream.JetStream, c jetstream.StreamConfig) *Store {

@@ -2,6 +2,7 @@ package natskv
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -38,33 +39,48 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 }
 
 const (
-	pageSize  = 2000 // records of a page
-	fetchSize = 200
+	pageSize  = 2000    // records of a page at most
+	pageBytes = 8 << 20 // after which a page ends
 )
 
-// List implements [dedupstore.Inspector]. It reads the stream in its order, by a consumer that lives for the page. A
-// record that changes meanwhile comes again. What cannot be read is an error beside the page.
+// List implements [dedupstore.Inspector]. It reads the stream in its order, from any replica. A record that changes
+// meanwhile comes again. What cannot be read is an error beside the page.
 func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
 	now, err := s.now(ctx)
 	if err != nil {
 		return dedupstore.Page{}, err
 	}
-	var page dedupstore.Page
+	from, total := uint64(1), 0
+	if after != "" {
+		if _, err := fmt.Sscanf(after, "%d.%d", &from, &total); err != nil {
+			return dedupstore.Page{}, &dedupstore.InvalidError{
+				Package: "natskv", Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
+		}
+	}
+	values, pending, err := s.values(ctx, s.filter(f), from)
+	if err != nil {
+		return dedupstore.Page{}, err
+	}
+	page := dedupstore.Page{Looked: len(values), Total: max(total, len(values)+pending)}
 	var unreadable []error
-	visit := func(m jetstream.Msg) {
-		rec, err := decode(m.Subject(), m.Headers(), m.Data())
+	for _, m := range values {
+		subject := m.Header.Get(jetstream.SubjectHeader)
+		rec, err := decode(subject, m.Header, m.Data)
 		if err != nil {
 			unreadable = append(unreadable, err)
-			return
+			continue
 		}
-		key, ok := s.key(m.Subject())
+		key, ok := s.key(subject)
 		if seen := rec.Look(key, now.Early); ok && f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 	}
-	page.Looked, page.Total, page.Next, err = s.walk(ctx, f, after, visit)
-	if err != nil {
-		return dedupstore.Page{}, fmt.Errorf("natskv: list: %w", err)
+	if pending > 0 {
+		last, err := strconv.ParseUint(values[len(values)-1].Header.Get(jetstream.SequenceHeader), 10, 64)
+		if err != nil {
+			return dedupstore.Page{}, fmt.Errorf("natskv: list: %w", err)
+		}
+		page.Next = fmt.Sprintf("%d.%d", last+1, page.Total)
 	}
 	return page, errors.Join(unreadable...)
 }
@@ -75,65 +91,48 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 	return page.Count(), err
 }
 
-// walk visits the values of a page, in the order of their revisions.
-func (s *Store) walk(
-	ctx context.Context, f dedupstore.Filter, after string, visit func(jetstream.Msg),
-) (looked, total int, next string, err error) {
-	from := uint64(1)
-	if after != "" {
-		if from, err = strconv.ParseUint(after, 10, 64); err != nil || from == 0 {
-			return 0, 0, "", &dedupstore.InvalidError{
-				Package: "natskv", Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
-		}
-	}
-	cons, err := s.js.CreateConsumer(ctx, s.stream(), jetstream.ConsumerConfig{
-		AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
-		FilterSubject: s.filter(f), InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
+// values asks for values from a revision on, and returns how many there are behind them (ADR-31 of NATS: a batch of
+// direct gets).
+func (s *Store) values(ctx context.Context, filter string, from uint64) (values []*nats.Msg, pending int, err error) {
+	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	request, err := json.Marshal(map[string]any{
+		"seq": from, "next_by_subj": filter, "batch": pageSize, "max_bytes": pageBytes,
 	})
 	if err != nil {
-		return 0, 0, "", s.failed(ctx, err)
+		return nil, 0, err
 	}
-	name := cons.CachedInfo().Name
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
-		defer cancel()
-		_ = s.js.DeleteConsumer(ctx, s.stream(), name) // else the server does, after a minute
-	}()
-	total = int(cons.CachedInfo().NumPending)
-	for left := cons.CachedInfo().NumPending; left > 0; {
-		if looked >= pageSize {
-			return looked, total, strconv.FormatUint(from, 10), nil
+	nc := s.js.Conn()
+	sub, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		return nil, 0, s.failed(ctx, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := nc.PublishRequest(s.api+"DIRECT.GET."+s.stream(), sub.Subject, request); err != nil {
+		return nil, 0, s.failed(ctx, err)
+	}
+	for {
+		m, err := sub.NextMsgWithContext(bounded)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return nil, 0, s.setup("has nobody who answers lists: set AllowDirect of its stream, or wait for a leader", err)
 		}
-		batch, err := cons.FetchNoWait(fetchSize)
 		if err != nil {
-			return 0, 0, "", s.failed(ctx, err)
+			return nil, 0, s.failed(ctx, err)
 		}
-		got := false
-		for m := range batch.Messages() {
-			meta, err := m.Metadata()
-			if err != nil {
-				return 0, 0, "", err
+		switch status := m.Header.Get("Status"); status {
+		case "":
+			values = append(values, m)
+		case "204": // the end
+			if pending, err = strconv.Atoi(m.Header.Get("Nats-Num-Pending")); err != nil || len(values) == 0 {
+				pending = 0
 			}
-			got, left, from = true, meta.NumPending, meta.Sequence.Stream+1
-			looked++
-			visit(m)
-		}
-		// In a cluster a new consumer may not listen yet.
-		if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) {
-			return 0, 0, "", s.failed(ctx, err)
-		}
-		if got {
-			continue
-		}
-		info, err := cons.Info(ctx) // what was pending may be gone
-		if err != nil {
-			return 0, 0, "", s.failed(ctx, err)
-		}
-		if left = info.NumPending; left > 0 && !pace.Sleep(ctx, firstPause) {
-			return 0, 0, "", context.Cause(ctx)
+			return values, pending, nil
+		case "404":
+			return nil, 0, nil
+		default:
+			return nil, 0, fmt.Errorf("natskv: list: the server answered %s %s", status, m.Header.Get("Description"))
 		}
 	}
-	return looked, total, "", nil
 }
 
 // filter is the subject that lets through what the filter's names do.

@@ -262,7 +262,7 @@ func TestStore_ListsByPages(t *testing.T) {
 		if err != nil || page.Looked > pageSize {
 			t.Fatalf("page %d: %d records, %v", pages, page.Looked, err)
 		}
-		if pages == 0 && page.Total != records {
+		if page.Total != records {
 			t.Errorf("there are %d in all, want %d", page.Total, records)
 		}
 		for _, r := range page.Records {
@@ -276,9 +276,6 @@ func TestStore_ListsByPages(t *testing.T) {
 	var invalid *dedupstore.InvalidError
 	if _, err := s.List(t.Context(), dedupstore.Filter{}, "x"); !errors.As(err, &invalid) {
 		t.Errorf("a page after nothing: %v", err)
-	}
-	if stream, err := js.Stream(t.Context(), "KV_oncemill"); err != nil || stream.CachedInfo().State.Consumers != 0 {
-		t.Errorf("consumers are left: %v", err)
 	}
 }
 

@@ -31,15 +31,11 @@ type natsNode interface {
 
 // StartCluster starts a cluster of n embedded servers, and returns when one of them leads it and a stream with n
 // replicas can be made. Killing a server that is embedded is Shutdown: it says good-bye and hands its leaderships over.
-// If you can't have that, use [NATSClusterOfProcesses]. The functions may change the servers' options.
-func StartCluster(t testing.TB, n int, configure ...func(*server.Options)) *Cluster {
+// If you can't have that, use [NATSClusterOfProcesses].
+func StartCluster(t testing.TB, n int) *Cluster {
 	t.Helper()
 	c := startNATSCluster(t, n, func(i int, ports []natsPorts) natsNode {
-		node := newEmbeddedNode(t.TempDir(), i, ports)
-		for _, f := range configure {
-			f(&node.options)
-		}
-		return node
+		return newEmbeddedNode(t.TempDir(), i, ports)
 	})
 	testserver.Record(t, fmt.Sprintf("nats-server %s (embedded, cluster of %d)", server.VERSION, n))
 	return c
