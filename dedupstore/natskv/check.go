@@ -13,12 +13,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-const noTTL = "allows no TTL of keys: with nats-server 2.11 or later, create it by natskv.Bucket, or set AllowMsgTTL of " +
-	"its stream"
+const noTTL = "allows no TTL of keys: with nats-server 2.11 or later, create it by natskv.Bucket, or set AllowMsgTTL " +
+	"of its stream"
 
-// Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a bucket that is missing, has no TTLs
-// of keys, keeps more than one revision of a key, mirrors another or is sealed, and for a user who may not read or
-// write it. It writes nothing. It cannot see sync_interval of the servers: see the package doc.
+// Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a bucket that is missing, has no
+// TTLs of keys, keeps more than one revision of a key, mirrors another or is sealed, and for a user who may not read
+// or write it. It writes nothing. It cannot see sync_interval of the servers: see the package doc.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	info, err := s.look(ctx)
 	if err != nil {
@@ -89,21 +89,22 @@ func durability(c jetstream.StreamConfig) string {
 
 // losses tell how records can be lost.
 func losses(c jetstream.StreamConfig) (losses []string) {
+	lose := func(format string, args ...any) { losses = append(losses, fmt.Sprintf(format, args...)) }
 	if c.Replicas < 2 {
-		losses = append(losses, "the bucket has one replica: its records are lost with the server's disk, and no claim "+
-			"is made while that server is down; give its stream 3 replicas")
+		lose("the bucket has one replica: its records are lost with the server's disk, and no claim is made while that " +
+			"server is down; give its stream 3 replicas")
 	}
 	if c.Storage == jetstream.MemoryStorage {
-		losses = append(losses, "the bucket is in memory: its records are lost when the servers that have them stop; "+
-			"create it with file storage")
+		lose("the bucket is in memory: its records are lost when the servers that have them stop; create it with file " +
+			"storage")
 	}
 	if c.MaxAge > 0 {
-		losses = append(losses, fmt.Sprintf("the bucket has a MaxAge (TTL) of %v: records are forgotten after it, also "+
-			"if their window or lease is longer; set it to 0, each key has its own TTL", c.MaxAge))
+		lose("the bucket has a MaxAge (TTL) of %v: records are forgotten after it, also if their window or lease is "+
+			"longer; set it to 0, each key has its own TTL", c.MaxAge)
 	}
 	if c.Discard == jetstream.DiscardOld && (c.MaxBytes > 0 || c.MaxMsgs > 0) {
-		losses = append(losses, "the bucket drops its oldest records when it is full: set Discard of its stream to new, "+
-			"then new keys are refused")
+		lose("the bucket drops its oldest records when it is full: set Discard of its stream to new, and it refuses " +
+			"what it has no room for")
 	}
 	return losses
 }
@@ -112,8 +113,8 @@ func losses(c jetstream.StreamConfig) (losses []string) {
 func warnings(info *jetstream.StreamInfo) (warnings []string) {
 	c := info.Config
 	if c.MaxBytes > 0 && info.State.Bytes > uint64(c.MaxBytes)/5*4 && c.Discard == jetstream.DiscardNew {
-		warnings = append(warnings, fmt.Sprintf("the bucket holds %d of at most %d bytes: when it is full, new keys are "+
-			"refused, and their messages wait; raise MaxBytes", info.State.Bytes, c.MaxBytes))
+		warnings = append(warnings, fmt.Sprintf("the bucket holds %d of at most %d bytes: when it is full, claims and "+
+			"outcomes are refused; raise MaxBytes", info.State.Bytes, c.MaxBytes))
 	}
 	if info.Cluster != nil {
 		var away []string

@@ -138,15 +138,16 @@ func TestStore_RightsAreThoseOfThePackageDoc(t *testing.T) {
 		u := &server.User{Username: name, Password: "pw"}
 		if allow != nil {
 			u.Permissions = &server.Permissions{
-				Publish: &server.SubjectPermission{Allow: allow}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
+				Publish:   &server.SubjectPermission{Allow: allow},
+				Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
 			}
 		}
 		return u
 	}
 	s := natstest.Start(t, func(o *server.Options) {
 		o.Users = []*server.User{
-			user("admin", nil), user("app", rights), user("no-write", rights[1:]), user("no-read", []string{rights[0], rights[1]}),
-			user("no-info", []string{rights[0], rights[2]}),
+			user("admin", nil), user("app", rights), user("no-write", rights[1:]),
+			user("no-read", []string{rights[0], rights[1]}), user("no-info", []string{rights[0], rights[2]}),
 		}
 	})
 	newStore(t, s.JetStream(nats.UserInfo("admin", "pw")), Bucket("oncemill", 1))
@@ -167,7 +168,8 @@ func TestStore_RightsAreThoseOfThePackageDoc(t *testing.T) {
 			t.Parallel()
 			var setup *dedupstore.SetupError
 			lacks := storeOf(t, s.JetStream(nats.UserInfo(name, "pw")), "oncemill")
-			if _, err := lacks.Check(t.Context()); !errors.As(err, &setup) || !strings.Contains(err.Error(), "lacks a right") {
+			_, err := lacks.Check(t.Context())
+			if !errors.As(err, &setup) || !strings.Contains(err.Error(), "lacks a right") {
 				t.Errorf("Check says %v", err)
 			}
 		})

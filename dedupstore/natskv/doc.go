@@ -2,7 +2,7 @@
 // nats-server 2.11 or later.
 //
 //	_, err := js.CreateStream(ctx, natskv.Bucket("oncemill", 3)) // once, by whoever runs NATS
-//	store := natskv.New(js, natskv.Config{})
+//	store, err := natskv.New(js, natskv.Config{})
 //
 // A claim creates a key, and every other write names the revision that it replaces, so the server refuses it if anybody
 // wrote meanwhile. Then the store reads the record again and decides anew. A usual claim is one request, and so is its
@@ -10,10 +10,13 @@
 //
 // # Whose clock decides
 //
-// The clock of the server that leads the bucket's stream. A store asks it for the time five times a second while it works,
-// and so knows it within the round trip and 40 ms: a lease may live that much longer, never shorter. Clients' clocks
-// only measure how long ago that was. When another server begins to lead, its clock counts. If it is ahead by d, leases
-// end d earlier, so keep the servers' clocks together (NTP), and leases much longer than they differ.
+// The clock of the server that leads the bucket's stream. A store asks it for the time five times a second while it
+// works, and so knows it within the round trip and 40 ms: a lease may live that much longer, never shorter. Clients'
+// clocks only measure how long ago that was. When another server begins to lead, its clock counts. If it is ahead by d,
+// leases end d earlier, so keep the servers' clocks together (NTP), and leases much longer than they differ.
+//
+// A leader that is cut off from the others grants and settles nothing. Until it notices, some seconds later, it may
+// answer what an old record says, such as Busy.
 //
 // # What it can lose
 //
@@ -25,9 +28,9 @@
 //
 // # Limits
 //
-// A record is a message, and must fit max_payload (by default 1 MB, with the messages that a run produced). A larger one
-// is refused with [dedupstore.ErrFull], and a full bucket refuses new keys with it. The server keeps an index of all
-// keys in memory, some 150 bytes a key.
+// A record is a message, and must fit max_payload (by default 1 MB, with the messages that a run produced). A larger
+// one is refused with [dedupstore.ErrFull]. So is what a full bucket has no room for, and that may be an outcome. A
+// finished record takes some 370 bytes on disk, and as much of the server's memory.
 //
 // # Rights
 //

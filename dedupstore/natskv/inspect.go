@@ -114,7 +114,7 @@ func (s *Store) values(ctx context.Context, filter string, from uint64) (values 
 	for {
 		m, err := sub.NextMsgWithContext(bounded)
 		if errors.Is(err, nats.ErrNoResponders) {
-			return nil, 0, s.setup("has nobody who answers lists: set AllowDirect of its stream, or wait for a leader", err)
+			return nil, 0, s.setup("lists nothing now: set AllowDirect of its stream, or wait for its servers", err)
 		}
 		if err != nil {
 			return nil, 0, s.failed(ctx, err)

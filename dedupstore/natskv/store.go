@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -33,8 +34,8 @@ const defaultBucket = "oncemill"
 // History of 1 and a LimitMarkerTTL, which allows TTLs.
 func Bucket(name string, replicas int) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, Storage: jetstream.FileStorage,
-		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowMsgTTL: true, AllowDirect: true, AllowRollup: true,
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas,
+		Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowMsgTTL: true, AllowDirect: true, AllowRollup: true,
 		DenyDelete: true, MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1,
 	}
 }
@@ -166,7 +167,7 @@ func (s *Store) write(
 	// The server counts whole seconds, from when it gets the message.
 	ttl := int64(rec.Expires.Sub(now.Early)/time.Second) + 2
 	return s.publish(ctx, subject, recordstore.Encode(rec), last, nats.Header{
-		jetstream.MsgTTLHeader: {fmt.Sprintf("%ds", ttl)},
+		jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"},
 	})
 }
 
@@ -177,7 +178,7 @@ func (s *Store) publish(
 	if limit := s.js.Conn().MaxPayload(); int64(len(data)) > limit-maxHeaders {
 		return 0, &tooLargeError{len(data), limit}
 	}
-	h[jetstream.ExpectedLastSubjSeqHeader] = []string{fmt.Sprint(last)}
+	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(last, 10)}
 	target := subject
 	if s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue
 		target = s.api + subject

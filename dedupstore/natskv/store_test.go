@@ -26,9 +26,12 @@ func TestStore_KeysAreThoseOfABucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := map[string]dedupstore.Key{}
-	for _, id := range []string{"a", ".", "a.b", "*", ">", "=", "=2E", "a b", "界", "a/b", "$", strings.Repeat("界", 170)} {
+	for _, id := range []string{
+		"a", ".", "a.b", "*", ">", "=", "=2E", "a b", "界", "a/b", "$", strings.Repeat("界", 170),
+	} {
 		for _, k := range []dedupstore.Key{
-			{Tenant: id[:min(len(id), 3)], Group: "g", Handler: "h", ID: "1"}, {Tenant: "t", Group: "g", Handler: "h", ID: id},
+			{Tenant: id[:min(len(id), 3)], Group: "g", Handler: "h", ID: "1"},
+			{Tenant: "t", Group: "g", Handler: "h", ID: id},
 		} {
 			subject := s.subject(k)
 			if back, ok := s.key(subject); !ok || back != k {
@@ -53,7 +56,8 @@ func TestStore_KeysAreThoseOfABucket(t *testing.T) {
 		}
 	}
 	for _, foreign := range []string{
-		"$KV.oncemill.a", "$KV.oncemill.a.b.c.=", "$KV.oncemill.a.b.c.=zz", "$KV.oncemill.a.b.c.=61", "$KV.oncemill.a.b..d",
+		"$KV.oncemill.a", "$KV.oncemill.a.b.c.=", "$KV.oncemill.a.b.c.=zz", "$KV.oncemill.a.b.c.=61",
+		"$KV.oncemill.a.b..d",
 	} {
 		if k, ok := s.key(foreign); ok {
 			t.Errorf("%q is taken for %+v", foreign, k)
@@ -154,7 +158,8 @@ func TestStore_OtherVersionsAreLeftAlone(t *testing.T) {
 	}
 	_, err := dedupstore.ClaimOne(t.Context(), s, request("1"))
 	wanted(err)
-	c := dedupstore.Claim{Key: key("1"), Owner: request("1").Owner, Fence: 1, Lease: time.Minute, Retention: time.Minute}
+	r := request("1")
+	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Lease: time.Minute, Retention: time.Minute}
 	wanted(dedupstore.SettleOne(t.Context(), s, c, succeeded("")))
 	_, err = s.Look(t.Context(), []dedupstore.Key{key("1")})
 	wanted(err)
@@ -187,7 +192,8 @@ func TestStore_AKeyThatPeopleDeletedIsNew(t *testing.T) {
 	if err := dedupstore.SettleOne(t.Context(), s, old, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("the old claim was settled: %v", err)
 	}
-	if a := claim(t, s, request("1"), dedupstore.AcquiredRun); a.Found != dedupstore.Absent || a.Claim.Fence <= old.Fence {
+	a := claim(t, s, request("1"), dedupstore.AcquiredRun)
+	if a.Found != dedupstore.Absent || a.Claim.Fence <= old.Fence {
 		t.Errorf("answered %+v after fence %d", a, old.Fence)
 	}
 }

@@ -184,7 +184,8 @@ func (st model) branches(in Input) []branch {
 	}
 	lost := branch{class: Lost, next: st}
 	switch {
-	case st.owner == "" || st.owner != in.Owner || st.fence != 0 && st.fence != in.Fence || st.fence == 0 && in.Fence <= st.low:
+	case st.owner == "" || st.owner != in.Owner || st.fence != 0 && st.fence != in.Fence ||
+		st.fence == 0 && in.Fence <= st.low:
 		return []branch{lost}
 	case st.fence == 0: // either this is the fence that nobody heard of, or another claim of this owner had it
 		st.fence = in.Fence

@@ -14,13 +14,13 @@ import (
 // version is the first byte of a record. Another layout gets another one.
 const version = 1
 
-// The second byte of a record.
-var states = map[byte]dedupstore.State{
-	'R': dedupstore.Running, 'T': dedupstore.Retryable, 'P': dedupstore.Publishing, 'D': dedupstore.Finished,
-}
-
-// kinds are by their byte; there is no outcome at 0.
-var kinds = [...]dedupstore.Kind{"", dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
+// States and kinds by their bytes. No record has state 0, and one without an outcome has kind 0.
+var (
+	states = [...]dedupstore.State{
+		"", dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
+	}
+	kinds = [...]dedupstore.Kind{"", dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
+)
 
 // Flags of a record.
 const (
@@ -38,20 +38,18 @@ var (
 // ends in between ends later. The record is not absent.
 func Encode(s *dedupstore.Stored) []byte {
 	b := make([]byte, 0, 256+len(s.Outcome.Result))
-	state, flags := byte(0), byte(0)
-	for letter, is := range states {
-		if is == s.State {
-			state = letter
-		}
+	var flags byte
+	if s.Started {
+		flags |= started
 	}
-	for flag, set := range map[byte]bool{
-		started: s.Started, exhausted: s.Outcome.Exhausted, truncated: s.Outcome.Truncated,
-	} {
-		if set {
-			flags |= flag
-		}
+	if s.Outcome.Exhausted {
+		flags |= exhausted
 	}
-	b = append(b, version, state, flags, byte(slices.Index(kinds[:], s.Outcome.Kind)))
+	if s.Outcome.Truncated {
+		flags |= truncated
+	}
+	state, kind := slices.Index(states[:], s.State), slices.Index(kinds[:], s.Outcome.Kind)
+	b = append(b, version, byte(state), flags, byte(kind))
 	e := encoder{b, int64(s.Fence)}
 	e.number(s.Fence)
 	for _, n := range [...]int{s.Attempts, s.Returned, s.Reruns, s.Duplicates} {
@@ -137,7 +135,7 @@ func Decode(b []byte) (s dedupstore.Stored, err error) {
 	case b[0] != version:
 		return s, fmt.Errorf("is of version %d, this program reads version %d: a newer program, or something else, "+
 			"wrote it", b[0], version)
-	case len(b) < head || states[b[1]] == "" || int(b[3]) >= len(kinds):
+	case len(b) < head || b[1] == 0 || int(b[1]) >= len(states) || int(b[3]) >= len(kinds):
 		return s, errBroken
 	}
 	s.State, s.Started = states[b[1]], b[2]&started != 0

@@ -123,7 +123,8 @@ func TestClaim_ALeaseIsNeverShorterThanAsked(t *testing.T) {
 		return nil
 	})
 	if want := at.Late.Add(r.Lease); !written.Lease.Equal(want) || !written.Expires.Equal(want.Add(r.Retention)) {
-		t.Errorf("the lease ends at %v, the record at %v; want %v and an hour more", written.Lease, written.Expires, want)
+		t.Errorf("the lease ends at %v, the record at %v; want %v and an hour more",
+			written.Lease, written.Expires, want)
 	}
 	if c := got[0].Answer.Claim; c.Lease != r.Lease || c.Fence != uint64(now.UnixMicro()) {
 		t.Errorf("the claim is %+v", c)
