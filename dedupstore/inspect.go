@@ -184,7 +184,7 @@ type Record struct {
 	First   time.Time // when the first claim came
 	Claimed time.Time // when the last owner got the key
 	Ended   time.Time // when its run ended, in an outcome or a release
-	Until   time.Time // Running and Publishing: when the lease ends; Retryable: when it is due
+	Until   time.Time // Running and Publishing: when the lease ends; Retryable: when it is due; zero: it is
 	Expires time.Time // when the record is forgotten
 	Holder  string    // host and process of the last owner
 	Trace   string    // traceparent of the last run
@@ -216,8 +216,8 @@ type Duplicates struct {
 	Retention time.Duration // how long to remember them, at least
 }
 
-// count counts what is on a page.
-func (p *Page) count() Count {
+// Count counts what is on a page, for stores that count by listing.
+func (p *Page) Count() Count {
 	tallies := map[Tally]*Tally{}
 	c := Count{Next: p.Next, Looked: p.Looked, Total: p.Total}
 	for i := range p.Records {

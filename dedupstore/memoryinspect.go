@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"slices"
+	"time"
 )
 
 // Look implements [Inspector].
@@ -13,36 +14,17 @@ func (m *Memory) Look(ctx context.Context, keys []Key) ([]Record, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.removeExpired(m.now())
 	records := make([]Record, len(keys))
 	for i, key := range keys {
-		records[i] = Record{Key: key, State: Absent}
-		if rec := m.records[key]; rec != nil {
-			records[i] = rec.look()
-		}
+		rec, now := m.find(key)
+		records[i] = rec.look(now)
 	}
 	return records, nil
 }
 
-func (rec *record) look() Record {
-	seen := Record{
-		Key: rec.key, State: rec.state, Started: rec.started && rec.state == Running, Fence: rec.fence,
-		Attempts: rec.attempts, Returned: rec.returned, Reruns: rec.reruns,
-		First: rec.first, Claimed: rec.claimed, Ended: rec.ended,
-		Expires: rec.expires, Holder: rec.holder, Trace: rec.trace, History: slices.Clone(rec.history),
-		Outcome: rec.outcome.clone(), Duplicates: rec.duplicates, LastDuplicate: rec.lastDuplicate,
-	}
-	seen.Outcome.Produced = Stubs(seen.Outcome.Produced)
-	switch rec.state {
-	case Running:
-		seen.Until = rec.lease
-	case Retryable:
-		seen.Until = rec.due
-	case Publishing:
-		seen.Until, seen.Decided = rec.lease, rec.decided
-	case Finished:
-		seen.Decided = rec.decided
-	}
+func (rec *record) look(now time.Time) Record {
+	seen := rec.Look(rec.key, now)
+	seen.History, seen.Outcome = slices.Clone(seen.History), seen.Outcome.Clone()
 	return seen
 }
 
@@ -54,10 +36,8 @@ func (m *Memory) NoteDuplicates(ctx context.Context, duplicates []Duplicates) er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, d := range duplicates {
-		if rec := m.records[d.Key]; rec != nil {
-			rec.duplicates += d.Count
-			rec.lastDuplicate = d.Last
-		}
+		rec, now := m.find(d.Key)
+		m.keep(rec, rec.Note(d, now))
 	}
 	return nil
 }
@@ -69,10 +49,11 @@ func (m *Memory) List(ctx context.Context, f Filter, _ string) (Page, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.removeExpired(m.now())
+	now := m.now()
+	m.removeExpired(now)
 	page := Page{Looked: len(m.records), Total: len(m.records)}
 	for _, rec := range m.records {
-		if seen := rec.look(); f.Matches(&seen) {
+		if seen := rec.look(now); f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 	}
@@ -82,7 +63,7 @@ func (m *Memory) List(ctx context.Context, f Filter, _ string) (Page, error) {
 // Count implements [Inspector].
 func (m *Memory) Count(ctx context.Context, f Filter, after string) (Count, error) {
 	page, err := m.List(ctx, f, after)
-	return page.count(), err
+	return page.Count(), err
 }
 
 // Change implements [Inspector].
@@ -92,31 +73,17 @@ func (m *Memory) Change(ctx context.Context, seen Record, c Change) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.now()
-	m.removeExpired(now)
-	found := Record{Key: seen.Key, State: Absent}
-	rec := m.records[seen.Key]
-	if rec != nil {
-		found = rec.look()
+	rec, now := m.find(seen.Key)
+	if complete, ok := c.(Complete); ok {
+		complete.Outcome = complete.Outcome.Clone()
+		c = complete
 	}
-	if err := Refuse(c, seen, found, now); err != nil {
-		return err
-	}
-	switch c := c.(type) {
-	case Forget:
+	next, err := rec.Change(seen, c, now)
+	if err == nil && next == nil {
 		m.remove(rec)
-		return nil
-	case Rerun:
-		rec.again()
-		rec.state, rec.owner, rec.due = Retryable, "", now
-		rec.outcome = Outcome{Reason: rec.outcome.Reason}
-	case Complete:
-		stubs := rec.outcome.Produced
-		rec.outcome = c.Outcome.clone()
-		rec.outcome.Produced = stubs
 	}
-	m.keep(rec, rec.expires)
-	return nil
+	m.keep(rec, next)
+	return err
 }
 
 func (m *Memory) remove(rec *record) {

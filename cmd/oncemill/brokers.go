@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,6 +35,11 @@ func (a *app) jetStream(options ...nats.Option) (jetstream.JetStream, error) {
 	if err != nil {
 		return nil, err
 	}
+	return a.connectNATS(servers, values, options...)
+}
+
+// connectNATS connects to servers, with the parameters creds and domain.
+func (a *app) connectNATS(servers string, values url.Values, options ...nats.Option) (jetstream.JetStream, error) {
 	options = append(options, nats.Name("oncemill"))
 	if file := values.Get("creds"); file != "" {
 		options = append(options, nats.UserCredentials(file))
@@ -50,6 +56,21 @@ func (a *app) jetStream(options ...nats.Option) (jetstream.JetStream, error) {
 		return jetstream.NewWithDomain(nc, domain)
 	}
 	return jetstream.New(nc)
+}
+
+// bucket connects to the servers of an address such as nats+kv://HOST:PORT,HOST:PORT/BUCKET?creds=FILE.
+func (a *app) bucket(at *url.URL) (js jetstream.JetStream, bucket string, err error) {
+	values, err := ours("--store", at.RawQuery, "creds", "domain")
+	if err != nil {
+		return nil, "", err
+	}
+	var servers []string
+	for host := range strings.SplitSeq(at.Host, ",") {
+		one := url.URL{Scheme: strings.TrimSuffix(at.Scheme, "+kv"), User: at.User, Host: host}
+		servers = append(servers, one.String())
+	}
+	js, err = a.connectNATS(strings.Join(servers, ","), values, nats.Timeout(5*time.Second))
+	return js, strings.Trim(at.Path, "/"), err
 }
 
 // kafka makes a client of the brokers that the settings name.

@@ -23,6 +23,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -87,6 +88,18 @@ func compose(t *testing.T, service string) (command []string) {
 		t.Fatalf("compose.yaml has no command of %s", service)
 	}
 	return file.Services[service].Command[1:]
+}
+
+func TestDoctor_NATSBucket(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	js := server.JetStream()
+	if _, err := js.CreateStream(t.Context(), natskv.Bucket("oncemill", 1)); err != nil {
+		t.Fatal(err)
+	}
+	at := strings.Replace(server.URL(), "nats://", "nats+kv://", 1)
+	wantOnly(t, []string{"error store: the bucket has one replica"}, "--store", at)
+	wantOnly(t, []string{`error store, bucket "none": is missing`}, "--store", at+"/none")
 }
 
 func TestDoctor_Redis(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -40,7 +41,24 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 			return err
 		}
 		return d.postgresClock(ctx, what, pool)
+	case "nats":
+		return d.natsClock(ctx, what, at)
 	}
+	return nil
+}
+
+// natsClock compares the clock of the server that leads the bucket.
+func (d *doctor) natsClock(ctx context.Context, what string, at *url.URL) error {
+	js, bucket, err := d.bucket(at)
+	if err != nil {
+		return err
+	}
+	before := time.Now()
+	stream, err := js.Stream(ctx, "KV_"+cmp.Or(bucket, "oncemill"))
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	d.found = append(d.found, clock(what, stream.CachedInfo().TimeStamp, before, time.Now())...)
 	return nil
 }
 

@@ -16,8 +16,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox"
@@ -62,6 +64,16 @@ func TestCommand_OnEachStore(t *testing.T) {
 		"redis": func(t *testing.T) func(dir, own string) string {
 			server := redistest.Start(t)
 			return func(_, own string) string { return "redis://" + server.Addr + "?prefix=" + own }
+		},
+		"nats": func(t *testing.T) func(dir, own string) string {
+			server := natstest.Start(t)
+			js := server.JetStream()
+			return func(_, own string) string {
+				if _, err := js.CreateStream(t.Context(), natskv.Bucket(own, 1)); err != nil {
+					t.Fatal(err)
+				}
+				return strings.Replace(server.URL(), "nats://", "nats+kv://", 1) + "/" + own
+			}
 		},
 		"postgres": func(t *testing.T) func(dir, own string) string {
 			database := postgrestest.Shared(t).NewDatabase(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
@@ -56,9 +57,15 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		return sqlitestore.New(db, sqlitestore.Config{Table: own["table"], Logger: quiet})
+	case "nats+kv", "tls+kv":
+		js, bucket, err := a.bucket(at)
+		if err != nil {
+			return nil, err
+		}
+		return natskv.New(js, natskv.Config{Bucket: bucket, Logger: quiet})
 	default:
 		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
-			"postgres or sqlite", at.Scheme)
+			"postgres, sqlite, nats+kv or tls+kv", at.Scheme)
 	}
 }
 

@@ -7,6 +7,7 @@ require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/google/go-cmp v0.7.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/internal/lineartest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	go.uber.org/goleak v1.3.0
@@ -23,5 +24,6 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ../..
+	github.com/oncemill/oncemill/internal/lineartest => ../../internal/lineartest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../../internal/testserver/redistest
 )

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/lineartest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -22,7 +23,6 @@ const (
 	linearWorkers   = 5
 	linearOps       = 40 // a worker with a client of its own
 	linearSharedOps = 24 // a worker that shares one: there is more to check
-	linearKeys      = 4
 	linearDropEvery = 14 // one of so many replies is dropped: 7 %
 )
 
@@ -34,7 +34,7 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 	r.proxy.Inject(r.faults(seed))
 	var mu sync.Mutex
 	var history []porcupine.Operation
-	var pool claimPool
+	pool := lineartest.Pool{Group: "billing"}
 	var group sync.WaitGroup
 	begin := time.Now()
 	stores := make([]dedupstore.Store, linearWorkers)
@@ -58,24 +58,24 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 		rnd := rand.New(rand.NewPCG(seed, uint64(w)+2))
 		group.Go(func() {
 			for range opsOf(shared) {
-				in := pool.draw(rnd)
+				in := pool.Draw(rnd)
 				before, faults := sent.len(), r.faulty()
 				call := time.Since(begin).Nanoseconds()
 				out := perform(t, s, in, &pool)
 				end := time.Since(begin).Nanoseconds()
-				if out.unheard {
+				if out.Unheard {
 					end = math.MaxInt64
 				}
 				mu.Lock()
 				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
 				// What was sent for the owner before the request that was answered: after a fault, or when the client
 				// took the machine's slowness for one. It may be another worker's, who uses the same claim.
-				again := int64(sent.of(in.owner, before) - 1)
+				again := int64(sent.of(in.Owner, before) - 1)
 				if time.Duration(end-call) < linearTimeout {
 					again = min(again, r.faulty()-faults)
 				}
 				for range again {
-					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: output{unheard: true}, Return: math.MaxInt64})
+					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: lineartest.Output{Unheard: true}, Return: math.MaxInt64})
 				}
 				mu.Unlock()
 			}
@@ -86,122 +86,23 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 	return history
 }
 
-// A claimPool holds what was granted, to all workers: some settle for others, some long after they lost their claim.
-type claimPool struct {
-	mu      sync.Mutex
-	claims  []input
-	decided [linearKeys]uint64
+// perform makes the operation. After an error nobody knows what happened.
+func perform(t *testing.T, s dedupstore.Store, in lineartest.Input, pool *lineartest.Pool) lineartest.Output {
+	out, err := pool.Perform(t.Context(), s, in)
+	unheard(t, err)
+	if out.Wait > lineartest.Lease+maxSampleError {
+		t.Errorf("wait is %v, longer than any lease", out.Wait)
+	}
+	return out
 }
 
-func (p *claimPool) granted(in input, fence uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	in.fence = fence
-	p.claims = append(p.claims, in)
-}
-
-func (p *claimPool) failed(key int, fence uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.decided[key] = fence
-}
-
-// draw chooses the next operation.
-func (p *claimPool) draw(rnd *rand.Rand) input {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	in := input{what: "claim", key: rnd.IntN(linearKeys), owner: ids.Token(), most: 2 + rnd.IntN(2), park: rnd.IntN(4) == 0, content: "a"}
-	if rnd.IntN(40) == 0 {
-		in.content = "b"
-	}
-	if rnd.IntN(2) == 0 {
-		in.rerun = p.decided[in.key]
-	}
-	n := len(p.claims)
-	if n == 0 || rnd.IntN(100) < 40 {
-		return in
-	}
-	c := p.claims[max(0, n-1-rnd.IntN(6))]
-	in.key, in.owner, in.fence, in.content = c.key, c.owner, c.fence, c.content
-	switch d := rnd.IntN(100); {
-	case d < 12: // the owner asks again, be it late
-		in.rerun = 0
-	case d < 25:
-		in.what = "extend"
-	case d < 45:
-		in.what, in.kind, in.result, in.publish = "finish", dedupstore.Succeeded, ids.New(), rnd.IntN(2) == 0
-		if rnd.IntN(3) > 0 {
-			in.kind = dedupstore.Failed
-		}
-	case d < 80:
-		in.what, in.delay, in.give = "release", rnd.IntN(2) == 0, rnd.IntN(3) == 0
-	default:
-		in.what = "published"
-	}
-	return in
-}
-
-// perform runs the operation. After an error nobody knows what happened.
-func perform(t *testing.T, s dedupstore.Store, in input, pool *claimPool) output {
-	k := key(string(rune('a' + in.key)))
-	ctx := t.Context()
-	if in.what == "claim" {
-		a, err := dedupstore.ClaimOne(ctx, s, dedupstore.Request{
-			Key: k, Owner: in.owner, Lease: linearLease, Retention: time.Minute, MaxAttempts: in.most, ParkExpired: in.park,
-			Rerun: in.rerun, Fingerprint: dedupstore.Fingerprint{Scheme: "test", Sum: in.content},
-		})
-		if unheard(t, err) {
-			return output{unheard: true}
-		}
-		if a.Claim.Fence != 0 {
-			pool.granted(in, a.Claim.Fence)
-		}
-		if a.Status == dedupstore.Done && a.Outcome.Kind != dedupstore.Succeeded {
-			pool.failed(in.key, a.Fence)
-		}
-		if a.Wait > linearLease+maxSampleError {
-			t.Errorf("wait is %v, longer than any lease", a.Wait)
-		}
-		return output{class: string(a.Status), found: a.Found, fence: a.Claim.Fence, named: a.Fence, attempt: a.Claim.Attempt,
-			kind: a.Outcome.Kind, result: string(a.Outcome.Result)}
-	}
-	c := dedupstore.Claim{Key: k, Owner: in.owner, Fence: in.fence, Attempt: 1, Lease: linearLease, Retention: time.Minute}
-	var err error
-	switch in.what {
-	case "extend":
-		err = dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: linearLease, Started: true})
-	case "finish":
-		f := dedupstore.Finish{Retention: time.Minute, Outcome: dedupstore.Outcome{Kind: in.kind, Result: []byte(in.result)}}
-		if in.publish {
-			f.Outcome.Produced = []dedupstore.Produced{{ID: in.result}}
-		}
-		err = dedupstore.SettleOne(ctx, s, c, f)
-	case "release":
-		r := dedupstore.Release{Uncounted: in.give}
-		if in.delay {
-			r.Delay = linearDelay
-		}
-		err = dedupstore.SettleOne(ctx, s, c, r)
-	case "published":
-		err = dedupstore.SettleOne(ctx, s, c, dedupstore.Published{Retention: time.Minute})
-	}
-	switch {
-	case errors.Is(err, dedupstore.ErrClaimLost):
-		return output{class: replyLost}
-	case unheard(t, err):
-		return output{unheard: true}
-	}
-	return output{class: replyOK}
-}
-
-// unheard tells errors of the network from others, which fail the test.
-func unheard(t *testing.T, err error) bool {
+// unheard fails the test for errors that are not of the network.
+func unheard(t *testing.T, err error) {
 	var record *dedupstore.RecordError
 	var refused redis.Error
 	if errors.As(err, &record) || errors.As(err, &refused) {
 		t.Errorf("not an error of the network: %v", err)
 	}
-	return err != nil
 }
 
 func opsOf(shared bool) int {
@@ -254,9 +155,9 @@ func linearizable(t *testing.T, r *rig, shared, plain bool) {
 		operationsRun += linearWorkers * opsOf(shared)
 		unanswered += len(history) - linearWorkers*opsOf(shared)
 		for _, op := range history {
-			classes[op.Output.(output).class]++
+			classes[op.Output.(lineartest.Output).Class]++
 		}
-		switch result := porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute); result {
+		switch result := porcupine.CheckOperationsTimeout(lineartest.Model(), history, time.Minute); result {
 		case porcupine.Unknown: // so much was unheard that all orders cannot be tried
 			undecided++
 			t.Logf("history %d (seed %d) is undecided after a minute", i, seed+uint64(i))
@@ -319,7 +220,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 			}
 			for i := range 60 {
 				history := r.history(t, rand.Uint64(), broken, i%2 == 1, i%4 > 1)
-				if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
+				if porcupine.CheckOperationsTimeout(lineartest.Model(), history, time.Minute) == porcupine.Illegal {
 					t.Logf("found out by history %d", i+1)
 					return
 				}
@@ -334,7 +235,7 @@ func TestLinearizable_UnconditionalFinishIsFoundOut(t *testing.T) {
 	r := newConditionalRig(t, &byScript{always: true})
 	for i := range 200 { // few settle what changed hands without a word to their store
 		history := r.history(t, rand.Uint64(), allScripts, false, i%2 == 0)
-		if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
+		if porcupine.CheckOperationsTimeout(lineartest.Model(), history, time.Minute) == porcupine.Illegal {
 			t.Logf("found out by history %d", i+1)
 			return
 		}

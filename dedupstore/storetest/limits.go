@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"time"
 
@@ -17,7 +18,21 @@ var limitCases = []testCase{
 	{
 		name: "limits/results-of-10-MB",
 		why:  "results and messages come back whole, also big ones",
-		test: func(k *kit) { k.sized(10_000_000) },
+		test: func(k *kit) {
+			const large = 10_000_000
+			if k.MaxBytes == 0 {
+				k.sized(large)
+				return
+			}
+			k.sized(k.MaxBytes * 2 / 5)
+			c := k.run("too large")
+			f := finish(succeeded(strings.Repeat("x", large)))
+			err := dedupstore.SettleOne(k.Context(), k.Store, c, f)
+			if !errors.Is(err, dedupstore.ErrFull) {
+				k.Errorf("a result of %d bytes: %v, want ErrFull, for MaxBytes is %d", large, err, k.MaxBytes)
+			}
+			k.settle(c, finish(succeeded("smaller"))) // the claim is as it was
+		},
 	},
 	{
 		name: "limits/nothing-is-not-something",

@@ -22,6 +22,10 @@ type Subject struct {
 	// TTL says how much longer the store keeps the record of a key, and false if there is no record or it would stay
 	// for ever. Nil: the store cannot tell; then only what is forgotten, and when, is tested.
 	TTL func(key dedupstore.Key) (time.Duration, bool)
+
+	// MaxBytes is how large a record may be, with its key. The store refuses larger ones with ErrFull, and the claim
+	// stays. Zero: larger than any that the suite stores.
+	MaxBytes int
 }
 
 // Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel. All of

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
@@ -71,7 +72,7 @@ type setup struct {
 	work func(ctx context.Context, r oncemill.Run)
 }
 
-// A rig is a broker, workers and a guarded handler over a store in Redis. The broker delivers at least once. It has a
+// A rig is a broker, workers and a guarded handler over a store. The broker delivers at least once. It has a
 // window of deliveries in flight, delivers again when a decision says so, and forgets a copy only when it is
 // acknowledged or rejected. Every fifth message comes twice, at once, and every 25th once more, later.
 type rig struct {
@@ -105,10 +106,22 @@ func newRig(t *testing.T, rdb redis.UniversalClient, s setup) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := newRigOn(t, store, s)
+	t.Cleanup(func() {
+		r.close()
+		store.Close()
+	})
+	return r
+}
+
+// newRigOn starts a rig with a store.
+func newRigOn(t *testing.T, store dedupstore.Store, s setup) *rig {
+	t.Helper()
 	if s.window == 0 {
 		s.window = 64
 	}
 	r := &rig{setup: s, t: t, ledger: newLedger(store), queue: make(chan string, 1<<19)}
+	var err error
 	r.processor, err = consumer.New(r.ledger, consumer.Config{
 		Group: "billing", MaxWait: s.keep, DeadLetters: r.ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
@@ -127,10 +140,7 @@ func newRig(t *testing.T, rdb redis.UniversalClient, s setup) *rig {
 	for range s.window {
 		r.workers.Go(func() { r.work(ctx) })
 	}
-	t.Cleanup(func() {
-		r.close()
-		store.Close()
-	})
+	t.Cleanup(r.close)
 	return r
 }
 

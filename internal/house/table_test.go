@@ -28,13 +28,16 @@ var house = table{
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
+	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses", these(testLib, goRedis)},
 	{1, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster", these(testLib, natsServer, natsGo)},
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
+	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
+	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{2, "consumer", "one delivery, one decision", otelAPI},
@@ -86,6 +89,7 @@ var (
 
 	watermill = []string{"github.com/ThreeDotsLabs/watermill/..."}
 
+	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}

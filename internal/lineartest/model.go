@@ -1,4 +1,4 @@
-package redisstore
+package lineartest
 
 import (
 	"slices"
@@ -10,39 +10,47 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// The durations of all operations of a history.
+// The durations of all operations of a history, and how many keys it has.
 const (
-	linearLease = 5 * time.Millisecond
-	linearDelay = 2 * time.Millisecond
+	Lease = 5 * time.Millisecond
+	Delay = 2 * time.Millisecond
+	Keys  = 4
 )
 
-// An input is an operation on one key, as it was called.
-type input struct {
-	what        string // claim, extend, finish, release or published
-	key         int
-	owner       string
-	fence       uint64 // of the claim that settles
-	most        int
-	park        bool
-	rerun       uint64
-	content     string // fingerprint
-	kind        dedupstore.Kind
-	result      string
-	publish     bool // finish with something to publish
-	delay, give bool // release: with a delay, and giving the attempt back
+// An Input is an operation on one key, as it was called.
+type Input struct {
+	What        string // claim, extend, finish, release or published
+	Key         int    // below Keys
+	Owner       string
+	Fence       uint64 // of the claim that settles
+	Most        int
+	Park        bool
+	Rerun       uint64
+	Content     string // fingerprint
+	Kind        dedupstore.Kind
+	Result      string
+	Publish     bool // finish with something to publish
+	Delay, Give bool // release: with a delay, and giving the attempt back
 }
 
-// An output is what was answered. When unheard, the operation may have happened any time after its call, or never.
-type output struct {
-	unheard bool
-	class   string // a status, ok or lost
-	found   dedupstore.State
-	fence   uint64 // of the claim
-	named   uint64 // Answer.Fence
-	attempt int
-	kind    dedupstore.Kind
-	result  string
+// An Output is what was answered. When Unheard, the operation may have happened any time after its call, or never.
+type Output struct {
+	Unheard bool
+	Class   string // a status, OK or Lost
+	Found   dedupstore.State
+	Fence   uint64 // of the claim
+	Named   uint64 // Answer.Fence
+	Attempt int
+	Kind    dedupstore.Kind
+	Result  string
+	Wait    time.Duration
 }
+
+// Classes of answers beside the statuses of claims.
+const (
+	OK   = "ok"
+	Lost = "lost"
+)
 
 // A model is the record as the contract describes it. A fence that was granted in an answer that nobody heard is 0, and
 // greater than low. A lease may end at any time after it was granted, but not before until.
@@ -70,12 +78,13 @@ type branch struct {
 	decides bool // that fence is the one under which the outcome is decided
 }
 
-func linearModel() porcupine.Model {
+// Model is the record of a key as the contract describes it, for a checker.
+func Model() porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 			byKey := map[int][]porcupine.Operation{}
 			for _, op := range history {
-				k := op.Input.(input).key
+				k := op.Input.(Input).Key
 				byKey[k] = append(byKey[k], op)
 			}
 			parts := make([][]porcupine.Operation, 0, len(byKey))
@@ -86,12 +95,12 @@ func linearModel() porcupine.Model {
 		},
 		Init: func() []any { return []any{model{state: dedupstore.Absent}} },
 		Step: func(state, in, out any) []any {
-			st, o := state.(model), out.(output)
+			st, o := state.(model), out.(Output)
 			var next []any
-			if o.unheard {
+			if o.Unheard {
 				next = append(next, st)
 			}
-			for _, b := range st.branches(in.(input)) {
+			for _, b := range st.branches(in.(Input)) {
 				if n, ok := b.observe(o); ok && !slices.Contains(next, any(n)) {
 					next = append(next, n)
 				}
@@ -120,13 +129,13 @@ func (st model) settledBy(owner string) model {
 	return st
 }
 
-// observe reports whether the branch explains the output, and the record with what the output tells about it.
-func (b branch) observe(o output) (model, bool) {
+// observe reports whether the branch explains the Output, and the record with what the Output tells about it.
+func (b branch) observe(o Output) (model, bool) {
 	st := b.next
-	if o.unheard {
+	if o.Unheard {
 		return st, true
 	}
-	if o.class != b.class || o.found != b.found {
+	if o.Class != b.class || o.Found != b.found {
 		return st, false
 	}
 	bind := func(fence uint64) bool {
@@ -140,55 +149,56 @@ func (b branch) observe(o output) (model, bool) {
 	}
 	decided := func() bool {
 		if st.decided == 0 {
-			st.decided = o.named
+			st.decided = o.Named
 		}
-		return st.decided == o.named && o.kind == st.kind && o.result == st.result
+		return st.decided == o.Named && o.Kind == st.kind && o.Result == st.result
 	}
-	switch dedupstore.Status(o.class) {
+	switch dedupstore.Status(o.Class) {
 	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
-		if !bind(o.fence) || o.attempt != st.attempts {
+		if !bind(o.Fence) || o.Attempt != st.attempts {
 			return st, false
 		}
 		if b.granted {
-			st.until = st.fence + uint64(linearLease.Microseconds())
+			st.until = st.fence + uint64(Lease.Microseconds())
 		}
 		if b.decides {
 			st.decided = st.fence
 		}
-		if o.class == string(dedupstore.AcquiredPublish) {
+		if o.Class == string(dedupstore.AcquiredPublish) {
 			return st, decided()
 		}
 	case dedupstore.Busy, dedupstore.Mismatch:
-		return st, bind(o.named)
+		return st, bind(o.Named)
 	case dedupstore.Done:
 		return st, decided()
 	}
 	return st, true
 }
 
-func (st model) branches(in input) []branch {
-	if in.what == "claim" {
+func (st model) branches(in Input) []branch {
+	if in.What == "claim" {
 		return st.claim(in)
 	}
-	if in.what == "release" && st.state == dedupstore.Retryable && st.hasSettled(in.owner) {
-		return []branch{{class: replyOK, next: st}}
+	if in.What == "release" && st.state == dedupstore.Retryable && st.hasSettled(in.Owner) {
+		return []branch{{class: OK, next: st}}
 	}
-	lost := branch{class: replyLost, next: st}
+	lost := branch{class: Lost, next: st}
 	switch {
-	case st.owner == "" || st.owner != in.owner || st.fence != 0 && st.fence != in.fence || st.fence == 0 && in.fence <= st.low:
+	case st.owner == "" || st.owner != in.Owner || st.fence != 0 && st.fence != in.Fence ||
+		st.fence == 0 && in.Fence <= st.low:
 		return []branch{lost}
 	case st.fence == 0: // either this is the fence that nobody heard of, or another claim of this owner had it
-		st.fence = in.fence
+		st.fence = in.Fence
 		return []branch{lost, st.settle(in)}
 	}
 	return []branch{st.settle(in)}
 }
 
 // settle is an operation by the owner, under the right fence.
-func (st model) settle(in input) branch {
-	ok, lost := branch{class: replyOK, next: st}, branch{class: replyLost, next: st}
-	leased := st.floor() + uint64(linearLease.Microseconds())
-	switch in.what {
+func (st model) settle(in Input) branch {
+	ok, lost := branch{class: OK, next: st}, branch{class: Lost, next: st}
+	leased := st.floor() + uint64(Lease.Microseconds())
+	switch in.What {
 	case "extend":
 		if st.state != dedupstore.Running && st.state != dedupstore.Publishing {
 			return lost
@@ -197,27 +207,27 @@ func (st model) settle(in input) branch {
 		ok.next.started = st.started || st.state == dedupstore.Running
 	case "finish":
 		switch {
-		case st.state != dedupstore.Running && st.hasSettled(in.owner):
+		case st.state != dedupstore.Running && st.hasSettled(in.Owner):
 			return ok
 		case st.state != dedupstore.Running:
 			return lost
 		}
-		ok.next = st.settledBy(in.owner)
-		ok.next.kind, ok.next.result, ok.next.decided = in.kind, in.result, st.fence
+		ok.next = st.settledBy(in.Owner)
+		ok.next.kind, ok.next.result, ok.next.decided = in.Kind, in.Result, st.fence
 		ok.next.state, ok.next.until = dedupstore.Finished, 0
-		if in.publish {
+		if in.Publish {
 			ok.next.state, ok.next.until = dedupstore.Publishing, leased
 		}
 	case "release":
 		if st.state != dedupstore.Running {
 			return lost
 		}
-		ok.next = st.settledBy(in.owner)
+		ok.next = st.settledBy(in.Owner)
 		ok.next.state, ok.next.owner, ok.next.started, ok.next.until = dedupstore.Retryable, "", false, 0
-		if in.delay {
-			ok.next.until = st.floor() + uint64(linearDelay.Microseconds())
+		if in.Delay {
+			ok.next.until = st.floor() + uint64(Delay.Microseconds())
 		}
-		if in.give {
+		if in.Give {
 			ok.next.attempts--
 		}
 	case "published":
@@ -230,26 +240,26 @@ func (st model) settle(in input) branch {
 }
 
 // claim follows the order that dedupstore.Store documents.
-func (st model) claim(in input) []branch {
+func (st model) claim(in Input) []branch {
 	as := func(s dedupstore.Status) branch { return branch{class: string(s), found: st.state, next: st} }
 	switch {
-	case st.content != "" && st.content != in.content:
+	case st.content != "" && st.content != in.Content:
 		return []branch{as(dedupstore.Mismatch)}
 	case st.state == dedupstore.Finished:
 		again := st
 		again.attempts = 0
 		switch {
-		case in.rerun == 0 || st.kind == dedupstore.Succeeded || st.decided != 0 && st.decided != in.rerun:
+		case in.Rerun == 0 || st.kind == dedupstore.Succeeded || st.decided != 0 && st.decided != in.Rerun:
 			return []branch{as(dedupstore.Done)}
 		case st.decided == 0:
 			return []branch{as(dedupstore.Done), again.run(in)}
 		}
 		return []branch{again.run(in)}
-	case st.owner == in.owner && st.state == dedupstore.Running:
+	case st.owner == in.Owner && st.state == dedupstore.Running:
 		return []branch{as(dedupstore.AcquiredRun)}
-	case st.owner == in.owner && st.state == dedupstore.Publishing:
+	case st.owner == in.Owner && st.state == dedupstore.Publishing:
 		return []branch{as(dedupstore.AcquiredPublish)}
-	case st.hasSettled(in.owner):
+	case st.hasSettled(in.Owner):
 		return []branch{as(dedupstore.Busy)}
 	}
 	var ways []branch
@@ -261,36 +271,36 @@ func (st model) claim(in input) []branch {
 		b := st.own(in)
 		b.class = string(dedupstore.AcquiredPublish)
 		return append(ways, b)
-	case st.state == dedupstore.Running && st.started && in.park:
+	case st.state == dedupstore.Running && st.started && in.Park:
 		return append(ways, st.end(in, dedupstore.Unknown))
-	case st.attempts >= in.most:
+	case st.attempts >= in.Most:
 		return append(ways, st.end(in, dedupstore.Failed))
 	}
 	return append(ways, st.run(in))
 }
 
 // own gives the record to the claimer, under a fence that only the answer tells.
-func (st model) own(in input) branch {
+func (st model) own(in Input) branch {
 	b := branch{found: st.state, next: st, granted: true}
-	b.next.owner, b.next.fence = in.owner, 0
+	b.next.owner, b.next.fence = in.Owner, 0
 	b.next.low = max(st.floor(), st.until-min(st.until, 1))
 	if st.state == dedupstore.Absent {
 		b.next.low = 0
 	}
-	b.next.until = b.next.low + 1 + uint64(linearLease.Microseconds())
+	b.next.until = b.next.low + 1 + uint64(Lease.Microseconds())
 	return b
 }
 
-func (st model) run(in input) branch {
+func (st model) run(in Input) branch {
 	b := st.own(in)
 	b.class = string(dedupstore.AcquiredRun)
-	b.next.state, b.next.started, b.next.content = dedupstore.Running, false, in.content
+	b.next.state, b.next.started, b.next.content = dedupstore.Running, false, in.Content
 	b.next.kind, b.next.result, b.next.decided = "", "", 0
 	b.next.attempts++
 	return b
 }
 
-func (st model) end(in input, kind dedupstore.Kind) branch {
+func (st model) end(in Input, kind dedupstore.Kind) branch {
 	b := st.own(in)
 	b.class, b.decides = string(dedupstore.AcquiredPublish), true
 	b.next.state, b.next.kind, b.next.result, b.next.decided = dedupstore.Publishing, kind, "", 0

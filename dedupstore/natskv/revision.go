@@ -1,0 +1,170 @@
+package natskv
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recordstore"
+)
+
+// A revision is the last value of a key. Without one, or after a deletion, the record is the zero value.
+type revision struct {
+	sequence uint64
+	record   dedupstore.Stored
+}
+
+// Bytes of a key that stand for themselves. Others are written as =XX, "=" and "." among them.
+const plainBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
+const hexDigits = "0123456789ABCDEF"
+
+// subject is where a record is kept: $KV.bucket.tenant.group.handler.ID, all of them legal in keys of buckets.
+func (s *Store) subject(k dedupstore.Key) string {
+	b := make([]byte, 0, 64+len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID))
+	b = append(append(b, "$KV."...), s.bucket...)
+	for _, part := range [...]string{k.Tenant, k.Group, k.Handler, k.ID} {
+		b = appendToken(append(b, '.'), part)
+	}
+	return string(b)
+}
+
+func appendToken(b []byte, part string) []byte {
+	for i := range len(part) {
+		if c := part[i]; strings.IndexByte(plainBytes, c) >= 0 {
+			b = append(b, c)
+		} else {
+			b = append(b, '=', hexDigits[c>>4], hexDigits[c&15])
+		}
+	}
+	return b
+}
+
+// key reads a subject. It is false for a key that is no record's.
+func (s *Store) key(subject string) (dedupstore.Key, bool) {
+	parts := strings.Split(strings.TrimPrefix(subject, "$KV."+s.bucket+"."), ".")
+	if len(parts) != 4 {
+		return dedupstore.Key{}, false
+	}
+	for i, part := range parts {
+		var plain []byte
+		for j := 0; j < len(part); j++ {
+			c := part[j]
+			if c == '=' && j+2 < len(part) {
+				c = byte(strings.IndexByte(hexDigits, part[j+1])<<4 | strings.IndexByte(hexDigits, part[j+2]))
+				j += 2
+			}
+			plain = append(plain, c)
+		}
+		parts[i] = string(plain)
+	}
+	k := dedupstore.Key{Tenant: parts[0], Group: parts[1], Handler: parts[2], ID: parts[3]}
+	return k, k.Validate() == nil && s.subject(k) == subject
+}
+
+// read asks the leader of the stream for the last revision of a key. Others, which answer direct gets, may be behind.
+func (s *Store) read(ctx context.Context, subject string) (revision, error) {
+	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	if err != nil {
+		return revision{}, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	reply, err := s.js.Conn().RequestWithContext(bounded, s.api+"STREAM.MSG.GET."+s.stream(), request)
+	if err != nil {
+		return revision{}, s.failed(ctx, err)
+	}
+	var got struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Sequence uint64 `json:"seq"`
+			Header   []byte `json:"hdrs"`
+			Data     []byte `json:"data"`
+		} `json:"message"`
+	}
+	switch err := json.Unmarshal(reply.Data, &got); {
+	case err != nil:
+		return revision{}, fmt.Errorf("natskv: key %q: %w", subject, err)
+	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return revision{}, nil
+	case got.Error != nil:
+		return revision{}, s.failed(ctx, got.Error)
+	case got.Message == nil:
+		return revision{}, fmt.Errorf("natskv: key %q: the server's answer has no message", subject)
+	}
+	header := nats.Header{}
+	if len(got.Message.Header) > 0 {
+		if header, err = nats.DecodeHeadersMsg(got.Message.Header); err != nil {
+			return revision{}, fmt.Errorf("natskv: key %q: %w", subject, err)
+		}
+	}
+	rec, err := decode(subject, header, got.Message.Data)
+	return revision{got.Message.Sequence, rec}, err
+}
+
+// decode reads a value. A marker that one was deleted, or that its time has come, is no record.
+func decode(subject string, h nats.Header, data []byte) (dedupstore.Stored, error) {
+	if h.Get(operationHeader) != "" || h.Get(jetstream.MarkerReasonHeader) != "" {
+		return dedupstore.Stored{}, nil
+	}
+	rec, err := recordstore.Decode(data)
+	if err != nil {
+		return rec, &dedupstore.RecordError{Key: subject, Problem: err.Error()}
+	}
+	return rec, nil
+}
+
+// operationHeader says of a revision of a bucket that it deletes its key.
+const operationHeader = "KV-Operation"
+
+// recent are the records of claims that this store granted, as it wrote them last: what comes next need not be read.
+// The zero value is ready to use.
+type recent struct {
+	mu   sync.Mutex
+	last map[string]revision // by subject
+}
+
+// maxRecent is how many records are remembered, of a few hundred bytes each.
+const maxRecent = 1 << 14
+
+func (r *recent) get(subject string) (revision, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen, known := r.last[subject]
+	return seen, known
+}
+
+// put remembers a record that somebody owns, and forgets others, which nobody writes soon. Outcomes are not remembered:
+// they may be large, and their bytes are the caller's. If there are too many records, any other goes.
+func (r *recent) put(subject string, written revision) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec := &written.record
+	if rec.State != dedupstore.Running &&
+		(rec.State != dedupstore.Publishing || len(rec.Outcome.Result)+len(rec.Outcome.Produced) > 0) {
+		delete(r.last, subject)
+		return
+	}
+	if r.last == nil {
+		r.last = map[string]revision{}
+	}
+	if _, known := r.last[subject]; !known && len(r.last) >= maxRecent {
+		for other := range r.last {
+			delete(r.last, other)
+			break
+		}
+	}
+	r.last[subject] = written
+}
+
+func (r *recent) forget(subject string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.last, subject)
+}
