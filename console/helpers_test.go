@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // A site is a console with a server and a browser without JavaScript.
 type site struct {
-	*testing.T
+	testing.TB
 	console *Console
 	store   *pagedStore
 	box     *toyBox
@@ -43,13 +43,13 @@ type site struct {
 func everything(*http.Request, Action) (string, error) { return "ada", nil }
 
 // newSite starts a console with all sources, and its loop.
-func newSite(t *testing.T, change func(*Config)) *site {
+func newSite(t testing.TB, change func(*Config)) *site {
 	t.Helper()
 	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{T: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, letters: &toyLetters{}}
+	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, letters: &toyLetters{}}
 	config := Config{
 		Stores:      []Store{{Name: "records", Inspector: s.store}},
 		Outboxes:    []Outbox{{Name: "shop", Inspector: s.box}},
@@ -82,7 +82,7 @@ func newSite(t *testing.T, change func(*Config)) *site {
 	return s
 }
 
-func newBrowser(t *testing.T) *http.Client {
+func newBrowser(t testing.TB) *http.Client {
 	t.Helper()
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -118,10 +118,10 @@ func (s *site) get(page string) (status int, body string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	return read(s.T, answer)
+	return read(s.TB, answer)
 }
 
-func read(t *testing.T, answer *http.Response) (status int, body string) {
+func read(t testing.TB, answer *http.Response) (status int, body string) {
 	t.Helper()
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
@@ -170,7 +170,7 @@ func (s *site) post(page string, form url.Values) (status int, body string, at s
 		s.Fatal(err)
 	}
 	at = answer.Request.URL.Path + "?" + answer.Request.URL.RawQuery
-	status, body = read(s.T, answer)
+	status, body = read(s.TB, answer)
 	return status, body, at
 }
 

@@ -264,7 +264,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		}
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
-		if q.Pattern != "" || r.FormValue("list") != "" {
+		if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
 			q.State = cmp.Or(q.State, "failing")
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed
