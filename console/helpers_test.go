@@ -135,11 +135,11 @@ func read(t testing.TB, answer *http.Response) (status int, body string) {
 func (s *site) eventually(page, text string) string {
 	s.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		_, body := s.get(page)
+		status, body := s.get(page)
 		if strings.Contains(body, text) {
 			return body
 		}
-		if time.Now().After(end) {
+		if status == http.StatusInternalServerError || time.Now().After(end) {
 			s.Fatalf("%s has no %q in\n%s", page, text, body)
 		}
 	}

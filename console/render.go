@@ -78,7 +78,7 @@ var funcs = template.FuncMap{
 	"plural":  plural,
 	"text":    func(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") },
 	"title":   title,
-	"list":    func(all ...any) []any { return all },
+	"verbs":   func() []Action { return []Action{Rerun, Complete, Archive, Forget} },
 	"dict":    dict,
 }
 

@@ -167,8 +167,8 @@ func TestActions_ZeroConfigIsReadOnly(t *testing.T) {
 	for do, form := range forms() {
 		form.Set("do", string(do))
 		form.Set("token", s.token())
-		if status, body, _ := s.post("plan", form); status != http.StatusForbidden || !strings.Contains(body, "read-only") {
-			t.Errorf("%s: status %d", do, status)
+		if status, body, _ := s.post("plan", form); status != http.StatusForbidden || !strings.Contains(body, "console is read-only") {
+			t.Errorf("%s: status %d\n%s", do, status, body)
 		}
 	}
 	if s.state() != before {
