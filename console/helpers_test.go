@@ -31,7 +31,7 @@ type site struct {
 	console *Console
 	store   *pagedStore
 	box     *toyBox
-	letters *toyLetters
+	dead    *toyLetters
 	server  *httptest.Server
 	browser *http.Client
 
@@ -49,11 +49,11 @@ func newSite(t testing.TB, change func(*Config)) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, letters: &toyLetters{}}
+	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, dead: &toyLetters{}}
 	config := Config{
 		Stores:      []Store{{Name: "records", Inspector: s.store}},
 		Outboxes:    []Outbox{{Name: "shop", Inspector: s.box}},
-		DeadLetters: []DeadLetterTopic{{Name: "dead.billing", Source: s.letters}},
+		DeadLetters: []DeadLetterTopic{{Name: "dead.billing", Source: s.dead}},
 		Counters: func(context.Context) ([]Counter, error) {
 			return []Counter{{"billing", "charge", "claimed", "", time.Now().UnixMilli()}}, nil
 		},
@@ -198,7 +198,7 @@ func (s *site) acts(do Action, form url.Values, confirm url.Values) string {
 
 var idField = regexp.MustCompile(`name="id" value="([^"]+)"`)
 
-func (s *site) told() []Entry {
+func (s *site) entries() []Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.audit)
@@ -265,7 +265,7 @@ func (s *site) fill() *site {
 		{ID: "row-dead", Topic: "audit", State: outbox.Dead, Written: written, Ended: written.Add(time.Second), Error: "too large"},
 		{ID: "row-wait", Topic: "orders", State: outbox.Pending, Written: written, Due: written},
 	}
-	s.letters.all = []DeadLetter{{
+	s.dead.all = []DeadLetter{{
 		ID: "dead-1", Original: "bad", Position: "17", At: written, Handler: "default/billing/charge", Topic: "orders",
 		Outcome: "failed", Reason: "card 4711 refused", Attempts: 1, Header: map[string]string{"tenant": "secret-header"},
 		Payload: []byte("secret-payload"),
@@ -435,7 +435,7 @@ func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, e
 func (l *toyLetters) Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, err error) {
 	found, _, err := l.List(ctx, f, 1000)
 	for _, d := range found {
-		all = append(all, Prediction{Reason: d.Reason, Letters: 1, Run: 1})
+		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1})
 	}
 	return all, err
 }

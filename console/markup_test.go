@@ -91,12 +91,12 @@ func (s *site) setText(id, text string) dedupstore.Key {
 		{ID: k.ID, Topic: text, State: outbox.Dead, Error: text, Written: now, Ended: now},
 	}
 	s.box.mu.Unlock()
-	s.letters.mu.Lock()
-	s.letters.all = []DeadLetter{{
+	s.dead.mu.Lock()
+	s.dead.all = []DeadLetter{{
 		ID: text, Original: k.ID, Position: text, Handler: text, Topic: text, Outcome: text, Reason: text, Header: map[string]string{text: text},
 		Payload: []byte(text), At: now,
 	}}
-	s.letters.mu.Unlock()
+	s.dead.mu.Unlock()
 	return k
 }
 
