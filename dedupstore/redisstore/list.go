@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// scanCount is how many names one SCAN looks at: it holds the server for about a millisecond.
+	// scanCount is how many names one SCAN looks at: it holds the server for one or two milliseconds.
 	scanCount = 1000
 
 	// pageScans is how many SCANs a page has at most.
