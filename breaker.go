@@ -93,14 +93,18 @@ func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down. Ask must not end with the
 // caller, because its error counts as the store's. It is told whether it may travel together with others, and then
-// makes the report. While failures count, each claim asks alone.
-func (b *breaker) claim(key *dedupstore.Key, ask func(together bool) error) error {
+// makes the report. While failures count, each claim asks alone, and waits for its turn until ctx ends.
+func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func(together bool) error) error {
 	if b.healthy.Load() {
 		if err := ask(true); err != errUnasked { //nolint:errorlint // never wrapped
 			return err
 		}
 	}
-	b.alone <- struct{}{} // what waited for a batch that failed comes at once
+	select {
+	case b.alone <- struct{}{}: // what waited for a batch that failed comes at once
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	defer func() { <-b.alone }()
 	return b.guarded(key, func() error { return ask(false) })
 }

@@ -545,3 +545,30 @@ func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 		}
 	})
 }
+
+// While claims fail, a few ask at a time. A caller that gives up does not wait for the timeouts of those.
+func TestBreaker_AClaimThatWaitsForItsTurnEndsWithItsCaller(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		nothing := func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil }
+		store.set(refuses)
+		if _, err := g.Run(t.Context(), call("first"), nothing); err == nil {
+			t.Fatal("a store that refuses has granted a claim")
+		}
+		store.set(hangs)
+		var others sync.WaitGroup
+		for i := range 10 {
+			others.Go(func() { _, _ = g.Run(t.Context(), call(fmt.Sprint(i)), nothing) })
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := g.Run(ctx, call("late"), nothing)
+		if took := time.Since(start); took != 10*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("it took %v and returned %v, want 10ms and the end of its context", took, err)
+		}
+		others.Wait()
+	})
+}

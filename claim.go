@@ -186,7 +186,7 @@ func (t *Ticket) ask(ctx context.Context) error {
 		return t.last.Err
 	}
 	p := t.part
-	return p.breaker.claim(&t.call.Key, func(together bool) error {
+	return p.breaker.claim(ctx, &t.call.Key, func(together bool) error {
 		sent := time.Now()
 		if t.sent.IsZero() {
 			t.sent = sent

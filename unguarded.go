@@ -63,7 +63,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	sent := time.Now()
 	p := g.parts.of(ctx, &key)
 	var answer dedupstore.Answer
-	err := p.breaker.claim(&key, func(bool) (err error) {
+	err := p.breaker.claim(ctx, &key, func(bool) (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {

@@ -47,6 +47,31 @@ func (e *RecordError) Error() string {
 	return fmt.Sprintf("dedupstore: record %q: %s", e.Key, e.Problem)
 }
 
+// Unreadable returns the records that a page of List or Count could not read. It is not ok if something else is wrong:
+// then there is no page.
+func Unreadable(err error) (records []*RecordError, ok bool) {
+	switch e := err.(type) { //nolint:errorlint // each layer is looked at
+	case nil:
+		return nil, true
+	case *RecordError:
+		return []*RecordError{e}, true
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			some, ok := Unreadable(one)
+			if !ok {
+				return nil, false
+			}
+			records = append(records, some...)
+		}
+		return records, true
+	case interface{ Unwrap() error }:
+		if wrapped := e.Unwrap(); wrapped != nil {
+			return Unreadable(wrapped)
+		}
+	}
+	return nil, false
+}
+
 // SetupError says why a server, table, stream or topic cannot serve. It is missing, too old, has a setting that does
 // not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is useless until
 // somebody acts as it says.

@@ -122,10 +122,11 @@ func (a *app) chosen(
 ) ([]dedupstore.Record, error) {
 	found := map[dedupstore.Key]dedupstore.Record{}
 	if len(ids) == 0 {
-		err := a.each(ctx, store, m.Filter, func(r *dedupstore.Record) bool {
+		unreadable, err := a.each(ctx, store, m.Filter, func(r *dedupstore.Record) bool {
 			found[r.Key] = *r
 			return true
 		})
+		a.leftOut(unreadable)
 		return sorted(found), err
 	}
 	for _, id := range ids {

@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,12 +17,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
@@ -37,6 +39,7 @@ type deadRig struct {
 	count func(topic string) int // messages in it, so far
 	store dedupstore.Inspector
 	flags []string
+	own   string // what the topics' names end in
 
 	mu   sync.Mutex
 	mode map[string]func(ctx context.Context) error // by message; none: it fails for its reason
@@ -90,32 +93,29 @@ func newNATSRig(t *testing.T, retention jetstream.RetentionPolicy) *deadRig {
 func newKafkaRig(t *testing.T) *deadRig {
 	t.Helper()
 	r := newDeadRig(t)
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders", "dead"),
-		kfake.GroupMinSessionTimeout(time.Millisecond))
-	r.must(err)
-	t.Cleanup(cluster.Close)
-	brokers := strings.Join(cluster.ListenAddrs(), ",")
-	r.flags = append(r.flags, "--kafka", brokers)
-	client := func(opts ...kgo.Opt) *kgo.Client {
-		cl, err := kgo.NewClient(append(opts, kgo.SeedBrokers(cluster.ListenAddrs()...))...)
-		r.must(err)
-		t.Cleanup(cl.CloseAllowingRebalance)
-		return cl
-	}
-	cl := client(franz.PublisherOpts()...)
+	server := kafkatest.Shared(t)
+	r.own = "-" + rand.Text()
+	server.CreateTopic("orders"+r.own, 3)
+	server.CreateTopic("dead"+r.own, 3)
+	r.flags = append(r.flags, "--kafka", server.Addr)
+	cl := server.Client(franz.PublisherOpts()...)
 	r.count = func(topic string) (n int) {
-		ends, err := kadm.NewClient(cl).ListEndOffsets(t.Context(), topic)
+		ends, err := kadm.NewClient(cl).ListEndOffsets(t.Context(), topic+r.own)
 		r.must(err)
 		ends.Each(func(end kadm.ListedOffset) { n += int(end.Offset) })
 		return n
 	}
+	var err error
 	r.pub, err = franz.NewPublisher(cl, franz.PublisherConfig{})
 	r.must(err)
 	w, err := franz.NewWorker(r.processor(), func(ctx context.Context, record *kgo.Record) error {
 		return r.handle(ctx, kafkaLetter(record).ID)
 	}, franz.Config{Handler: "charge", Grace: time.Millisecond, Order: franz.PerKey, Logger: quiet})
 	r.must(err)
-	member := client(append(w.Opts(), kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"))...)
+	member, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(server.Addr), kgo.ConsumerGroup("billing"+r.own),
+		kgo.ConsumeTopics("orders"+r.own))...)
+	r.must(err)
+	t.Cleanup(member.CloseAllowingRebalance)
 	r.work(func(ctx context.Context) { _ = w.Run(ctx, member) })
 	return r
 }
@@ -125,7 +125,7 @@ func (r *deadRig) processor() *consumer.Processor {
 	policy := oncemill.LowValue()
 	policy.Logger = quiet
 	once, err := consumer.New(r.store, consumer.Config{
-		Group: "billing", Policy: policy, DeadLetters: r.pub, DeadLetterTopic: "dead", MaxWait: consumer.NoWait,
+		Group: "billing", Policy: policy, DeadLetters: r.pub, DeadLetterTopic: "dead" + r.own, MaxWait: consumer.NoWait,
 	})
 	r.must(err)
 	return once
@@ -172,7 +172,7 @@ func (r *deadRig) publish(n int) {
 	var all []producer.Message
 	for i := range n {
 		all = append(all, producer.Message{
-			ID: fmt.Sprintf("order-%d", i), Topic: "orders", Key: fmt.Sprint(i),
+			ID: fmt.Sprintf("order-%d", i), Topic: "orders" + r.own, Key: fmt.Sprint(i),
 			Payload: fmt.Appendf(nil, "secret of %d", i),
 		})
 	}
@@ -198,6 +198,10 @@ func (r *deadRig) buried(n int) {
 // command runs the command in this process.
 func (r *deadRig) command(args ...string) (status int, out, log string) {
 	var o, l bytes.Buffer
+	args = slices.Clone(args)
+	if at := slices.Index(args, "dead"); at >= 0 {
+		args[at] += r.own
+	}
 	status = run(r.t.Context(), append(args, r.flags...), strings.NewReader(""), &o, &l)
 	return status, o.String(), l.String()
 }
@@ -256,7 +260,7 @@ func (r *deadRig) deadLetters() map[string]producer.Message {
 	a.settings.flags(cmd.Flags())
 	cmd.SetContext(r.t.Context())
 	r.must(cmd.ParseFlags(r.flags))
-	source, err := a.open(cmd, &dlq{payload: true}, "dead")
+	source, err := a.open(cmd, &dlq{payload: true}, "dead"+r.own)
 	r.must(err)
 	r.must(source.each(r.t.Context(), false, func(l letter) bool {
 		found[l.get(producer.HeaderOriginalID)] = l.Message
@@ -266,7 +270,11 @@ func (r *deadRig) deadLetters() map[string]producer.Message {
 }
 
 func predictsAndGoesOn(t *testing.T, r *deadRig) {
-	const n = 1000
+	u, rate := 2, "50"
+	if proof {
+		u, rate = 10, "200"
+	}
+	n := 100 * u
 	r.publish(n)
 	r.buried(n)
 
@@ -279,10 +287,10 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	for i := range n {
 		id := fmt.Sprintf("order-%d", i)
 		switch {
-		case i < 150:
+		case i < 15*u:
 			want.Succeeded++
 			r.mode[id] = func(context.Context) error { return nil }
-		case i < 180:
+		case i < 18*u:
 			want.Running++
 			r.mode[id] = func(ctx context.Context) error {
 				select {
@@ -291,10 +299,10 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 				}
 				return ctx.Err()
 			}
-		case i < 200:
+		case i < 20*u:
 			want.Due++
 			r.mode[id] = func(context.Context) error { return oncemill.RetryAfter(time.Hour, errors.New("later")) }
-		case i < 210:
+		case i < 21*u:
 			want.Failed++
 			want.DeadLetters++ // the later one
 			want.Run++
@@ -308,19 +316,19 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	}
 	r.mu.Unlock()
 	r.must(r.pub.Publish(t.Context(), again...))
-	r.buried(n + 10)
-	for i := range 200 {
+	r.buried(n + u)
+	for i := range 20 * u {
 		id, ends := fmt.Sprintf("order-%d", i), dedupstore.Finished
 		switch {
-		case i >= 180:
+		case i >= 18*u:
 			ends = dedupstore.Retryable
-		case i >= 150:
+		case i >= 15*u:
 			ends = dedupstore.Running
 		}
 		r.until(id, func() bool { return r.state(id).State == ends })
 	}
 	// Some are forgotten, and one was never recorded.
-	for i := 210; i < 225; i++ {
+	for i := 21 * u; i < 22*u; i++ {
 		want.Absent++
 		want.Run--
 		r.must(r.store.Change(t.Context(), r.state(fmt.Sprintf("order-%d", i)), dedupstore.Forget{}))
@@ -328,10 +336,10 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	want.Cannot++
 	want.DeadLetters++
 	r.must(r.pub.Publish(t.Context(), producer.Message{
-		ID: "order-300", Topic: "orders", Key: "300", Payload: []byte("another"),
+		ID: fmt.Sprint("order-", 30*u), Topic: "orders" + r.own, Key: fmt.Sprint(30 * u), Payload: []byte("another"),
 		Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"},
 	}))
-	r.buried(n + 11)
+	r.buried(n + u + 1)
 	if got, reasons := r.predicted(); got != want || reasons != 6 {
 		t.Errorf("predicted %+v of %d reasons, want %+v of 6", got, reasons, want)
 	}
@@ -340,7 +348,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	r.mu.Lock()
 	r.heal = true
 	r.mu.Unlock()
-	args := append([]string{"dlq", "redrive", "dead", "--yes", "--rate", "200"}, r.flags...)
+	args := append([]string{"dlq", "redrive", "dead" + r.own, "--yes", "--rate", rate}, r.flags...)
 	done := func() int {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -415,7 +423,10 @@ func TestDeadLetters_AreListedAndShown(t *testing.T) {
 		"NATS":  func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
 		"Kafka": newKafkaRig,
 	} {
-		t.Run(name, func(t *testing.T) { areListedAndShown(t, start(t)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			areListedAndShown(t, start(t))
+		})
 	}
 }
 
@@ -438,8 +449,17 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 		{"ls nothing", exitError, nil, ""},
 		{"redrive dead", exitError, nil, ""}, // nobody confirms
 		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
+		{"/explain order-7 --dead-letters dead", 0, []string{
+			"order-7 has dead letters", ` of default/billing/charge, since `, `: failed, "no such order"`,
+		}, "order-8"},
+		{"/explain order-7 --dead-letters dead -o jsonl", 0, []string{`"dead_letters":[{"id":`}, "order-8"},
+		{"/explain order-99 --dead-letters dead", 0, []string{"There is no record of it"}, "dead letters"},
 	} {
-		status, out, log := r.command(append([]string{"dlq"}, strings.Fields(c.args)...)...)
+		args := append([]string{"dlq"}, strings.Fields(c.args)...)
+		if command, top := strings.CutPrefix(c.args, "/"); top {
+			args = strings.Fields(command)
+		}
+		status, out, log := r.command(args...)
 		if status != c.status || c.not != "" && strings.Contains(out, c.not) {
 			t.Errorf("%s: status %d, want %d\n%s%s", c.args, status, c.status, out, log)
 		}

@@ -40,7 +40,15 @@ func (k *kafkaLetters) each(ctx context.Context, left bool, do func(letter) bool
 			return err
 		}
 	}
-	reader, err := k.read(ctx, k.topic)
+	return k.readAll(ctx, k.topic, func(record *kgo.Record) bool {
+		l := kafkaLetter(record)
+		return left && k.marked[l.mark()] || do(l)
+	})
+}
+
+// readAll calls do with each record that a topic has now, until it returns false.
+func (k *kafkaLetters) readAll(ctx context.Context, topic string, do func(*kgo.Record) bool) error {
+	reader, err := k.read(ctx, topic)
 	if err != nil {
 		return err
 	}
@@ -51,7 +59,7 @@ func (k *kafkaLetters) each(ctx context.Context, left bool, do func(letter) bool
 			return err
 		}
 		for _, record := range records {
-			if l := kafkaLetter(record); (!left || !k.marked[l.mark()]) && !do(l) {
+			if !do(record) {
 				return nil
 			}
 		}
@@ -76,23 +84,14 @@ func kafkaLetter(record *kgo.Record) letter {
 // offsets.
 func (k *kafkaLetters) readMarkers(ctx context.Context) error {
 	k.marked = map[string]bool{}
-	reader, err := k.read(ctx, k.marker)
+	err := k.readAll(ctx, k.marker, func(record *kgo.Record) bool {
+		k.marked[string(record.Key)] = true
+		return true
+	})
 	if errors.Is(err, kerr.UnknownTopicOrPartition) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer reader.client.Close()
-	for {
-		records, err := reader.next(ctx)
-		if err != nil || len(records) == 0 {
-			return err
-		}
-		for _, record := range records {
-			k.marked[string(record.Key)] = true
-		}
-	}
+	return err
 }
 
 // A kafkaReader reads a topic up to where it ended at first, in no group.

@@ -12,19 +12,21 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // An explanation is what is known of a message in one scope, for programs.
 type explanation struct {
 	view
-	Headline string            `json:"headline"`
-	Effects  string            `json:"effects,omitempty"`
-	Events   []event           `json:"events,omitempty"`
-	Next     string            `json:"next"`
-	Actions  []string          `json:"actions,omitempty"`
-	Link     string            `json:"link,omitempty"`
-	IDs      map[string]string `json:"ids,omitempty"`
-	Outbox   []rowView         `json:"outbox,omitempty"`
+	Headline    string            `json:"headline"`
+	Effects     string            `json:"effects,omitempty"`
+	Events      []event           `json:"events,omitempty"`
+	Next        string            `json:"next"`
+	Actions     []string          `json:"actions,omitempty"`
+	Link        string            `json:"link,omitempty"`
+	IDs         map[string]string `json:"ids,omitempty"`
+	Outbox      []rowView         `json:"outbox,omitempty"`
+	DeadLetters []letterView      `json:"dead_letters,omitempty"`
 }
 
 type event struct {
@@ -36,6 +38,8 @@ func (a *app) explain() *cobra.Command {
 	var f filter
 	var names []string
 	var payload bool
+	var deadTopic string
+	d := &dlq{}
 	cmd := &cobra.Command{
 		Use:     "explain ID",
 		GroupID: "look",
@@ -46,22 +50,48 @@ attempts and duplicates, what happens next, and what one can do.
 
 With --group and --handler it reads one record. Without them it looks through
 all records, which takes seconds where there are millions. If an outbox is
-named, it also tells what that knows of the message.`,
+named, it also tells what that knows of the message. With --dead-letters it
+reads that topic, too, and shows the message's dead letters.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
 		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.ID = args[0]
-			return a.explains(cmd.Context(), f.Filter, names, payload)
+			var dead []letterView
+			if deadTopic != "" {
+				var err error
+				if dead, err = a.lettersOf(cmd, d, deadTopic, f.ID); err != nil {
+					return err
+				}
+			}
+			return a.explains(cmd.Context(), f.Filter, names, payload, dead)
 		},
 	}
 	f.scope(cmd.Flags())
 	cmd.Flags().StringSliceVar(&names, "derive", nil, "show the IDs that Run.ID derives from these names")
 	cmd.Flags().BoolVar(&payload, "show-payload", false, "show the result, too")
+	cmd.Flags().StringVar(&deadTopic, "dead-letters", "", "the subject or topic of dead letters, with --nats or --kafka")
+	d.flags(cmd.Flags())
 	return cmd
 }
 
-func (a *app) explains(ctx context.Context, f dedupstore.Filter, names []string, payload bool) error {
+// lettersOf returns the dead letters of a message.
+func (a *app) lettersOf(cmd *cobra.Command, d *dlq, topic, id string) (all []letterView, err error) {
+	source, err := a.open(cmd, d, topic)
+	if err != nil {
+		return nil, err
+	}
+	err = a.eachLetter(cmd.Context(), source, d, false, func(l letter) {
+		if l.get(producer.HeaderOriginalID) == id {
+			all = append(all, l.view())
+		}
+	})
+	return all, err
+}
+
+func (a *app) explains(
+	ctx context.Context, f dedupstore.Filter, names []string, payload bool, dead []letterView,
+) error {
 	store, err := a.inspector(ctx)
 	if err != nil {
 		return err
@@ -82,12 +112,19 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, names []string,
 			}
 			a.tell(&records[i], names, payload)
 		}
+		for i, l := range dead {
+			if i == 0 {
+				fmt.Fprintf(a.out, "\n%s has dead letters\n", a.paint(safe(f.ID, dedupstore.MaxID), bold))
+			}
+			fmt.Fprintf(a.out, "  %s of %s, since %s: %s, %q\n", safe(l.ID, 100), safe(l.Handler, 200), moment(l.At),
+				safe(l.Outcome, 20), safe(l.Reason, 500))
+		}
 		return nil
 	}
 	var all []explanation
 	for i := range records {
 		x := a.explanation(&records[i], names, payload)
-		x.Outbox = viewsOfRows(rows)
+		x.Outbox, x.DeadLetters = viewsOfRows(rows), dead
 		all = append(all, x)
 	}
 	return items(a, all)
@@ -106,10 +143,13 @@ func (a *app) find(ctx context.Context, store dedupstore.Inspector, f dedupstore
 		return store.Look(ctx, []dedupstore.Key{key})
 	}
 	found := map[dedupstore.Key]dedupstore.Record{}
-	err := a.each(ctx, store, f, func(r *dedupstore.Record) bool {
+	unreadable, err := a.each(ctx, store, f, func(r *dedupstore.Record) bool {
 		found[r.Key] = *r
 		return true
 	})
+	if err == nil && len(unreadable) > 0 {
+		err = unreadable[0]
+	}
 	if len(found) == 0 {
 		found[key] = dedupstore.Record{Key: key, State: dedupstore.Absent}
 	}

@@ -88,25 +88,46 @@ func when(name, text string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// each calls do with the records that a filter lets through, until it returns false. A record may come twice.
+// each calls do with the records that a filter lets through, until it returns false. A record may come twice. It
+// returns the records that cannot be read.
 func (a *app) each(
 	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter, do func(*dedupstore.Record) bool,
-) error {
-	progress := a.progress("records")
-	defer progress.end()
-	for after := ""; ; {
+) (unreadable []*dedupstore.RecordError, err error) {
+	err = a.paged("records", func(after string, progress *progress) (next string, err error) {
 		page, err := store.List(ctx, f, after)
-		if err != nil {
-			return err
+		bad, ok := dedupstore.Unreadable(err)
+		if !ok {
+			return "", err
 		}
+		unreadable = append(unreadable, bad...)
 		progress.add(page.Looked, page.Total)
 		for i := range page.Records {
 			if !do(&page.Records[i]) {
-				return nil
+				return "", nil
 			}
 		}
-		if after = page.Next; after == "" {
-			return nil
+		return page.Next, nil
+	})
+	return unreadable, err
+}
+
+// paged reads page after page, and shows how far it has come. Read says where the next page begins; empty: there is
+// none.
+func (a *app) paged(things string, read func(after string, progress *progress) (next string, err error)) error {
+	progress := a.progress(things)
+	defer progress.end()
+	for after := ""; ; {
+		var err error
+		if after, err = read(after, progress); err != nil || after == "" {
+			return err
 		}
+	}
+}
+
+// leftOut says that records were left out that cannot be read.
+func (a *app) leftOut(unreadable []*dedupstore.RecordError) {
+	if len(unreadable) > 0 {
+		fmt.Fprintf(a.log, "%s left out that cannot be read, the first: %s\n", plural(len(unreadable), "record"),
+			oneLine(unreadable[0]))
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,7 +46,7 @@ func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, check, 
 		return err
 	}
 	found, more := map[dedupstore.Key]dedupstore.Record{}, false
-	err = a.each(ctx, store, f, func(r *dedupstore.Record) bool {
+	unreadable, err := a.each(ctx, store, f, func(r *dedupstore.Record) bool {
 		if more = len(found) == limit; more {
 			_, more = found[r.Key]
 			more = !more
@@ -59,6 +60,9 @@ func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, check, 
 		return err
 	}
 	records := sorted(found)
+	for _, e := range unreadable {
+		records = append(records, recordOf(e))
+	}
 	if a.forPeople() {
 		a.table(tableOf(records, time.Now()))
 		if more {
@@ -79,13 +83,27 @@ func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, check, 
 	return nil
 }
 
+// recordOf is what a list shows of a record that cannot be read.
+func recordOf(e *dedupstore.RecordError) dedupstore.Record {
+	r := dedupstore.Record{State: "unreadable", Outcome: dedupstore.Outcome{Reason: e.Problem}}
+	parts := strings.Split(e.Key, ":") // a store may have a prefix before
+	var err error
+	if r.Key, err = dedupstore.ParseKey(strings.Join(parts[max(0, len(parts)-4):], ":")); err != nil {
+		r.Key = dedupstore.Key{ID: e.Key}
+	}
+	return r
+}
+
 func tableOf(records []dedupstore.Record, now time.Time) table {
 	t := table{{"ID", "SCOPE", "STATE", "ATTEMPTS", "CLAIMED", "HOLDER", "DUPLICATES", "REASON"}}
 	for i := range records {
-		r := &records[i]
+		r, claimed := &records[i], ""
+		if !r.Claimed.IsZero() {
+			claimed = explain.Span(now.Sub(r.Claimed)) + " ago"
+		}
 		t = append(t, []string{
 			safe(r.Key.ID, 60), safe(scopeOf(r.Key), 60), stateOf(r.State, r.Outcome.Kind), fmt.Sprint(r.Attempts),
-			explain.Span(now.Sub(r.Claimed)) + " ago", safe(r.Holder, 30), fmt.Sprint(r.Duplicates),
+			claimed, safe(r.Holder, 30), fmt.Sprint(r.Duplicates),
 			safe(r.Outcome.Reason, 60),
 		})
 	}

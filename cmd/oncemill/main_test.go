@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,9 +28,31 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
+// proof is set where time does not matter.
+var proof = os.Getenv("ONCEMILL_PROOF") == "1"
+
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"oncemill": main})
+	testscript.Main(strangers{m}, map[string]func(){"oncemill": main})
 }
+
+// strangers are tests that your own settings do not reach.
+type strangers struct{ tests *testing.M }
+
+func (s strangers) Run() int {
+	dir, err := os.MkdirTemp("", "oncemill-config-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv("XDG_CONFIG_HOME", dir)
+	for _, name := range variables {
+		os.Unsetenv("ONCEMILL_" + name)
+	}
+	return s.tests.Run()
+}
+
+// variables are those of the command.
+var variables = []string{"STORE", "OUTBOX", "NATS", "KAFKA", "TRACE", "CONTEXT", "CONFIG"}
 
 // TestCommand_WithoutServers has what needs none.
 func TestCommand_WithoutServers(t *testing.T) {
@@ -40,7 +63,7 @@ func TestCommand_WithoutServers(t *testing.T) {
 // alone hides your own settings from a script.
 func alone(env *testscript.Env) error {
 	env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
-	for _, name := range []string{"STORE", "OUTBOX", "NATS", "KAFKA", "TRACE", "CONTEXT", "CONFIG"} {
+	for _, name := range variables {
 		env.Setenv("ONCEMILL_"+name, "")
 	}
 	return nil
@@ -84,7 +107,7 @@ func TestCommand_OnEachStore(t *testing.T) {
 			address := start(t)
 			testscript.Run(t, testscript.Params{
 				Dir:  filepath.Join("testdata", "stores"),
-				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed, "browse": browse},
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed, "spoil": spoil, "browse": browse},
 				Setup: func(env *testscript.Env) error {
 					at := address(env.WorkDir, "t"+strings.ToLower(rand.Text()[:12]))
 					if err := alone(env); err != nil {
@@ -240,6 +263,32 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("no history %q", args[0])
 	}
 	history(g)
+}
+
+// spoil ID makes a record one that cannot be read.
+func spoil(ts *testscript.TestScript, _ bool, args []string) {
+	at, own, err := split(ts.Getenv("ONCEMILL_STORE"), "prefix", "table", "schema")
+	ts.Check(err)
+	ctx, key := context.Background(), "default:billing:charge:"+args[0]
+	a := &app{}
+	defer a.close()
+	switch at.Scheme {
+	case "redis":
+		rdb, err := connect(at)
+		ts.Check(err)
+		defer rdb.Close()
+		ts.Check(rdb.Set(ctx, own["prefix"]+":"+key, "2, of a later version", window).Err())
+	case "sqlite":
+		db, err := a.database(ctx, at)
+		ts.Check(err)
+		_, err = db.ExecContext(ctx, `UPDATE oncemill_dedup SET state = 'of a later version' WHERE key = ?`, key)
+		ts.Check(err)
+	default:
+		pool, err := a.pool(ctx, at)
+		ts.Check(err)
+		_, err = pool.Exec(ctx, `UPDATE `+own["table"]+` SET kind = 'of a later version' WHERE key = $1`, key)
+		ts.Check(err)
+	}
 }
 
 type seeder struct {

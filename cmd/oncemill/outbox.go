@@ -147,23 +147,16 @@ func (a *app) rowList(ctx context.Context, f outbox.Filter, limit int, check boo
 
 // eachRow calls do with the rows that a filter lets through, until it returns false.
 func (a *app) eachRow(ctx context.Context, box outbox.Inspector, f outbox.Filter, do func(*outbox.RowInfo) bool) error {
-	progress := a.progress("rows")
-	defer progress.end()
-	for after := ""; ; {
+	return a.paged("rows", func(after string, progress *progress) (next string, err error) {
 		page, err := box.List(ctx, f, after)
-		if err != nil {
-			return err
-		}
 		progress.add(page.Looked, 0)
 		for i := range page.Rows {
 			if !do(&page.Rows[i]) {
-				return nil
+				return "", nil
 			}
 		}
-		if after = page.Next; after == "" {
-			return nil
-		}
-	}
+		return page.Next, err
+	})
 }
 
 func tableOfRows(rows []outbox.RowInfo, now time.Time) table {
@@ -318,14 +311,9 @@ func (a *app) outboxStats() *cobra.Command {
 
 // countRows counts all parts.
 func (a *app) countRows(ctx context.Context, box outbox.Inspector, f outbox.Filter) ([]*topicStats, error) {
-	progress := a.progress("rows")
-	defer progress.end()
 	topics := map[string]*topicStats{}
-	for after := ""; ; {
+	err := a.paged("rows", func(after string, progress *progress) (next string, err error) {
 		c, err := box.Count(ctx, f, after)
-		if err != nil {
-			return nil, err
-		}
 		progress.add(c.Looked, 0)
 		for _, t := range c.Tallies {
 			s := topics[t.Topic]
@@ -339,13 +327,11 @@ func (a *app) countRows(ctx context.Context, box outbox.Inspector, f outbox.Filt
 			}[t.State] += t.Rows
 			s.Oldest = max(s.Oldest, t.Oldest.Seconds())
 		}
-		if after = c.Next; after == "" {
-			break
-		}
-	}
+		return c.Next, err
+	})
 	return slices.SortedFunc(maps.Values(topics), func(a, b *topicStats) int {
 		return strings.Compare(a.Topic, b.Topic)
-	}), nil
+	}), err
 }
 
 func topicTable(topics []*topicStats) table {

@@ -205,7 +205,7 @@ func (a *app) showPrediction(p *prediction) error {
 func (a *app) others(ctx context.Context, r *redriving, p *prediction) error {
 	for _, topic := range slices.Sorted(maps.Keys(p.samples)) {
 		sample, scopes := p.samples[topic], map[string]bool{}
-		err := a.each(ctx, r.store, dedupstore.Filter{ID: sample.ID}, func(found *dedupstore.Record) bool {
+		unreadable, err := a.each(ctx, r.store, dedupstore.Filter{ID: sample.ID}, func(found *dedupstore.Record) bool {
 			if key := found.Key; key != sample {
 				scopes[scopeOf(key)] = true
 			}
@@ -214,6 +214,7 @@ func (a *app) others(ctx context.Context, r *redriving, p *prediction) error {
 		if err != nil {
 			return err
 		}
+		a.leftOut(unreadable)
 		names := cmp.Or(strings.Join(slices.Sorted(maps.Keys(scopes)), ", "), "none")
 		fmt.Fprintf(a.log, "Other scopes that know message %s of %s, and get what is sent there: %s\n",
 			safe(sample.ID, 100), safe(topic, 200), names)

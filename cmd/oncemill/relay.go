@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -41,8 +42,10 @@ may share an outbox.
 
 It waits for a database or a broker that is away, and for "oncemill migrate".
 On --listen it answers /healthz as long as it runs, and /readyz with status 200
-if it reaches the outbox and the broker, else with 503 and why. The log is JSON,
-on stderr. It has no metrics: see "oncemill outbox stats".`,
+if it reaches the outbox and the broker, else with 503 and why. /metrics is for
+Prometheus. With OTEL_EXPORTER_OTLP_ENDPOINT, or another of OpenTelemetry's
+variables for OTLP over HTTP, it sends metrics and traces there. The log is
+JSON, on stderr.`,
 		Example: "  oncemill relay --outbox postgres://app@127.0.0.1/shop --nats nats://127.0.0.1\n" +
 			"  oncemill relay --outbox sqlite:/var/lib/shop.db --kafka 127.0.0.1:9092",
 		Args: arguments(cobra.NoArgs),
@@ -94,7 +97,13 @@ func (r *relaying) check() error {
 func (a *app) relays(stopping context.Context, r relaying, kafka bool) error {
 	a.logger = slog.New(slog.NewJSONHandler(a.log, nil))
 	r.Logger = a.logger
-	publisher, broker, err := a.publisher(kafka)
+	seen, err := observe(stopping, "oncemill-relay", a.logger)
+	if err != nil {
+		return err
+	}
+	defer seen.end(stopping)
+	r.Telemetry = seen.Telemetry
+	publisher, broker, err := a.publisher(kafka, seen.Telemetry)
 	if err != nil {
 		return err
 	}
@@ -104,7 +113,7 @@ func (a *app) relays(stopping context.Context, r relaying, kafka bool) error {
 	defer beside.Wait()
 	defer stop(nil)
 	if r.listen != "off" {
-		hangUp, err := a.answer(ctx, r.listen, ready, stop)
+		hangUp, err := a.answer(ctx, r.listen, ready, seen.scraped, stop)
 		if err != nil {
 			return err
 		}
@@ -134,13 +143,15 @@ func (a *app) relays(stopping context.Context, r relaying, kafka bool) error {
 }
 
 // publisher makes the publisher for a broker, which may be away, and says how to find out whether it is.
-func (a *app) publisher(kafka bool) (p producer.Publisher, look func(context.Context) error, err error) {
+func (a *app) publisher(kafka bool, t oncemill.Telemetry) (
+	p producer.Publisher, look func(context.Context) error, err error,
+) {
 	if kafka {
 		cl, err := a.kafka(append(franz.PublisherOpts(), kgo.WithLogger(kafkaLog{a.logger}))...)
 		if err != nil {
 			return nil, nil, err
 		}
-		p, err = franz.NewPublisher(cl, franz.PublisherConfig{})
+		p, err = franz.NewPublisher(cl, franz.PublisherConfig{Telemetry: t})
 		return p, cl.Ping, err
 	}
 	js, err := a.jetStream(nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
@@ -150,7 +161,7 @@ func (a *app) publisher(kafka bool) (p producer.Publisher, look func(context.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: a.logger})
+	p, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: a.logger, Telemetry: t})
 	return p, func(ctx context.Context) error {
 		if status := js.Conn().Status(); status != nats.CONNECTED {
 			return fmt.Errorf("the connection to NATS is %s", strings.ToLower(status.String()))
@@ -285,13 +296,14 @@ func (r *readiness) watch(ctx context.Context, opened box, broker func(context.C
 
 // answer answers probes until it is closed, and stops the relay if it cannot any more.
 func (a *app) answer(
-	ctx context.Context, at string, ready *readiness, stop context.CancelCauseFunc,
+	ctx context.Context, at string, ready *readiness, metrics http.Handler, stop context.CancelCauseFunc,
 ) (closed func(), err error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if problem := *ready.problem.Load(); problem != "" {

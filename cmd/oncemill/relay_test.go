@@ -1,25 +1,29 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
@@ -28,15 +32,15 @@ import (
 // A writer writes messages from one number to another in a transaction.
 type writer func(t *testing.T, from, to int)
 
-func messages(from, to int) (all []producer.Message) {
+func messages(topic string, from, to int) (all []producer.Message) {
 	for i := from; i < to; i++ {
-		all = append(all, producer.Message{ID: fmt.Sprint("order-", i), Topic: "orders", Payload: []byte("{}")})
+		all = append(all, producer.Message{ID: fmt.Sprint("order-", i), Topic: topic, Payload: []byte("{}")})
 	}
 	return all
 }
 
-// in makes the outbox at an address.
-func in(t *testing.T, address string) writer {
+// in makes the outbox at an address, for messages to a topic.
+func in(t *testing.T, address, topic string) writer {
 	t.Helper()
 	a := &app{settings: settings{servers: servers{Outbox: address}}}
 	t.Cleanup(a.close)
@@ -70,7 +74,7 @@ func in(t *testing.T, address string) writer {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(box.InSQL(tx).Publish(t.Context(), messages(from, to)...), tx.Commit()); err != nil {
+		if err := errors.Join(box.InSQL(tx).Publish(t.Context(), messages(topic, from, to)...), tx.Commit()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -86,28 +90,39 @@ type daemon struct {
 
 func startDaemon(t *testing.T, args ...string) *daemon {
 	t.Helper()
+	d := newDaemon(t, args...)
+	d.start()
+	return d
+}
+
+func newDaemon(t *testing.T, args ...string) *daemon {
+	t.Helper()
 	port, err := testserver.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &daemon{t: t, at: testserver.Loopback(port)}
 	d.process = exec.CommandContext(t.Context(), "oncemill", append([]string{
-		"relay", "--listen", d.at, "--batch", "20", "--poll", "100ms", "--publish-timeout", "1s", "--lease", "3s",
+		"relay", "--listen", d.at, "--poll", "100ms", "--publish-timeout", "1s", "--lease", "3s",
 	}, args...)...)
 	d.process.Stdout, d.process.Stderr = &d.log, &d.log
+	return d
+}
+
+func (d *daemon) start() {
+	d.t.Helper()
 	if err := d.process.Start(); err != nil {
-		t.Fatal(err)
+		d.t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	d.t.Cleanup(func() {
 		if d.process.ProcessState == nil {
 			_ = d.process.Process.Kill()
 			_ = d.process.Wait()
 		}
-		if t.Failed() {
-			t.Logf("log of %s: %s", d.at, d.log.String())
+		if d.t.Failed() {
+			d.t.Logf("log of %s: %s", d.at, d.log.String())
 		}
 	})
-	return d
 }
 
 // ends sends a signal, and returns how the process ended.
@@ -162,28 +177,39 @@ func TestRelay_DaemonsThatDieAndStopLoseNothing(t *testing.T) {
 			dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 			server := natstest.Start(t)
 			ids := streamed(t, server)
-			return []string{"--outbox", dsn, "--nats", server.URL()}, in(t, dsn), ids
+			return []string{"--outbox", dsn, "--nats", server.URL()}, in(t, dsn, "orders"), ids
 		},
 		"sqlite to kafka": func(t *testing.T) ([]string, writer, published) {
 			path := filepath.Join(t.TempDir(), "shop.db")
 			if err := os.WriteFile(path, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			brokers, ids := topical(t)
-			return []string{"--outbox", "sqlite:" + path, "--kafka", brokers}, in(t, "sqlite:"+path), ids
+			brokers, topic, ids := topical(t)
+			return []string{"--outbox", "sqlite:" + path, "--kafka", brokers}, in(t, "sqlite:"+path, topic), ids
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const n = 4000
+			t.Parallel()
+			n, size := 4000, 20
+			if proof {
+				n, size = 100_000, 200
+			}
 			args, write, ids := start(t)
+			args = append(args, "--batch", fmt.Sprint(size))
+			if proof { // the machine is busy
+				args = append(args, "--publish-timeout", "5s", "--lease", "15s")
+			}
 			atLeast := func(want int) {
 				t.Helper()
-				soon(t, func() error {
-					if got := len(ids()); got < want {
-						return fmt.Errorf("%d are published, want %d", got, want)
-					}
-					return nil
-				})
+				for got := len(ids()); got < want; { // as long as there are more
+					before := got
+					soon(t, func() error {
+						if got = len(ids()); got == before {
+							return fmt.Errorf("%d are published, want %d", got, want)
+						}
+						return nil
+					})
+				}
 			}
 			first, second := startDaemon(t, args...), startDaemon(t, args...)
 			first.awaitReady(http.StatusOK, "ready")
@@ -212,9 +238,10 @@ func TestRelay_DaemonsThatDieAndStopLoseNothing(t *testing.T) {
 					t.Errorf("%s is there %d times", id, times)
 				}
 			}
-			if copies > 100 { // the batches that the killed one had in its hands: a few of 20
-				t.Errorf("%d copies", copies)
+			if copies > 3*size { // the batches that the killed one had in its hands
+				t.Errorf("%d copies, want those of three batches at most", copies)
 			}
+			t.Logf("%d rows, %d copies", n, copies)
 			if err := third.ends(syscall.SIGTERM); err != nil {
 				t.Error(err)
 			}
@@ -251,22 +278,14 @@ func streamed(t *testing.T, server *natstest.Server) published {
 }
 
 // topical makes a topic, and tells the IDs in it.
-func topical(t *testing.T) (brokers string, ids published) {
+func topical(t *testing.T) (brokers, topic string, ids published) {
 	t.Helper()
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(cluster.Close)
-	brokers = strings.Join(cluster.ListenAddrs(), ",")
-	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers), kgo.ConsumeTopics("orders"),
-		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(cl.Close)
+	server := kafkatest.Shared(t)
+	topic = "orders-" + rand.Text()
+	server.CreateTopic(topic, 3)
+	cl := server.Client(kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	found := map[string]int{}
-	return brokers, func() map[string]int {
+	return server.Addr, topic, func() map[string]int {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		cl.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
@@ -280,6 +299,53 @@ func topical(t *testing.T) (brokers string, ids published) {
 	}
 }
 
+// A collector notes what was sent to it.
+type collector struct {
+	mu   sync.Mutex
+	seen map[string]bool // paths of what tells the relay's name
+}
+
+func (c *collector) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[r.URL.Path] = c.seen[r.URL.Path] || bytes.Contains(body, []byte("orders-relay"))
+}
+
+func TestRelay_SendsTelemetryWhereTheEnvironmentSays(t *testing.T) {
+	t.Parallel()
+	c := &collector{seen: map[string]bool{}}
+	receiver := httptest.NewServer(c)
+	defer receiver.Close()
+	path := filepath.Join(t.TempDir(), "shop.db")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := natstest.Start(t)
+	ids := streamed(t, server)
+	write := in(t, "sqlite:"+path, "orders")
+	d := newDaemon(t, "--outbox", "sqlite:"+path, "--nats", server.URL())
+	d.process.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT="+receiver.URL, "OTEL_SERVICE_NAME=orders-relay")
+	d.start()
+	write(t, 0, 10)
+	soon(t, func() error {
+		if got := len(ids()); got < 10 {
+			return fmt.Errorf("%d are published", got)
+		}
+		return nil
+	})
+	if _, scraped := d.asked("/metrics"); !strings.Contains(scraped, "oncemill_outbox_") ||
+		!strings.Contains(scraped, "messaging_client_sent_messages_total") {
+		t.Errorf("/metrics has %s, want what the outbox and the publisher count", scraped)
+	}
+	if err := d.ends(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if !c.seen["/v1/metrics"] || !c.seen["/v1/traces"] {
+		t.Errorf("the collector got %v, want metrics and traces", c.seen)
+	}
+}
+
 func TestRelay_ReadinessFollowsServers(t *testing.T) {
 	t.Parallel()
 	database := postgrestest.Start(t)
@@ -288,7 +354,7 @@ func TestRelay_ReadinessFollowsServers(t *testing.T) {
 	server.Shutdown()
 	d := startDaemon(t, "--outbox", database.DSN(), "--nats", server.URL())
 	d.awaitReady(http.StatusServiceUnavailable, "run oncemill migrate")
-	write := in(t, database.DSN())
+	write := in(t, database.DSN(), "orders")
 	d.awaitReady(http.StatusServiceUnavailable, "broker: ")
 	server.Restart()
 	d.awaitReady(http.StatusOK, "ready")

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -84,7 +85,7 @@ func (w *watching) check() error {
 // again does something once, or until it is interrupted.
 func (w *watching) again(ctx context.Context, do func() error) error {
 	for {
-		if err := do(); err != nil || !w.on {
+		if err := do(); !w.on || err != nil && ctx.Err() == nil {
 			return err
 		}
 		select {
@@ -109,14 +110,15 @@ func show[T any](a *app, w watching, all []T, tableOf func([]T) table) error {
 
 // count counts all pages.
 func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]*scopeStats, error) {
-	progress := a.progress("records")
-	defer progress.end()
 	byScope := map[string]*scopeStats{}
-	for after := ""; ; {
+	var unreadable []*dedupstore.RecordError
+	err := a.paged("records", func(after string, progress *progress) (next string, err error) {
 		c, err := store.Count(ctx, f, after)
-		if err != nil {
-			return nil, err
+		bad, ok := dedupstore.Unreadable(err)
+		if !ok {
+			return "", err
 		}
+		unreadable = append(unreadable, bad...)
 		progress.add(c.Looked, c.Total)
 		for _, t := range c.Tallies {
 			name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
@@ -125,19 +127,13 @@ func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstor
 			}
 			byScope[name].add(t)
 		}
-		if after = c.Next; after == "" {
-			break
-		}
-	}
-	scopes := make([]*scopeStats, 0, len(byScope))
-	for _, s := range byScope {
-		scopes = append(scopes, s)
-	}
-	slices.SortFunc(scopes, func(a, b *scopeStats) int {
+		return c.Next, nil
+	})
+	a.leftOut(unreadable)
+	return slices.SortedFunc(maps.Values(byScope), func(a, b *scopeStats) int {
 		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Group, b.Group),
 			strings.Compare(a.Handler, b.Handler))
-	})
-	return scopes, nil
+	}), err
 }
 
 func (s *scopeStats) add(t dedupstore.Tally) {

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -101,6 +102,7 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 		return dedupstore.Page{}, badAfter(after)
 	}
 	var page dedupstore.Page
+	var unreadable error
 	var last []byte
 	progress := []any{&page.Looked, &last, &page.Total}
 	var batch pgx.Batch
@@ -115,6 +117,10 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 			if err == nil {
 				r.Key, err = keyOf(name)
 			}
+			if problem, ok := errors.AsType[*dedupstore.RecordError](err); ok {
+				unreadable = errors.Join(unreadable, problem)
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -128,7 +134,7 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 		return dedupstore.Page{}, f.store.failed("list", err)
 	}
 	page.Next = hex.EncodeToString(last)
-	return page, nil
+	return page, unreadable
 }
 
 // Count implements [dedupstore.Inspector]. It reads tables as they lie on the disk: a record that is written meanwhile
@@ -147,6 +153,7 @@ func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string
 		query, block = f.store.sql.countDuplicates, -1-from
 	}
 	var c dedupstore.Count
+	var unreadable error
 	var records, duplicates int64 // blocks
 	var batch pgx.Batch
 	batch.Queue(callPaging)
@@ -163,7 +170,8 @@ func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string
 			}
 			key, err := keyOf(scope + "any")
 			if err != nil {
-				return err
+				unreadable = errors.Join(unreadable, err)
+				continue
 			}
 			t.Tenant, t.Group, t.Handler = key.Tenant, key.Group, key.Handler
 			c.Looked += looked
@@ -184,7 +192,7 @@ func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string
 	case from < 0 && block+duplicatesSize < duplicates:
 		c.Next = strconv.FormatInt(from-duplicatesSize, 10)
 	}
-	return c, nil
+	return c, unreadable
 }
 
 func badAfter(after string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,6 +114,14 @@ func TestStore_RecordsThatCannotBeReadAreLeftAlone(t *testing.T) {
 		if after := fenceOf(t, s, id); after != before {
 			t.Errorf("%s: the record was touched: fence %d after %d", id, after, before)
 		}
+	}
+	runOf(t, s, "good")
+	page, err := s.List(t.Context(), dedupstore.Filter{}, "")
+	bad, ok := dedupstore.Unreadable(err)
+	if good := slices.ContainsFunc(page.Records, func(r dedupstore.Record) bool {
+		return r.Key.ID == "good"
+	}); !ok || !good || len(bad) != 4 { // a list shows an odd state, and reads no contents
+		t.Errorf("a list has the record that can be read: %v; and the error %v, want 4 that cannot", good, err)
 	}
 }
 

@@ -68,7 +68,10 @@ func fill(t *testing.T, s *Store, rdb *redis.Client, records int) {
 
 func TestList_OfManyHoldsTheServerForMomentsOnly(t *testing.T) {
 	t.Parallel()
-	const records = 300_000
+	records := 300_000
+	if proof {
+		records = 3_000_000
+	}
 	rdb := redistest.Start(t, "--appendonly", "no", "--save", "", "--slowlog-max-len", "10000").Client()
 	s := newStore(t, rdb)
 	fill(t, s, rdb, records)
@@ -172,6 +175,30 @@ func TestList_OfAPrefixWithOtherKeysUnderIt(t *testing.T) {
 	}
 }
 
+// The server lets names through that have a part elsewhere.
+func TestList_PartsAreTheirOwn(t *testing.T) {
+	t.Parallel()
+	s, _ := onServer(t)
+	for _, k := range []dedupstore.Key{
+		{Tenant: "a", Group: "b", Handler: "c", ID: "d"}, {Tenant: "b", Group: "c", Handler: "d", ID: "a"},
+		{Tenant: "c", Group: "d", Handler: "a", ID: "b"}, {Tenant: "d", Group: "a", Handler: "b", ID: "c"},
+	} {
+		r := request(k.ID)
+		r.Key = k
+		claim(t, s, r, dedupstore.AcquiredRun)
+	}
+	for _, f := range []dedupstore.Filter{
+		{Tenant: "a"}, {Group: "a"}, {Handler: "a"}, {ID: "a"}, {Tenant: "a", Handler: "c"}, {Group: "a", ID: "c"},
+	} {
+		if found, _ := everyPage(t, s, f); len(found) != 1 {
+			t.Errorf("%+v: the list has %v, want one", f, found)
+		}
+		if got := everyTally(t, s, f); len(got) != 1 {
+			t.Errorf("%+v: counted %v, want one", f, got)
+		}
+	}
+}
+
 // One damaged record must not hide the others.
 func TestList_NamesWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
@@ -188,12 +215,12 @@ func TestList_NamesWhatCannotBeRead(t *testing.T) {
 		good, unreadable := 0, map[string]bool{}
 		for after := ""; ; {
 			page, err := s.List(t.Context(), f, after)
-			for _, err := range joined(err) {
-				if of, ok := errors.AsType[*dedupstore.RecordError](err); ok {
-					unreadable[of.Key] = true
-				} else {
-					t.Fatalf("%s: %v", name, err)
-				}
+			bad, ok := dedupstore.Unreadable(err)
+			if !ok {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for _, of := range bad {
+				unreadable[of.Key] = true
 			}
 			good += len(page.Records)
 			if after = page.Next; after == "" {
@@ -207,7 +234,8 @@ func TestList_NamesWhatCannotBeRead(t *testing.T) {
 	unreadable := 0
 	for after := ""; ; {
 		c, err := s.Count(t.Context(), dedupstore.Filter{}, after)
-		unreadable += len(joined(err))
+		bad, _ := dedupstore.Unreadable(err)
+		unreadable += len(bad)
 		if after = c.Next; after == "" {
 			break
 		}
@@ -215,20 +243,6 @@ func TestList_NamesWhatCannotBeRead(t *testing.T) {
 	if unreadable != 2 {
 		t.Errorf("%d records could not be counted, want 2", unreadable)
 	}
-}
-
-func joined(err error) []error {
-	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []error
-		for _, err := range several.Unwrap() {
-			all = append(all, joined(err)...)
-		}
-		return all
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }
 
 func TestList_OnAClusterVisitsEachMaster(t *testing.T) {

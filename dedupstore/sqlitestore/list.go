@@ -3,6 +3,7 @@ package sqlitestore
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -42,16 +43,23 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 		return found, err
 	}
 	bytes, last := 0, p.end
+	var unreadable error
 	err = s.each(ctx, p, listSQL, &f, func(rows *sql.Rows) (more bool, err error) {
 		var duplicates int
 		var at int64
 		rec, err := scan(rows, &duplicates, &at)
+		var problem *dedupstore.RecordError
+		if errors.As(err, &problem) {
+			unreadable = errors.Join(unreadable, problem)
+			return true, nil
+		}
 		if err != nil {
 			return false, err
 		}
 		key, err := dedupstore.ParseKey(rec.key)
 		if err != nil {
-			return false, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()}
+			unreadable = errors.Join(unreadable, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()})
+			return true, nil
 		}
 		seen := rec.look(key)
 		seen.Duplicates, seen.LastDuplicate = duplicates, lastAt(at)
@@ -71,7 +79,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 		return dedupstore.Page{}, fmt.Errorf("sqlitestore: list: %w", ended(ctx, err))
 	}
 	found.Next, found.Looked, found.Total = p.next, p.looked, p.total
-	return found, nil
+	return found, unreadable
 }
 
 // Count implements [dedupstore.Inspector]. It waits for nobody, as List.
@@ -95,10 +103,12 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (c
 	if err != nil {
 		return c, fmt.Errorf("sqlitestore: count: %w", ended(ctx, err))
 	}
+	var unreadable error
 	for g, sum := range sums {
 		key, err := dedupstore.ParseKey(g.scope + "any")
 		if err != nil {
-			return c, fmt.Errorf("sqlitestore: count: %w", &dedupstore.RecordError{Key: g.scope, Problem: err.Error()})
+			unreadable = errors.Join(unreadable, &dedupstore.RecordError{Key: g.scope, Problem: err.Error()})
+			continue
 		}
 		c.Tallies = append(c.Tallies, dedupstore.Tally{
 			Tenant: key.Tenant, Group: key.Group, Handler: key.Handler,
@@ -107,7 +117,7 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (c
 		})
 	}
 	c.Next, c.Looked, c.Total = p.next, p.looked, p.total
-	return c, nil
+	return c, unreadable
 }
 
 // A page is a range of row numbers.

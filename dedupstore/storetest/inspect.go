@@ -369,6 +369,20 @@ var inspectCases = []testCase{
 		},
 	},
 	{
+		name: "change/completed-keeps-its-dead-letter",
+		why:  "nobody can tell any more which dead letter the message has",
+		test: func(k *kit) {
+			k.inspector()
+			c := k.run("1")
+			k.settle(c, finishTo(dedupstore.Outcome{Kind: dedupstore.Unknown}, receipt))
+			k.settle(c, published())
+			k.change("1", happened)
+			want := happened.Outcome
+			want.Produced = []dedupstore.Produced{receipt}
+			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, want)
+		},
+	},
+	{
 		name: "change/nonsense-is-refused",
 		why:  "a slip of the keyboard must not write an outcome that no program can read",
 		test: func(k *kit) {

@@ -128,6 +128,19 @@ func TestInspect_EachCaseNoticesABrokenRule(t *testing.T) {
 				}
 				return false
 			}}},
+		"what was produced is dropped": {"change/completed-keeps-its-dead-letter", slack{
+			change: func(m *dedupstore.Memory, seen *dedupstore.Record, c *dedupstore.Change) bool {
+				rerun := dedupstore.Change(dedupstore.Rerun{})
+				if err := m.Change(context.Background(), *seen, rerun); err != nil {
+					return false
+				}
+				a, err := dedupstore.ClaimOne(context.Background(), m, dedupstore.Request{
+					Key: seen.Key, Owner: "somebody-else-who-decides", Lease: long, Retention: long, MaxAttempts: 1,
+				})
+				return err == nil && dedupstore.SettleOne(context.Background(), m, a.Claim, dedupstore.Finish{
+					Outcome: (*c).(dedupstore.Complete).Outcome, Retention: long, Published: true,
+				}) == nil
+			}}},
 		"anything is taken": {"change/nonsense-is-refused", slack{
 			change: func(*dedupstore.Memory, *dedupstore.Record, *dedupstore.Change) bool { return true }}},
 		"a forgotten claim holds": {"change/forgotten-claim-is-lost", slack{
