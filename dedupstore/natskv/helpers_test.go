@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	flag.Set("test.parallel", "8") // they wait most of the time
+	flag.Set("test.parallel", "4") // they wait most of the time, but clusters elect leaders
 	leaktest.Main(m)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -80,19 +81,26 @@ func leaderDies(t *testing.T, c *natstest.Cluster) {
 	}
 	close(stop)
 	group.Wait()
-	n := 0
-	for id, one := range keys.Range {
-		n++
-		seen := natstest.Ask(t, "a record", func(ctx context.Context) ([]dedupstore.Record, error) {
-			return first.Look(ctx, []dedupstore.Key{key(id.(string))})
-		})[0]
-		owner := one.(*keyOwner)
-		if owner.runs.Load() != 1 || seen.State != dedupstore.Finished || seen.Fence != owner.fence.Load() {
-			t.Errorf("key %s: %d runs under fence %d, and the record is %s under %d", id, owner.runs.Load(),
-				owner.fence.Load(), seen.State, seen.Fence)
+	var all []dedupstore.Key
+	for id := range keys.Range {
+		all = append(all, key(id.(string)))
+	}
+	for some := range slices.Chunk(all, 100) {
+		var seen []dedupstore.Record
+		again(t, &failures, func(ctx context.Context) (err error) {
+			seen, err = first.Look(ctx, some)
+			return err
+		})
+		for _, r := range seen {
+			one, _ := keys.Load(r.Key.ID)
+			owner := one.(*keyOwner)
+			if owner.runs.Load() != 1 || r.State != dedupstore.Finished || r.Fence != owner.fence.Load() {
+				t.Errorf("key %s: %d runs under fence %d, and the record is %s under %d", r.Key.ID, owner.runs.Load(),
+					owner.fence.Load(), r.State, r.Fence)
+			}
 		}
 	}
-	t.Logf("%d keys, %d leaders killed, %d operations failed and were asked again", n, kills, failures.Load())
+	t.Logf("%d keys, %d leaders killed, %d operations failed and were asked again", len(all), kills, failures.Load())
 }
 
 // A keyOwner counts who ran a key.
@@ -105,25 +113,8 @@ type keyOwner struct {
 func (k *keyOwner) drive(t *testing.T, s *Store, id string, failures *atomic.Int64) {
 	r := request(id)
 	r.Owner, r.Lease = ids.Token(), time.Hour
-	again := func(do func(ctx context.Context) error) {
-		for {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Second)
-			err := do(ctx)
-			cancel()
-			if err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
-				if err != nil {
-					t.Errorf("key %s: %v", id, err)
-				}
-				return
-			}
-			failures.Add(1)
-			if !pace.Sleep(t.Context(), 5*time.Millisecond) {
-				return
-			}
-		}
-	}
 	var a dedupstore.Answer
-	again(func(ctx context.Context) (err error) {
+	again(t, failures, func(ctx context.Context) (err error) {
 		a, err = dedupstore.ClaimOne(ctx, s, r)
 		return err
 	})
@@ -132,5 +123,25 @@ func (k *keyOwner) drive(t *testing.T, s *Store, id string, failures *atomic.Int
 	}
 	k.runs.Add(1)
 	k.fence.Store(a.Claim.Fence)
-	again(func(ctx context.Context) error { return dedupstore.SettleOne(ctx, s, a.Claim, succeeded("")) })
+	again(t, failures, func(ctx context.Context) error {
+		return dedupstore.SettleOne(ctx, s, a.Claim, succeeded(""))
+	})
+}
+
+// again asks until there is an answer. A request to a node that dies has none, so it does not wait long for one, but
+// longer each time: the machine may be slow.
+func again(t *testing.T, failures *atomic.Int64, do func(ctx context.Context) error) {
+	for limit := time.Second; ; limit += limit / 4 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
+		err := do(ctx)
+		cancel()
+		if errors.Is(err, dedupstore.ErrClaimLost) {
+			t.Error(err)
+			return
+		}
+		if err == nil || !pace.Sleep(t.Context(), 5*time.Millisecond) {
+			return
+		}
+		failures.Add(1)
+	}
 }

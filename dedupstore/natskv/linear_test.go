@@ -126,7 +126,7 @@ func linearizable(t *testing.T, stores []dedupstore.Store, proxy *natstest.Proxy
 	}
 	proxy.Inject(nil, nil)
 	t.Logf("seed %d: %d histories of %d operations, %d illegal, %d undecided; %d answers dropped, %d delayed; %v", seed,
-		 histories, linearWorkers*linearOps, illegal, undecided, proxy.Dropped(), proxy.Delayed(), classes)
+		histories, linearWorkers*linearOps, illegal, undecided, proxy.Dropped(), proxy.Delayed(), classes)
 	if undecided > 1+histories/50 {
 		t.Errorf("%d of %d histories are undecided", undecided, histories)
 	}
