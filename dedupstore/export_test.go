@@ -13,7 +13,7 @@ func (m *Memory) TTL(k Key) (time.Duration, bool) {
 	if rec == nil {
 		return 0, false
 	}
-	return rec.expires.Sub(m.now()), true
+	return rec.Expires.Sub(m.now()), true
 }
 
 // Bytes is what the records take by the store's estimate.

@@ -1,12 +1,9 @@
 package dedupstore
 
 import (
-	"bytes"
 	"container/heap"
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 )
@@ -81,7 +78,7 @@ func (m *Memory) claim(ctx context.Context, r Request) (Answer, error) {
 	defer m.mu.Unlock()
 	rec, now := m.find(r.Key)
 	next, answer := rec.Claim(r, now)
-	answer.Outcome = answer.Outcome.clone()
+	answer.Outcome = answer.Outcome.Clone()
 	if rec.index < 0 && m.bytes+(&record{Stored: *next, key: r.Key}).size() > m.maxBytes {
 		return Answer{}, ErrFull
 	}
@@ -138,7 +135,7 @@ func (m *Memory) settle(ctx context.Context, c Claim, s Settlement) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if f, ok := s.(Finish); ok {
-		f.Outcome = f.Outcome.clone()
+		f.Outcome = f.Outcome.Clone()
 		s = f
 	}
 	rec, now := m.find(c.Key)
@@ -199,16 +196,6 @@ func (rec *record) size() int64 {
 		}
 	}
 	return int64(n)
-}
-
-func (o Outcome) clone() Outcome {
-	o.Result = bytes.Clone(o.Result)
-	o.Produced = slices.Clone(o.Produced)
-	for i := range o.Produced {
-		o.Produced[i].Header = maps.Clone(o.Produced[i].Header)
-		o.Produced[i].Payload = bytes.Clone(o.Produced[i].Payload)
-	}
-	return o
 }
 
 // expiryHeap orders records by the time at which they expire.

@@ -24,7 +24,7 @@ func (m *Memory) Look(ctx context.Context, keys []Key) ([]Record, error) {
 
 func (rec *record) look(now time.Time) Record {
 	seen := rec.Look(rec.key, now)
-	seen.History, seen.Outcome = slices.Clone(seen.History), seen.Outcome.clone()
+	seen.History, seen.Outcome = slices.Clone(seen.History), seen.Outcome.Clone()
 	return seen
 }
 
@@ -75,7 +75,7 @@ func (m *Memory) Change(ctx context.Context, seen Record, c Change) error {
 	defer m.mu.Unlock()
 	rec, now := m.find(seen.Key)
 	if complete, ok := c.(Complete); ok {
-		complete.Outcome = complete.Outcome.clone()
+		complete.Outcome = complete.Outcome.Clone()
 		c = complete
 	}
 	next, err := rec.Change(seen, c, now)

@@ -1,5 +1,11 @@
 package dedupstore
 
+import (
+	"bytes"
+	"maps"
+	"slices"
+)
+
 // Kind says how processing ended.
 type Kind string
 
@@ -32,6 +38,17 @@ type Outcome struct {
 	// IDs and bytes until they are known to be published; then IDs, topics and keys are kept, headers and payloads
 	// dropped.
 	Produced []Produced
+}
+
+// Clone returns a copy that shares nothing with the outcome.
+func (o Outcome) Clone() Outcome {
+	o.Result = bytes.Clone(o.Result)
+	o.Produced = slices.Clone(o.Produced)
+	for i := range o.Produced {
+		o.Produced[i].Header = maps.Clone(o.Produced[i].Header)
+		o.Produced[i].Payload = bytes.Clone(o.Produced[i].Payload)
+	}
+	return o
 }
 
 // Produced is a message that is part of an outcome.
