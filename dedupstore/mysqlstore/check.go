@@ -127,7 +127,7 @@ func (set settings) report(connections int) dedupstore.Report {
 			"transaction", name, time.Duration(limit)*time.Second))
 	}
 	packet := set.number("max_allowed_packet")
-	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: outcomes of half that size have no "+
+	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no "+
 		"room; set it to 16M or more", packet))
 	warn(connections == 1, false, "The pool has one connection: claims and heartbeats wait for the handler of an inbox that "+
 		"uses it, and its lease ends meanwhile; give SetMaxOpenConns more")

@@ -190,7 +190,7 @@ func TestStore_ResultsWithoutRoom(t *testing.T) {
 	db := newDB(t)
 	s := newStore(t, db)
 	large := success
-	large.Outcome.Result = make([]byte, count(t, db, "SELECT @@max_allowed_packet")/2)
+	large.Outcome.Result = make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
 	first, second, third := runOf(t, s, "1"), runOf(t, s, "2"), runOf(t, s, "3")
 	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: first, Settlement: large}, {Claim: second, Settlement: success}})
 	if !errors.Is(errs[0], dedupstore.ErrFull) || errs[1] != nil {

@@ -1,0 +1,134 @@
+package mysqloutbox
+
+import (
+	"context"
+	"database/sql"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// version is that of schema.sql.
+const version = 1
+
+//go:embed schema.sql
+var schema string
+
+// orderedKeys are what an ordered outbox has beside: an index of the rows of each key that have their place, and one of
+// pending rows in the order in which they were written.
+const orderedKeys = ",\n\tKEY `{table}_lanes` (lane),\n\tKEY `{table}_waiting` (state)"
+
+// SQL returns the statements of Migrate, for your own migration tool. You may repeat them.
+func (o *Outbox) SQL() string {
+	keys, ordered := "", "0"
+	if o.cfg.Ordered {
+		keys, ordered = o.in(orderedKeys), "1"
+	}
+	parts := make([]string, partitions)
+	for i := range parts {
+		parts[i] = fmt.Sprintf("(%d)", i)
+	}
+	return strings.NewReplacer("{table}", o.cfg.Table, "{version}", fmt.Sprint(version), "{ordered}", keys,
+		"{is_ordered}", ordered, "{parts}", strings.Join(parts, ",")).Replace(schema)
+}
+
+// Plan says what Migrate would do, and changes nothing.
+func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
+	found, err := o.found(ctx, o.db)
+	if err != nil {
+		return dedupstore.Migration{}, err
+	}
+	m := dedupstore.Migration{Found: found.version, Wanted: version}
+	if m.Found < version {
+		m.SQL = o.SQL()
+	}
+	return m, nil
+}
+
+// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It needs
+// the privilege CREATE. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT and
+// UPDATE on Table_partitions and Table_settings, which they lock.
+//
+// Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
+func (o *Outbox) Migrate(ctx context.Context) error {
+	found, err := o.found(ctx, o.db)
+	switch {
+	case err != nil:
+		return err
+	case found.version > 0 && found.ordered != o.cfg.Ordered:
+		return o.mismatch(found)
+	}
+	var others int
+	err = o.db.QueryRowContext(ctx, o.in("SELECT count(*) FROM information_schema.tables AS t WHERE table_schema = "+
+		"DATABASE() AND table_name = '{table}' AND NOT EXISTS (SELECT 1 FROM information_schema.columns AS c WHERE "+
+		"c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.column_name = 'message_key')")).Scan(&others)
+	switch {
+	case err != nil:
+		return fmt.Errorf("migrate outbox: %w", o.explain(err))
+	case others > 0:
+		return o.unfit(nil, "is there, and is no outbox: name another one by Config.Table")
+	}
+	for _, statement := range strings.Split(o.SQL(), ";\n") {
+		if statement = strings.TrimSpace(statement); statement == "" {
+			continue
+		}
+		if _, err := o.db.ExecContext(ctx, statement); err != nil {
+			return fmt.Errorf("migrate outbox: %w", o.explain(err))
+		}
+	}
+	return nil
+}
+
+// settings are what all programs that share an outbox agree about.
+type settings struct {
+	version int
+	ordered bool
+}
+
+// A querier is a database, a connection or a transaction.
+type querier interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// found are the settings that are there; of version 0: there are none.
+func (o *Outbox) found(ctx context.Context, q querier) (found settings, err error) {
+	err = q.QueryRowContext(ctx, o.in("SELECT version, ordered FROM `{table}_settings`")).Scan(&found.version,
+		&found.ordered)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) && number(err) != errNoTable {
+		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))
+	}
+	return found, nil
+}
+
+func (o *Outbox) mismatch(found settings) error {
+	return o.unfit(nil, "was made with Ordered %v, but Config.Ordered is %v; all programs must say the same, and for "+
+		"another setting there must be another table", found.ordered, o.cfg.Ordered)
+}
+
+// check makes sure, once for each Outbox, that the tables are there, new enough, and as the config says.
+func (o *Outbox) check(ctx context.Context, q querier) error {
+	if o.packet.Load() != 0 {
+		return ctx.Err()
+	}
+	found, err := o.found(ctx, q)
+	switch {
+	case err != nil:
+		return err
+	case found.version == 0:
+		return o.unfit(nil, "is missing in the connection's database: call Migrate")
+	case found.version != version:
+		return o.unfit(nil, "has schema version %d, want %d: call Migrate, or update the program", found.version, version)
+	case found.ordered != o.cfg.Ordered:
+		return o.mismatch(found)
+	}
+	var packet int64
+	if err := q.QueryRowContext(ctx, "SELECT @@max_allowed_packet").Scan(&packet); err != nil {
+		return err
+	}
+	o.packet.Store(packet)
+	return nil
+}
