@@ -10,8 +10,8 @@ import (
 // Config configures an Outbox. The zero value is ready to use. All programs that share an outbox give it the same
 // Ordered: Migrate stores it, and a later difference is an error.
 type Config struct {
-	// Table is the name of the table. Beside it are Table_settings and Table_partitions. At most 40 ASCII letters,
-	// digits and underscores, not beginning with a digit. Empty: "oncemill_outbox".
+	// Table is the name of the table. Beside it is Table_settings. At most 40 ASCII letters, digits and
+	// underscores, not beginning with a digit. Empty: "oncemill_outbox".
 	Table string
 
 	// Ordered keeps the order of each key: the first copies of its messages are published in the order in which their

@@ -67,7 +67,7 @@ func stateOf(r outbox.LeaseRequest) int {
 // inOrder chooses rows of which no earlier one of the same key has to be waited for. Relays take turns: so it sees what
 // others have chosen. It locks nothing else, because a locked row is read as it is now, and others as they were.
 func (o *Outbox) inOrder(ctx context.Context, tx *sql.Tx, r outbox.LeaseRequest) ([]any, error) {
-	if _, err := numbers(ctx, tx, o.in("SELECT one FROM `{table}_settings` FOR UPDATE")); err != nil {
+	if _, err := numbers(ctx, tx, o.in("SELECT number FROM `{table}_settings` WHERE number = 0 FOR UPDATE")); err != nil {
 		return nil, err
 	}
 	// A pending row goes with those before it that are due, which come first. Of suspects each key has its first row.

@@ -23,16 +23,16 @@ const orderedKeys = ",\n\tKEY `{table}_lanes` (lane),\n\tKEY `{table}_waiting` (
 
 // SQL returns the statements of Migrate, for your own migration tool. You may repeat them.
 func (o *Outbox) SQL() string {
-	keys, ordered := "", "0"
+	keys, last := "", 0
 	if o.cfg.Ordered {
-		keys, ordered = o.in(orderedKeys), "1"
+		keys, last = o.in(orderedKeys), partitions
 	}
-	parts := make([]string, partitions)
-	for i := range parts {
-		parts[i] = fmt.Sprintf("(%d)", i)
+	var rows []string
+	for n := range last + 1 {
+		rows = append(rows, fmt.Sprintf("(%d, %d, %t)", n, version, o.cfg.Ordered))
 	}
-	return strings.NewReplacer("{table}", o.cfg.Table, "{version}", fmt.Sprint(version), "{ordered}", keys,
-		"{is_ordered}", ordered, "{parts}", strings.Join(parts, ",")).Replace(schema)
+	return strings.NewReplacer("{table}", o.cfg.Table, "{ordered}", keys,
+		"{rows}", strings.Join(rows, ", ")).Replace(schema)
 }
 
 // Plan says what Migrate would do, and changes nothing.
@@ -50,7 +50,7 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 
 // Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It needs
 // the privilege CREATE. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT and
-// UPDATE on Table_partitions and Table_settings, which they lock.
+// UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {
@@ -96,7 +96,7 @@ type querier interface {
 
 // found are the settings that are there; of version 0: there are none.
 func (o *Outbox) found(ctx context.Context, q querier) (found settings, err error) {
-	err = q.QueryRowContext(ctx, o.in("SELECT version, ordered FROM `{table}_settings`")).Scan(&found.version,
+	err = q.QueryRowContext(ctx, o.in("SELECT version, ordered FROM `{table}_settings` WHERE number = 0")).Scan(&found.version,
 		&found.ordered)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) && number(err) != errNoTable {
 		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))

@@ -24,17 +24,12 @@ CREATE TABLE IF NOT EXISTS `{table}` (
 	KEY `{table}_leased` (token){ordered}
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
-CREATE TABLE IF NOT EXISTS `{table}_partitions` (
-	part TINYINT NOT NULL PRIMARY KEY -- writers of its keys lock the row, so that they take turns
-) ENGINE=InnoDB;
-
-INSERT IGNORE INTO `{table}_partitions` (part) VALUES {parts};
-
 CREATE TABLE IF NOT EXISTS `{table}_settings` (
-	one     TINYINT NOT NULL PRIMARY KEY, -- relays of an ordered outbox lock the row, so that they take turns
+	number  TINYINT NOT NULL PRIMARY KEY, -- 0: the settings; others: partitions of an ordered outbox
 	version INT     NOT NULL,
 	ordered TINYINT NOT NULL
 ) ENGINE=InnoDB;
 
-INSERT INTO `{table}_settings` (one, version, ordered) VALUES (1, {version}, {is_ordered})
+-- Relays of an ordered outbox lock the settings, and writers of its keys their partitions, so that they take turns.
+INSERT INTO `{table}_settings` (number, version, ordered) VALUES {rows}
 ON DUPLICATE KEY UPDATE version = GREATEST(version, VALUES(version));

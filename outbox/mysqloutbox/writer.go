@@ -209,7 +209,7 @@ func (w writer) lock(ctx context.Context, records []record) error {
 			if r.Key != "" {
 				h := fnv.New64a()
 				h.Write([]byte(r.Key))
-				if part := int(h.Sum64() % partitions); !slices.Contains(parts, any(part)) {
+				if part := 1 + int(h.Sum64()%partitions); !slices.Contains(parts, any(part)) {
 					parts = append(parts, part)
 				}
 			}
@@ -218,8 +218,8 @@ func (w writer) lock(ctx context.Context, records []record) error {
 	if len(parts) == 0 {
 		return nil
 	}
-	query := w.outbox.in("SELECT part FROM `{table}_partitions` FORCE INDEX (PRIMARY) WHERE part IN ")
-	query = string(sqlstore.AppendRow([]byte(query), parts...)) + " ORDER BY part FOR UPDATE"
+	query := w.outbox.in("SELECT number FROM `{table}_settings` FORCE INDEX (PRIMARY) WHERE number IN ")
+	query = string(sqlstore.AppendRow([]byte(query), parts...)) + " ORDER BY number FOR UPDATE"
 	return each(ctx, w.tx, query, func(rows *sql.Rows) error { return nil })
 }
 

@@ -123,6 +123,11 @@ func (s *Server) NewDatabase(t testing.TB, options ...string) *Database {
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), databases.Add(1))
 	s.execute(t, strings.Join(append([]string{"CREATE DATABASE", name}, options...), " "))
 	t.Cleanup(func() { s.execute(t, "DROP DATABASE IF EXISTS "+name) })
+	return s.Database(name)
+}
+
+// Database is one that somebody else makes on the server.
+func (s *Server) Database(name string) *Database {
 	config := s.config.Clone()
 	config.DBName = name
 	return &Database{config}
