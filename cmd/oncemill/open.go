@@ -11,15 +11,19 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
@@ -50,6 +54,12 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		return pgstore.New(pool, pgstore.Config{Schema: own["schema"], Table: own["table"], Logger: quiet})
+	case "mysql":
+		db, err := a.mysql(at)
+		if err != nil {
+			return nil, err
+		}
+		return mysqlstore.New(db, mysqlstore.Config{Table: own["table"], Logger: quiet})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -58,7 +68,7 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 		return sqlitestore.New(db, sqlitestore.Config{Table: own["table"], Logger: quiet})
 	default:
 		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
-			"postgres or sqlite", at.Scheme)
+			"postgres, mysql or sqlite", at.Scheme)
 	}
 }
 
@@ -88,6 +98,12 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 			pgoutbox.Config{
 				Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet),
 			})
+	case "mysql":
+		db, err := a.mysql(at)
+		if err != nil {
+			return nil, err
+		}
+		return mysqloutbox.Find(ctx, db, mysqloutbox.Config{Table: own["table"], Ordered: ordered})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -95,7 +111,7 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 		}
 		return sqliteoutbox.New(db, sqliteoutbox.Config{Table: own["table"]})
 	default:
-		return nil, usagef("outbox address begins with %q, want postgres or sqlite", at.Scheme)
+		return nil, usagef("outbox address begins with %q, want postgres, mysql or sqlite", at.Scheme)
 	}
 }
 
@@ -160,6 +176,22 @@ func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
 	}
 	a.closers = append(a.closers, pool.Close)
 	return pool, nil
+}
+
+func (a *app) mysql(at *url.URL) (*sql.DB, error) {
+	config, err := mysql.ParseDSN(sqlstore.MySQLDSN(at))
+	if err != nil {
+		return nil, usagef("%s: %w", redacted(at), err)
+	}
+	config.Logger = &mysql.NopLogger{} // of what the errors say, too
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return nil, usagef("%s: %w", redacted(at), err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxIdleConns(8)
+	a.closers = append(a.closers, func() { _ = db.Close() })
+	return db, nil
 }
 
 // database opens a file that is there: SQLite would make one of a slip of the keyboard.

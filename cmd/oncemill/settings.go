@@ -38,9 +38,9 @@ type settings struct {
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.Store, "store", "", "where records are: redis://HOST:PORT[/DB][?prefix=P],\n"+
-		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
+		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
-		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
+		"postgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
 	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n"+
 		"[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
