@@ -11,6 +11,7 @@ require (
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
 	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0

@@ -28,7 +28,7 @@ var imported = []string{
 	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/propagation",
 	module, module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
-	module + "/dedupstore/sqlitestore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
+	module + "/dedupstore/sqlitestore", module + "/dedupstore/mysqlstore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
 	module + "/producer/idempotencykey", module + "/producer/webhook", module + "/transport/franz", module + "/transport/natsjs",
 	module + "/transport/oncewatermill",
 }
@@ -101,6 +101,7 @@ var given = map[string]map[int]string{
 			order string
 			body  []byte
 		)`},
+	"docs/mysql.md": {0: `var ctx context.Context`},
 	"docs/postgres.md": {0: `
 		var (
 			ctx  context.Context

@@ -196,8 +196,8 @@ func texts(values []string) []byte {
 	return sqlstore.AppendRow(nil, list...)
 }
 
-// laneSQL is the lane of a row.
-const laneSQL = "CASE WHEN message_key <> '' THEN LEFT(UNHEX(SHA2(message_key, 256)), 16) END"
+// orderSQL is the order_hash of a row.
+const orderSQL = "CASE WHEN message_key <> '' THEN LEFT(UNHEX(SHA2(message_key, 256)), 16) END"
 
 // Replay implements [outbox.Replayer], and wakes a relay of this process. Times are compared with the database's clock.
 func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err error) {
@@ -218,9 +218,9 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 	if len(r.Header) > 0 { // it is looked at here
 		limit = ""
 	}
-	lane := "NULL"
+	order := "NULL"
 	if o.cfg.Ordered {
-		lane = laneSQL
+		order = orderSQL
 	}
 	err = o.inTx(ctx, func(tx *sql.Tx) error {
 		var again []any
@@ -241,7 +241,7 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 			return err
 		}
 		n, err = change(ctx, tx, fmt.Sprintf(o.in("UPDATE `{table}` SET state = 0, at = %s, failures = 0, unknowns = 0, "+
-			"replays = replays + 1, lane = %s WHERE number IN %s"), now, lane, sqlstore.AppendRow(nil, again...)))
+			"replays = replays + 1, order_hash = %s WHERE number IN %s"), now, order, sqlstore.AppendRow(nil, again...)))
 		return err
 	})
 	if err == nil {

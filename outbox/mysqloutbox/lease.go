@@ -81,8 +81,8 @@ func (o *Outbox) inOrder(ctx context.Context, tx *sql.Tx, r outbox.LeaseRequest)
 		blocks += fmt.Sprintf(" OR e.state = %d", dead)
 	}
 	return numbers(ctx, tx, fmt.Sprintf(o.in("SELECT r.number FROM `{table}` AS r FORCE INDEX (`{table}_%s`) "+
-		"WHERE r.state = %d AND r.at <= %s AND (r.lane IS NULL OR NOT EXISTS ("+
-		"SELECT 1 FROM `{table}` AS e FORCE INDEX (`{table}_lanes`) WHERE e.lane = r.lane AND "+
+		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR NOT EXISTS ("+
+		"SELECT 1 FROM `{table}` AS e FORCE INDEX (`{table}_order`) WHERE e.order_hash = r.order_hash AND "+
 		"(e.token IS NOT NULL AND e.at > %s OR e.number < r.number AND (%s)))) ORDER BY %s LIMIT %d"),
 		index, stateOf(r), now, now, blocks, order, r.Limit))
 }
@@ -148,19 +148,19 @@ func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Resu
 				Problem: fmt.Sprintf("is %q", r.State)}
 		}
 	}
-	held := " WHERE token = " + string(sqlstore.AppendRow(nil, token))
+	mine := " WHERE token = " + string(sqlstore.AppendRow(nil, token))
 	var statements []string
 	if len(acknowledged) > 0 {
-		statements = append(statements, fmt.Sprintf(o.in("UPDATE `{table}` SET token = NULL, lane = NULL, state = %d, "+
-			"at = %s%s AND number IN %s"), published, now, held, sqlstore.AppendRow(nil, acknowledged...)))
+		statements = append(statements, fmt.Sprintf(o.in("UPDATE `{table}` SET token = NULL, order_hash = NULL, state = %d, "+
+			"at = %s%s AND number IN %s"), published, now, mine, sqlstore.AppendRow(nil, acknowledged...)))
 	}
 	if len(unsent) > 0 {
-		statements = append(statements, o.unsent(held, unsent))
+		statements = append(statements, o.unsent(mine, unsent))
 	}
-	statements = append(statements, o.in("UPDATE `{table}` SET token = NULL, state = (unknowns > 0), at = not_before"+held))
+	statements = append(statements, o.in("UPDATE `{table}` SET token = NULL, state = (unknowns > 0), at = not_before"+mine))
 	return o.inTx(ctx, func(tx *sql.Tx) error {
 		if len(removed) > 0 {
-			if _, err := o.remove(ctx, tx, held+" AND number IN "+string(sqlstore.AppendRow(nil, removed...))); err != nil {
+			if _, err := o.remove(ctx, tx, mine+" AND number IN "+string(sqlstore.AppendRow(nil, removed...))); err != nil {
 				return err
 			}
 		}
@@ -174,7 +174,7 @@ func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Resu
 }
 
 // unsent is the statement that counts attempts that were not acknowledged.
-func (o *Outbox) unsent(held string, results map[int64]outbox.Result) string {
+func (o *Outbox) unsent(mine string, results map[int64]outbox.Result) string {
 	var numbers []any
 	cases := map[string]*strings.Builder{}
 	columns := []string{"failures", "unknowns", "state", "at", "last_error"}
@@ -204,7 +204,7 @@ func (o *Outbox) unsent(held string, results map[int64]outbox.Result) string {
 	for _, column := range columns {
 		query += fmt.Sprintf(", %s = CASE number%s END", column, cases[column])
 	}
-	return query + held + " AND number IN " + string(sqlstore.AppendRow(nil, numbers...))
+	return query + mine + " AND number IN " + string(sqlstore.AppendRow(nil, numbers...))
 }
 
 // remove deletes rows, and returns how many. It locks them by their names first, as writers do, and so never deadlocks
@@ -232,7 +232,7 @@ func (o *Outbox) remove(ctx context.Context, tx *sql.Tx, where string) (int, err
 			string(sqlstore.AppendRow(nil, free...)))
 	}
 	if err == nil && len(free) < len(names) {
-		_, err = change(ctx, tx, fmt.Sprintf(o.in("UPDATE `{table}` SET token = NULL, lane = NULL, state = %d, at = 0%s"),
+		_, err = change(ctx, tx, fmt.Sprintf(o.in("UPDATE `{table}` SET token = NULL, order_hash = NULL, state = %d, at = 0%s"),
 			published, where))
 	}
 	return n, err

@@ -19,7 +19,7 @@ var schema string
 
 // orderedKeys are what an ordered outbox has beside: an index of the rows of each key that have their place, and one of
 // pending rows in the order in which they were written.
-const orderedKeys = ",\n\tKEY `{table}_lanes` (lane),\n\tKEY `{table}_waiting` (state)"
+const orderedKeys = ",\n\tKEY `{table}_order` (order_hash),\n\tKEY `{table}_waiting` (state)"
 
 // SQL returns the statements of Migrate, for your own migration tool. You may repeat them.
 func (o *Outbox) SQL() string {

@@ -66,11 +66,11 @@ func TestOutbox_SeveralRelaysPublishAllOnce(t *testing.T) {
 				if !ordered || !keyed || writer == "free" {
 					continue
 				}
-				lane := writer + " " + m.Key
-				if m.ID < last[lane] {
-					t.Errorf("%s was published after %s", m.ID, last[lane])
+				of := writer + " " + m.Key
+				if m.ID < last[of] {
+					t.Errorf("%s was published after %s", m.ID, last[of])
 				}
-				last[lane] = m.ID
+				last[of] = m.ID
 			}
 			for id, n := range copies {
 				if n != 1 {

@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS `{table}` (
 	state      TINYINT        NOT NULL DEFAULT 0, -- 0 pending, 1 leased or a suspect, 2 dead, 3 published
 	at         BIGINT         NOT NULL,           -- when it is due, its lease ends, it died, or was published
 	token      VARCHAR(64)    CHARACTER SET ascii COLLATE ascii_bin, -- who leases the row
-	lane       BINARY(16),                        -- of the key, while the row has a place in its order
+	order_hash BINARY(16),                        -- of the key, while the row has a place in its order
 	failures   INT            NOT NULL DEFAULT 0, -- attempts that were refused
 	unknowns   INT            NOT NULL DEFAULT 0, -- attempts without an answer; a row that has one is a suspect
 	replays    INT            NOT NULL DEFAULT 0, -- how often it was published once more

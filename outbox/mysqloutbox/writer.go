@@ -151,7 +151,7 @@ func (i insert) run(ctx context.Context, tx *sql.Tx) (written int, err error) {
 
 // inserts are the statements that write records, in their order.
 func (w writer) inserts(records []record) (all []insert, err error) {
-	head := w.outbox.in("INSERT IGNORE INTO `{table}` (name, at, lane, written_at, not_before, id, topic, copy, " +
+	head := w.outbox.in("INSERT IGNORE INTO `{table}` (name, at, order_hash, written_at, not_before, id, topic, copy, " +
 		"message_key, header, payload) VALUES ")
 	limit := w.outbox.packet.Load()
 	b := []byte(head)
@@ -175,7 +175,7 @@ func (w writer) inserts(records []record) (all []insert, err error) {
 		} else if len(b) > len(head) {
 			b = append(b, ',')
 		}
-		b = sqlstore.AppendRow(b, r.name, dueOf(r), w.outbox.lane(r.Key), sqlstore.MySQLNow, dueOf(r), r.ID, r.Topic, r.Copy,
+		b = sqlstore.AppendRow(b, r.name, dueOf(r), w.outbox.orderOf(r.Key), sqlstore.MySQLNow, dueOf(r), r.ID, r.Topic, r.Copy,
 			r.Key, r.Text, payload)
 		switch {
 		case large:
@@ -188,12 +188,12 @@ func (w writer) inserts(records []record) (all []insert, err error) {
 	return all, nil
 }
 
-// lane names the rows of a key that keep one order; nil: none.
-func (o *Outbox) lane(key string) []byte {
+// orderOf names the rows of a key that keep one order; nil: none.
+func (o *Outbox) orderOf(key string) []byte {
 	if !o.cfg.Ordered || key == "" {
 		return nil
 	}
-	sum := sha256.Sum256([]byte(key)) // as laneSQL
+	sum := sha256.Sum256([]byte(key)) // as orderSQL
 	return sum[:16]
 }
 

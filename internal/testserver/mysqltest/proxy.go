@@ -12,8 +12,8 @@ import (
 
 // A Fault is what a [Proxy] does to one command and its reply. The zero value does nothing.
 type Fault struct {
-	// Hold delays the command on its way to the server. It arrives even if the client has gone.
-	Hold time.Duration
+	// Freeze delays the command on its way to the server. It arrives even if the client has gone.
+	Freeze time.Duration
 
 	// Drop closes the client's connection instead of giving it the reply: the server has done the work.
 	Drop bool
@@ -32,7 +32,7 @@ type Proxy struct {
 	fault  atomic.Pointer[func() Fault]
 	tasks  sync.WaitGroup
 
-	commands, dropped, held, delayed atomic.Int64
+	commands, dropped, frozen, delayed atomic.Int64
 }
 
 // StartProxy starts a proxy before a server, which works faithfully until told otherwise, and stops when the test ends.
@@ -69,12 +69,17 @@ func (p *Proxy) Inject(fault func() Fault) {
 	p.fault.Store(&fault)
 }
 
-// Commands is how many commands were forwarded so far, Dropped how many of their replies were dropped, Delayed how many
-// were delayed, and Held how many commands were held back.
+// Commands is how many commands were forwarded so far.
 func (p *Proxy) Commands() int { return int(p.commands.Load()) }
-func (p *Proxy) Dropped() int  { return int(p.dropped.Load()) }
-func (p *Proxy) Delayed() int  { return int(p.delayed.Load()) }
-func (p *Proxy) Held() int     { return int(p.held.Load()) }
+
+// Dropped is how many replies were dropped so far.
+func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
+
+// Delayed is how many replies were delayed so far.
+func (p *Proxy) Delayed() int { return int(p.delayed.Load()) }
+
+// Frozen is how many commands were delayed so far.
+func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
 
 // serve forwards in both directions until one of them ends.
 func (p *Proxy) serve(client net.Conn) {
@@ -137,9 +142,9 @@ func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fau
 		}
 		if decide := p.fault.Load(); decide != nil && head[3] == 0 {
 			f := (*decide)()
-			if f.Hold > 0 {
-				p.held.Add(1)
-				p.sleep(f.Hold)
+			if f.Freeze > 0 {
+				p.frozen.Add(1)
+				p.sleep(f.Freeze)
 			}
 			replying.Store(&f)
 		}
