@@ -29,6 +29,7 @@ var house = table{
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
+	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses", these(testLib, goRedis)},
 	{1, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster", these(testLib, natsServer, natsGo)},
@@ -95,6 +96,7 @@ var (
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
 	sqlite     = []string{"modernc.org/sqlite/..."}
 	mysql      = []string{"github.com/go-sql-driver/mysql"}
+	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	natsGo     = []string{"github.com/nats-io/nats.go/..."}
 	natsServer = []string{"github.com/nats-io/nats-server/v2/..."}
 	franz      = []string{"github.com/twmb/franz-go/..."}
