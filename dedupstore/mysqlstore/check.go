@@ -17,8 +17,8 @@ const variables = `'version', 'read_only', 'super_read_only', 'innodb_read_only'
 	'innodb_doublewrite', 'log_bin', 'sync_binlog', 'binlog_format', 'wait_timeout', 'idle_transaction_timeout',
 	'max_allowed_packet', 'wsrep_on'`
 
-// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of the
-// database user do not fit.
+// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of
+// the database user do not fit.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
@@ -43,20 +43,15 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 type settings map[string]string
 
 func readSettings(ctx context.Context, conn *sql.Conn) (settings, error) {
-	rows, err := conn.QueryContext(ctx, "SHOW VARIABLES WHERE Variable_name IN ("+variables+")")
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	set := settings{}
-	for rows.Next() {
+	query := "SHOW VARIABLES WHERE Variable_name IN (" + variables + ")"
+	err := sqlstore.EachRow(ctx, conn, query, func(rows *sql.Rows) error {
 		var name, value string
-		if err := rows.Scan(&name, &value); err != nil {
-			return nil, err
-		}
+		err := rows.Scan(&name, &value)
 		set[name] = value
-	}
-	return set, rows.Err()
+		return err
+	})
+	return set, err
 }
 
 func (set settings) on(name string) bool { return set[name] == "ON" || set[name] == "1" }
@@ -86,7 +81,8 @@ func (set settings) known() bool {
 func (set settings) problem() error {
 	switch {
 	case !set.known():
-		return unfit("version", fmt.Sprintf("is %q: use MySQL 8.0 or later, or MariaDB 10.6 or later", set["version"]), nil)
+		return unfit("version", fmt.Sprintf("is %q: use MySQL 8.0 or later, or MariaDB 10.6 or later", set["version"]),
+			nil)
 	case set.on("read_only"), set.on("super_read_only"), set.on("innodb_read_only"):
 		return unfit("read_only", "is ON: connect to the primary", nil)
 	case set.on("log_bin") && set["binlog_format"] == "STATEMENT":
@@ -101,8 +97,8 @@ func (set settings) report(connections int) dedupstore.Report {
 		r.Store = "mariadb"
 	}
 	flush := set["innodb_flush_log_at_trx_commit"]
-	r.Durability = fmt.Sprintf("what is committed survives a crash of the server; a failover forgets what its replica had "+
-		"not received (innodb_flush_log_at_trx_commit is %s)", flush)
+	r.Durability = fmt.Sprintf("what is committed survives a crash of the server; a failover forgets what its "+
+		"replica had not received (innodb_flush_log_at_trx_commit is %s)", flush)
 	warn := func(when, loses bool, text string) {
 		if when {
 			r.Warnings = append(r.Warnings, text)
@@ -111,34 +107,35 @@ func (set settings) report(connections int) dedupstore.Report {
 			r.Losses = append(r.Losses, text)
 		}
 	}
-	warn(flush == "0", true, "innodb_flush_log_at_trx_commit is 0: a crash of the server loses what was committed in the "+
-		"last second, and what was done runs again; set it to 1")
+	warn(flush == "0", true, "innodb_flush_log_at_trx_commit is 0: a crash of the server loses what was committed in "+
+		"the last second, and what was done runs again; set it to 1")
 	warn(flush == "2", true, "innodb_flush_log_at_trx_commit is 2: a crash of the operating system loses what was "+
 		"committed in the last second, and what was done runs again; set it to 1")
-	warn(set["innodb_doublewrite"] == "OFF", true, "innodb_doublewrite is OFF: a crash of the operating system may destroy "+
-		"pages; set it to ON")
-	warn(set.on("log_bin") && set["sync_binlog"] != "1", true, fmt.Sprintf("sync_binlog is %s: a crash of the operating "+
-		"system may lose the end of the binary log, and replicas what is in it; set it to 1", set["sync_binlog"]))
-	warn(set.on("wsrep_on"), false, "wsrep_on is ON: let all programs that use the store write to one and the same node of "+
-		"the cluster; another node may answer with what was true a moment ago")
+	warn(set["innodb_doublewrite"] == "OFF", true,
+		"innodb_doublewrite is OFF: a crash of the operating system may destroy pages; set it to ON")
+	warn(set.on("log_bin") && set["sync_binlog"] != "1", true,
+		fmt.Sprintf("sync_binlog is %s: a crash of the operating system may lose the end of the binary log, and "+
+			"replicas what is in it; set it to 1", set["sync_binlog"]))
+	warn(set.on("wsrep_on"), false, "wsrep_on is ON: let all programs that use the store write to one and the same "+
+		"node of the cluster; another node may answer with what was true a moment ago")
 	for _, name := range [...]string{"wait_timeout", "idle_transaction_timeout"} {
 		limit := set.number(name)
-		warn(limit > 0 && limit < 10, false, fmt.Sprintf("%s is %v: a handler of an inbox that waits for longer loses its "+
-			"transaction", name, time.Duration(limit)*time.Second))
+		warn(limit > 0 && limit < 10, false, fmt.Sprintf("%s is %v: a handler of an inbox that waits for longer "+
+			"loses its transaction", name, time.Duration(limit)*time.Second))
 	}
 	packet := set.number("max_allowed_packet")
-	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no "+
-		"room; set it to 16M or more", packet))
-	warn(connections == 1, false, "The pool has one connection: claims and heartbeats wait for the handler of an inbox that "+
-		"uses it, and its lease ends meanwhile; give SetMaxOpenConns more")
+	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no room; "+
+		"set it to 16M or more", packet))
+	warn(connections == 1, false, "The pool has one connection: claims and heartbeats wait for the handler of an "+
+		"inbox that uses it, and its lease ends meanwhile; give SetMaxOpenConns more")
 	return r
 }
 
 // checkTable looks whether the table is one that keeps transactions, and makes a record that it rolls back.
 func (s *Store) checkTable(ctx context.Context, conn *sql.Conn) error {
 	var engine string
-	err := conn.QueryRowContext(ctx, "SELECT coalesce(max(engine), '') FROM information_schema.tables "+
-		"WHERE table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&engine)
+	err := conn.QueryRowContext(ctx, "SELECT coalesce(max(engine), '') FROM information_schema.tables WHERE "+
+		"table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&engine)
 	switch {
 	case err != nil:
 		return s.failed("check", err)

@@ -30,8 +30,9 @@ func TestCheck_JudgesSettings(t *testing.T) {
 	good := settings{
 		"version": "10.11.6-MariaDB-0+deb12u1", "read_only": "OFF", "innodb_read_only": "OFF",
 		"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "ON", "log_bin": "ON", "sync_binlog": "1",
-		"binlog_format": "ROW", "wait_timeout": "28800", "idle_transaction_timeout": "0", "max_allowed_packet": "16777216",
-		"wsrep_on": "OFF",
+		"binlog_format": "ROW", "wait_timeout": "28800", "idle_transaction_timeout": "0",
+		"max_allowed_packet": "16777216",
+		"wsrep_on":           "OFF",
 	}
 	if err, warnings := good.problem(), good.report(0).Warnings; err != nil || len(warnings) > 0 {
 		t.Errorf("good settings: %v, %q", err, warnings)
@@ -135,7 +136,8 @@ func TestStore_BadSessionsAndUsers(t *testing.T) {
 	}
 	wantSetup(t, ask(func(c *mysql.Config) { c.DBName = "" }), "database")
 	wantSetup(t, ask(func(c *mysql.Config) { c.Params = map[string]string{"autocommit": "0"} }), "autocommit")
-	wantSetup(t, ask(func(c *mysql.Config) { c.Params = map[string]string{"tx_read_only": "1"} }), `table "oncemill_dedup"`)
+	wantSetup(t, ask(func(c *mysql.Config) { c.Params = map[string]string{"tx_read_only": "1"} }),
+		`table "oncemill_dedup"`)
 
 	reader := func(c *mysql.Config) { c.User, c.Passwd = "reader_"+c.DBName, "secret" }
 	c, err := mysql.ParseDSN(d.DSN())

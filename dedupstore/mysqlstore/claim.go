@@ -114,8 +114,8 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 const insertColumns = "id, record_key, state, owner, fence, attempts, lease_until, expires_at, scheme, fingerprint, " +
 	"trace, first_at, claimed_at, holder"
 
-// insert makes the records of keys that have none, in the order of the keys, so that two of it never wait for each other
-// in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is how a
+// insert makes the records of keys that have none, in the order of the keys, so that two of it never wait for each
+// other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is how a
 // statement that returns no rows returns x.
 func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, all bool, err error) {
 	order := slices.Clone(batch)

@@ -2,6 +2,7 @@ package mysqlstore
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"time"
 
@@ -49,32 +50,21 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 // too.
 func (s *Store) clean(ctx context.Context, limit int) (found, removed int, err error) {
 	const where = "expires_at <= " + string(sqlstore.MySQLNow)
-	rows, err := s.db.QueryContext(ctx, fmt.Sprintf("SELECT id FROM `%s` WHERE %s ORDER BY expires_at LIMIT %d",
-		s.config.Table, where, limit))
-	if err != nil {
-		return 0, 0, err
-	}
-	defer rows.Close()
 	var ids []any
-	for rows.Next() {
+	query := fmt.Sprintf("SELECT id FROM `%s` WHERE %s ORDER BY expires_at LIMIT %d", s.config.Table, where, limit)
+	err = sqlstore.EachRow(ctx, s.db, query, func(rows *sql.Rows) error {
 		var id []byte
-		if err := rows.Scan(&id); err != nil {
-			return 0, 0, err
-		}
+		err := rows.Scan(&id)
 		ids = append(ids, id)
-	}
-	if err := rows.Err(); err != nil || len(ids) == 0 {
+		return err
+	})
+	if err != nil || len(ids) == 0 {
 		return 0, 0, err
 	}
-	query := fmt.Appendf(nil, "DELETE FROM `%s` WHERE id IN ", s.config.Table)
-	query = fmt.Appendf(sqlstore.AppendRow(query, ids...), " AND %s", where)
+	these := sqlstore.AppendRow(nil, ids...)
+	query = fmt.Sprintf("DELETE FROM `%s` WHERE id IN %s AND %s", s.config.Table, these, where)
 	err = s.again(ctx, func() error {
-		result, err := s.db.ExecContext(ctx, string(query))
-		if err != nil {
-			return err
-		}
-		n, err := result.RowsAffected()
-		removed = int(n)
+		removed, err = sqlstore.Change(ctx, s.db, query)
 		return err
 	})
 	return len(ids), removed, err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
 func TestStore_Conforms(t *testing.T) {
@@ -58,36 +61,49 @@ func conforms(t *testing.T, db *sql.DB) {
 
 func TestInbox_Conforms(t *testing.T) {
 	t.Parallel()
-	storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
-		db := newDB(t, oddSession)
-		s := newStore(t, db)
-		l := &losses{lost: map[*sql.Tx]bool{}}
-		s.commit = l.commit
-		return storetest.InboxSubject{
-			Inbox:  s.Inbox(),
-			Effect: effect,
-			Effects: func(ctx context.Context, name string) (n int, err error) {
-				err = db.QueryRowContext(ctx, `SELECT count(*) FROM effects WHERE name = ?`, name).Scan(&n)
-				return n, err
-			},
-			InUse: func() int { return db.Stats().InUse },
-			Conflict: func(ctx context.Context) error { // as a deadlock does
-				_, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK")
-				_, err := Tx(ctx).ExecContext(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
-				return err
-			},
-			Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") }, // so, too
-			LoseCommit: l.lose,
-			HideRecord: func(_ dedupstore.Claim, hidden bool) {
-				if hidden { // when the commit is lost
-					l.hide = func() { mustExec(t, db, "RENAME TABLE oncemill_dedup TO hidden") }
-					return
-				}
-				l.hide = nil
-				mustExec(t, db, "RENAME TABLE hidden TO oncemill_dedup")
-			},
-		}
+	d := mysqltest.Shared(t).NewDatabase(t)
+	mustExec(t, d.Open(t), effectsTable)
+	var tables atomic.Int64
+	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the database is dropped
+		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
+			return inboxSubject(t, d.Open(t, oddSession), fmt.Sprintf("dedup_%d", tables.Add(1)))
+		})
 	})
+}
+
+// inboxSubject is an inbox with a table of its own.
+func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject {
+	t.Helper()
+	s := unmigrated(t, db, Config{Table: table})
+	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := &losses{lost: map[*sql.Tx]bool{}}
+	s.commit = l.commit
+	return storetest.InboxSubject{
+		Inbox:  s.Inbox(),
+		Effect: effect,
+		Effects: func(ctx context.Context, name string) (n int, err error) {
+			err = db.QueryRowContext(ctx, `SELECT count(*) FROM effects WHERE name = ?`, name).Scan(&n)
+			return n, err
+		},
+		InUse: func() int { return db.Stats().InUse },
+		Conflict: func(ctx context.Context) error { // as a deadlock does
+			_, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK")
+			_, err := Tx(ctx).ExecContext(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+			return err
+		},
+		Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") }, // so, too
+		LoseCommit: l.lose,
+		HideRecord: func(_ dedupstore.Claim, hidden bool) {
+			if hidden { // when the commit is lost
+				l.hide = func() { mustExec(t, db, "RENAME TABLE "+table+" TO "+table+"_hidden") }
+				return
+			}
+			l.hide = nil
+			mustExec(t, db, "RENAME TABLE "+table+"_hidden TO "+table)
+		},
+	}
 }
 
 // losses are commits whose answers are lost, by whether they are applied.

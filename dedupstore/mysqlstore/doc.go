@@ -1,6 +1,6 @@
-// Package mysqlstore keeps dedup records in MySQL 8 or MariaDB 10.6 and later (tested with MariaDB 10.11), by the driver
-// github.com/go-sql-driver/mysql. The inbox settles in the transaction that has the handler's effects, so both happen or
-// neither:
+// Package mysqlstore keeps dedup records in MySQL 8 or MariaDB 10.6 and later (tested with MariaDB 10.11), by the
+// driver github.com/go-sql-driver/mysql. The inbox settles in the transaction that has the handler's effects, so both
+// happen or neither:
 //
 //	db, err := sql.Open("mysql", "shop:secret@tcp(db:3306)/shop")
 //	store, err := mysqlstore.New(db, mysqlstore.Config{})
@@ -20,8 +20,8 @@
 //   - Inbox: there is no second effect of a key in this database within its window, whatever crashes. A holder whose
 //     lease was taken over cannot commit.
 //   - Inbox: when the answer to a commit is lost, the store waits for the end of the transaction, and reads the record.
-//   - After a deadlock or a lock timeout the store repeats its operation, and the inbox calls the handler again in a new
-//     transaction. That counts as no attempt.
+//   - After a deadlock or a lock timeout the store repeats its operation, and the inbox calls the handler again, in a
+//     new transaction. That counts as no attempt.
 //   - Nothing depends on the DSN's parameters, the session's time zone, character set or sql_mode, or the server's
 //     default isolation. All transactions are READ COMMITTED.
 //

@@ -40,9 +40,11 @@ func newDB(t testing.TB, configure ...func(*mysql.Config)) *sql.DB {
 	db := mysqltest.Shared(t).NewDatabase(t).Open(t, configure...)
 	db.SetMaxOpenConns(16)
 	db.SetMaxIdleConns(16)
-	mustExec(t, db, `CREATE TABLE effects (name VARCHAR(200) NOT NULL)`)
+	mustExec(t, db, effectsTable)
 	return db
 }
+
+const effectsTable = `CREATE TABLE effects (name VARCHAR(200) NOT NULL)`
 
 func newStore(t testing.TB, db *sql.DB) *Store {
 	t.Helper()

@@ -44,8 +44,8 @@ type running struct{ tx *sql.Tx }
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
-		panic(txctx.NoTx("mysqlstore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, " +
-			"and pass the context that the handler got"))
+		panic(txctx.NoTx("mysqlstore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and " +
+			"pass the context that the handler got"))
 	}
 	return r.tx
 }
@@ -74,14 +74,14 @@ func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) erro
 	}
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
-	for range tries {
+	for range sqlstore.Tries {
 		if ctx.Err() != nil {
 			break
 		}
 		err := s.once(ctx, c, work)
 		if errors.Is(err, ErrTxEnded) {
-			s.config.Logger.ErrorContext(ctx, "mysqlstore: a handler ended the inbox's transaction by itself; what it "+
-				"committed has no outcome", "key", c.Key.String())
+			s.config.Logger.ErrorContext(ctx, "mysqlstore: a handler ended the inbox's transaction by itself; what "+
+				"it committed has no outcome", "key", c.Key.String())
 			return err
 		}
 		if !conflicts(err) {
@@ -161,8 +161,8 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	return s.resolve(context.WithoutCancel(ctx), c, err)
 }
 
-// unsettled returns the record of a claim whose run has not been settled, and what tells the server's time from then on.
-// Without a record the error is nil if this owner's outcome is there, and ErrClaimLost if the claim does not hold.
+// unsettled returns the record of a claim whose run has not been settled, and what tells the server's time from then
+// on. Without a record the error is nil if this owner's outcome is there, and ErrClaimLost if the claim does not hold.
 func (s *Store) unsettled(
 	ctx context.Context, c dedupstore.Claim, more string,
 ) (rec *dedupstore.Stored, at func() time.Time, err error) {
@@ -228,11 +228,7 @@ func (s *Store) finish(
 	b = append(b[:len(b)-2], " WHERE (id, owner, fence, state) = "...)
 	b = sqlstore.AppendRow(b, id, c.Owner, c.Fence, string(dedupstore.Running))
 	b = append(b, " AND expires_at > "+sqlstore.MySQLNow...)
-	did, err := tx.ExecContext(ctx, string(b))
-	if err != nil {
-		return false, err
-	}
-	if n, err := did.RowsAffected(); n == 0 || err != nil {
+	if n, err := sqlstore.Change(ctx, tx, string(b)); n == 0 || err != nil {
 		return false, err
 	}
 	return true, s.saveLarge(ctx, tx, id, next)

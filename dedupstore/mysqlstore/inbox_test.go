@@ -192,11 +192,13 @@ func TestStore_ResultsWithoutRoom(t *testing.T) {
 	large := success
 	large.Outcome.Result = make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
 	first, second, third := runOf(t, s, "1"), runOf(t, s, "2"), runOf(t, s, "3")
-	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: first, Settlement: large}, {Claim: second, Settlement: success}})
+	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: first, Settlement: large},
+		{Claim: second, Settlement: success}})
 	if !errors.Is(errs[0], dedupstore.ErrFull) || errs[1] != nil {
 		t.Errorf("the settlements returned %v", errs)
 	}
-	err := s.Inbox().InTx(t.Context(), third, func(context.Context) (dedupstore.Settlement, error) { return large, nil })
+	err := s.Inbox().InTx(t.Context(), third,
+		func(context.Context) (dedupstore.Settlement, error) { return large, nil })
 	if !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("the transaction returned %v", err)
 	}

@@ -1,9 +1,12 @@
 package mysqlstore
 
 import (
+	"cmp"
 	"context"
+	"database/sql"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -27,10 +30,7 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 			return nil, s.failed("look", err)
 		}
 		for i, key := range batch {
-			rec := found[ids[i]]
-			if rec == nil {
-				rec = &row{}
-			}
+			rec := cmp.Or(found[ids[i]], &row{})
 			if rec.err != nil {
 				return nil, rec.err
 			}
@@ -67,31 +67,29 @@ func (s *Store) list(
 	}
 	from, err := hex.DecodeString(after)
 	if err != nil {
-		return page, &dedupstore.InvalidError{Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
+		return page, &dedupstore.InvalidError{Field: "after",
+			Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
 	}
-	err = s.db.QueryRowContext(ctx, "SELECT coalesce(max(table_rows), 0) FROM information_schema.tables "+
-		"WHERE table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&page.Total)
+	err = s.db.QueryRowContext(ctx, "SELECT coalesce(max(table_rows), 0) FROM information_schema.tables WHERE "+
+		"table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&page.Total)
 	if err != nil {
 		return page, s.failed("list", err)
 	}
-	query := fmt.Appendf(nil, "SELECT %s, %s, %s FROM `%s` WHERE id > ", sqlstore.MySQLNow, columns, large, s.config.Table)
+	query := fmt.Appendf(nil, "SELECT %s, %s, %s FROM `%s` WHERE id > ", sqlstore.MySQLNow, columns, large,
+		s.config.Table)
 	query = fmt.Appendf(sqlstore.AppendRow(query, from), " ORDER BY id LIMIT %d", pageRows)
-	rows, err := s.db.QueryContext(ctx, string(query))
-	if err != nil {
-		return page, s.failed("list", err)
-	}
-	defer rows.Close()
-	for bytes := 0; rows.Next(); {
+	bytes := 0
+	err = sqlstore.EachRow(ctx, s.db, string(query), func(rows *sql.Rows) error {
 		r, now, err := scan(rows)
 		if err != nil {
-			return page, s.failed("list", err)
+			return err
 		}
 		key, err := dedupstore.ParseKey(r.key)
 		if err != nil {
 			r.err = &dedupstore.RecordError{Key: r.key, Problem: err.Error()}
 		}
 		if r.err != nil {
-			return dedupstore.Page{}, r.err
+			return r.err
 		}
 		if seen := r.Look(key, now); f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
@@ -99,10 +97,11 @@ func (s *Store) list(
 		page.Looked++
 		if bytes += len(r.Outcome.Result); bytes >= pageBytes || page.Looked == pageRows {
 			page.Next = hex.EncodeToString([]byte(r.id))
-			break
+			return io.EOF
 		}
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return dedupstore.Page{}, s.failed("list", err)
 	}
 	page.Total = max(page.Total, page.Looked)
@@ -115,39 +114,27 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 		return err
 	}
 	var refused error
-	err := s.again(ctx, func() error {
-		tx, err := s.db.BeginTx(ctx, ownTx)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }() // after the commit it does nothing
+	err := s.inTx(ctx, func(tx *sql.Tx) error {
 		id := idOf(seen.Key.String())
 		found, now, err := s.load(ctx, tx, []string{id}, " FOR UPDATE")
 		if err != nil {
 			return err
 		}
-		rec := found[id]
-		if rec == nil {
-			rec = &row{}
-		}
+		rec := cmp.Or(found[id], &row{})
 		var next *dedupstore.Stored
 		if refused = rec.err; refused == nil {
 			next, refused = rec.Change(seen, c, now)
 		}
-		if refused != nil {
+		switch {
+		case refused != nil:
 			return nil
-		}
-		if next == nil {
+		case next == nil:
 			query := fmt.Appendf(nil, "DELETE FROM `%s` WHERE id = ", s.config.Table)
-			_, err = tx.ExecContext(ctx, string(sqlstore.AppendRow(query, id)))
-		} else {
-			rec.Stored = *next
-			err = s.save(ctx, tx, []*row{rec})
-		}
-		if err != nil {
+			_, err = sqlstore.Change(ctx, tx, string(sqlstore.AppendRow(query, id)))
 			return err
 		}
-		return tx.Commit()
+		rec.Stored = *next
+		return s.save(ctx, tx, []*row{rec})
 	})
 	if err != nil {
 		return s.failed("change", err)

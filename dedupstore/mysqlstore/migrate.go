@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // version is that of schema.sql.
@@ -35,10 +36,10 @@ func (s *Store) Plan(ctx context.Context) (dedupstore.Migration, error) {
 	return m, nil
 }
 
-// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It needs
-// the privilege CREATE; programs that use the store need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT on
-// Table_version. It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made the
-// tables.
+// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It
+// needs the privilege CREATE; programs that use the store need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
+// on Table_version. It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made
+// the tables.
 func (s *Store) Migrate(ctx context.Context) error {
 	plan, err := s.Plan(ctx)
 	if err != nil {
@@ -47,23 +48,12 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if plan.Found > version {
 		return s.versionError(plan.Found)
 	}
-	var others int
-	err = s.db.QueryRowContext(ctx, "SELECT count(*) FROM information_schema.tables AS t WHERE table_schema = DATABASE() "+
-		"AND table_name = '"+s.config.Table+"' AND NOT EXISTS (SELECT 1 FROM information_schema.columns AS c WHERE "+
-		"c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.column_name = 'record_key')").Scan(&others)
+	ours, err := sqlstore.RunScript(ctx, s.db, s.SQL(), s.config.Table, "record_key")
 	switch {
 	case err != nil:
 		return s.failed("migrate", err)
-	case others > 0:
+	case !ours:
 		return s.setup(nil, "is there, and is no table of this package: name another one by Config.Table")
-	}
-	for _, statement := range strings.Split(s.SQL(), ";\n") {
-		if statement = strings.TrimSpace(statement); statement == "" {
-			continue
-		}
-		if _, err := s.db.ExecContext(ctx, statement); err != nil {
-			return s.failed("migrate", err)
-		}
 	}
 	return nil
 }

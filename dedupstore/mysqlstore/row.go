@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,9 +17,9 @@ import (
 // columns are those of a record: what scan reads and appendRow writes, but for what is only needed to publish or to
 // answer, which comes last.
 const (
-	columns = `id, record_key, state, owner, fence, attempts, returned, reruns, started, lease_until, due_at, expires_at,
-	scheme, fingerprint, settled, trace, decided, kind, exhausted, truncated, reason, first_at, claimed_at, ended_at,
-	holder, history, duplicates, last_duplicate`
+	columns = `id, record_key, state, owner, fence, attempts, returned, reruns, started, lease_until, due_at,
+	expires_at, scheme, fingerprint, settled, trace, decided, kind, exhausted, truncated, reason,
+	first_at, claimed_at, ended_at, holder, history, duplicates, last_duplicate`
 	blobColumns = `, result, stubs, contents`
 )
 
@@ -38,36 +37,27 @@ func idOf(key string) string {
 	return string(sum[:16])
 }
 
-// A querier is a database, a connection or a transaction.
-type querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-// load reads the records of IDs, and the server's time, which is zero if there are none. More is what the statement ends
-// with.
+// load reads the records of IDs, and the server's time, which is zero if there are none. More is what the statement
+// ends with.
 func (s *Store) load(
-	ctx context.Context, q querier, ids []string, more string,
+	ctx context.Context, q sqlstore.Querier, ids []string, more string,
 ) (found map[string]*row, now time.Time, err error) {
-	query := fmt.Appendf(nil, "SELECT %s, %s%s FROM `%s` FORCE INDEX (PRIMARY) WHERE id IN ", sqlstore.MySQLNow, columns,
+	query := fmt.Appendf(nil, "SELECT %s, %s%s FROM `%s` FORCE INDEX (PRIMARY) WHERE id IN ", sqlstore.MySQLNow,
+		columns,
 		blobColumns, s.config.Table)
 	values := make([]any, len(ids))
 	for i, id := range ids {
 		values[i] = id
 	}
-	rows, err := q.QueryContext(ctx, string(sqlstore.AppendRow(query, values...))+more)
-	if err != nil {
-		return nil, now, err
-	}
-	defer rows.Close()
 	found = make(map[string]*row, len(ids))
-	for rows.Next() {
-		var r *row
-		if r, now, err = scan(rows); err != nil {
-			return nil, now, err
+	err = sqlstore.EachRow(ctx, q, string(sqlstore.AppendRow(query, values...))+more, func(rows *sql.Rows) error {
+		r, at, err := scan(rows)
+		if err == nil {
+			found[r.id], now = r, at
 		}
-		found[r.id] = r
-	}
-	return found, now, rows.Err()
+		return err
+	})
+	return found, now, err
 }
 
 // scan reads a record, after the server's time.
@@ -188,12 +178,7 @@ func (s *Store) saveLarge(ctx context.Context, tx *sql.Tx, id string, rec *dedup
 				dedupstore.ErrFull, b.column, len(b.value), limit)
 		}
 		query := fmt.Appendf(nil, "UPDATE `%s` SET %s = ? WHERE id = ", s.config.Table, b.column)
-		stmt, err := tx.PrepareContext(ctx, string(sqlstore.AppendRow(query, id)))
-		if err != nil {
-			return err
-		}
-		_, err = stmt.ExecContext(ctx, b.value)
-		if err := errors.Join(err, stmt.Close()); err != nil {
+		if _, err := sqlstore.ChangeLarge(ctx, tx, string(sqlstore.AppendRow(query, id)), b.value); err != nil {
 			return err
 		}
 	}

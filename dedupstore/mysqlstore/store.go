@@ -5,12 +5,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A Store keeps dedup records in a table of a MySQL or MariaDB database. It is safe for concurrent use and holds
@@ -37,9 +38,9 @@ var (
 // talk to it. Call Migrate once before the first use, and Check to learn whether the server is set well. The error
 // names the field of the config that is wrong.
 //
-// The store needs no parameter in the DSN. A handler of an inbox keeps a connection while it runs. If the pool has a limit
-// (SetMaxOpenConns) when the first one does, they take at most three quarters of it, and the others wait: claims and
-// heartbeats need the rest. Set SetMaxIdleConns as high, or connections are made and closed all the time.
+// The store needs no parameter in the DSN. A handler of an inbox keeps a connection while it runs. If the pool has a
+// limit (SetMaxOpenConns) when the first one does, they take at most three quarters of it, and the others wait: claims
+// and heartbeats need the rest. Set SetMaxIdleConns as high, or connections are made and closed all the time.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}
@@ -78,8 +79,8 @@ func (s *Store) usable(ctx context.Context) error {
 	case found != version:
 		return s.versionError(found)
 	case !commits:
-		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 out "+
-			"of the DSN", nil)
+		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 "+
+			"out of the DSN", nil)
 	}
 	s.packet.Store(packet)
 	return nil
@@ -87,9 +88,10 @@ func (s *Store) usable(ctx context.Context) error {
 
 // An operation changes one record.
 type operation struct {
-	id    string
-	apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) // may be called again, after a conflict
-	err   *error                                                                 // where its result goes
+	id string
+	// may be called again, after a conflict
+	apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error)
+	err   *error // where its result goes
 }
 
 // maxBatch is how many operations share a transaction at most.
@@ -104,18 +106,12 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 	for i, op := range ops {
 		ids[i] = op.id
 	}
-	return s.again(ctx, func() error {
-		tx, err := s.db.BeginTx(ctx, ownTx)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }() // after the commit it does nothing
+	return s.inTx(ctx, func(tx *sql.Tx) error {
 		found, now, err := s.load(ctx, tx, ids, " FOR UPDATE")
 		if err != nil {
 			return err
 		}
 		var changed []*row
-		was := map[*row]bool{}
 		for _, op := range ops {
 			rec := cmp.Or(found[op.id], &row{})
 			if *op.err = rec.err; rec.err != nil {
@@ -126,40 +122,36 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 				continue
 			}
 			rec.Stored = *next
-			if !was[rec] {
-				was[rec] = true
+			if !slices.Contains(changed, rec) {
 				changed = append(changed, rec)
 			}
 		}
-		if len(changed) == 0 {
-			return nil
+		return s.save(ctx, tx, changed)
+	})
+}
+
+// inTx runs fn in a transaction of the store's own, and again when the server refuses it because of others.
+func (s *Store) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+	return s.again(ctx, func() error {
+		tx, err := s.db.BeginTx(ctx, ownTx)
+		if err != nil {
+			return err
 		}
-		if err := s.save(ctx, tx, changed); err != nil {
+		defer func() { _ = tx.Rollback() }() // after the commit it does nothing
+		if err := fn(tx); err != nil {
 			return err
 		}
 		return tx.Commit()
 	})
 }
 
-// tries is how often the store tries what the server refuses because of others.
-const tries = 10
-
 // again repeats what the server refused because of others.
-func (s *Store) again(ctx context.Context, try func() error) (err error) {
-	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
-	for range tries {
-		if err = try(); !conflicts(err) || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
-			break
-		}
-	}
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
+func (s *Store) again(ctx context.Context, try func() error) error {
+	return sqlstore.Again(ctx, conflicts, try)
 }
 
-// together makes operations in batches. If the server refuses one, each goes alone: what one of them is refused for says
-// nothing of the others.
+// together makes operations in batches. If the server refuses one, each goes alone: what one of them is refused for
+// says nothing of the others.
 func together[O any](all []O, do func([]O) error, fail func(O, error)) {
 	for len(all) > 0 {
 		batch := all[:min(len(all), maxBatch)]

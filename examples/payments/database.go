@@ -35,7 +35,8 @@ func (d *database) say(statement string) string {
 // that is the inbox's work.
 var tables = []string{
 	`CREATE TABLE IF NOT EXISTS payments (
-		id varchar(64) PRIMARY KEY, account varchar(64) NOT NULL, merchant varchar(64) NOT NULL, cents bigint NOT NULL)`,
+		id varchar(64) PRIMARY KEY, account varchar(64) NOT NULL, merchant varchar(64) NOT NULL,
+		cents bigint NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS entries (
 		payment varchar(64) NOT NULL, account varchar(64) NOT NULL, cents bigint NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS balances (account varchar(64) PRIMARY KEY, cents bigint NOT NULL)`,

@@ -1,8 +1,6 @@
 package mysqloutbox
 
 import (
-	"cmp"
-
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
@@ -32,11 +30,6 @@ type Config struct {
 	// SkipDead lets the messages of a key go on when one of them is dead, so refused for the last time. False: they
 	// wait until somebody uses Requeue or Discard. Only for ordered outboxes.
 	SkipDead bool
-}
-
-func (c Config) withDefaults() Config {
-	c.Table = cmp.Or(c.Table, "oncemill_outbox")
-	return c
 }
 
 func (c Config) validate() error {

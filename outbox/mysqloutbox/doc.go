@@ -13,7 +13,8 @@
 // # Guarantees
 //
 //   - A row is there if and only if the transaction that wrote it committed.
-//   - Any number of relays may share the outbox. While they publish or hang, no transaction is open and no lock is held.
+//   - Any number of relays may share the outbox. While they publish or hang, no transaction is open, and no row is
+//     locked.
 //   - Relays never block writers, and writers never block relays. But writers of the same message wait for each other,
 //     and so do writers of one key in an ordered outbox.
 //   - Published and dead rows do not make a look at the table slower; for ordered outboxes see [Config.Ordered].

@@ -131,7 +131,8 @@ func (b *broker) messages() []producer.Message {
 // quick is a config for tests in real time.
 func quick() outbox.Config {
 	return outbox.Config{
-		PollInterval: 5 * time.Millisecond, Backoff: oncemill.Backoff{Min: 2 * time.Millisecond, Max: 20 * time.Millisecond},
+		PollInterval: 5 * time.Millisecond, Backoff: oncemill.Backoff{Min: 2 * time.Millisecond,
+			Max: 20 * time.Millisecond},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -21,9 +22,9 @@ func (o *Outbox) Stats(ctx context.Context) (s outbox.Stats, err error) {
 		return s, err
 	}
 	var oldest int64
-	err = o.db.QueryRowContext(ctx, fmt.Sprintf(o.in("SELECT count(*), coalesce(%s - min(not_before), 0), (SELECT count(*) "+
-		"FROM `{table}` WHERE state = %d) FROM `{table}` WHERE state IN (%d, %d)"), now, dead, pending, suspect)).Scan(
-		&s.Pending, &oldest, &s.Dead)
+	err = o.db.QueryRowContext(ctx, o.sql("SELECT count(*), coalesce(%s - min(not_before), 0), "+
+		"(SELECT count(*) FROM `{table}` WHERE state = %d) FROM `{table}` WHERE state IN (%d, %d)",
+		now, dead, pending, suspect)).Scan(&s.Pending, &oldest, &s.Dead)
 	if err != nil {
 		return outbox.Stats{}, o.explain(err)
 	}
@@ -73,8 +74,8 @@ func (o *Outbox) Count(ctx context.Context, f outbox.Filter, after string) (coun
 	return count, nil
 }
 
-// look reads the first part behind after that has rows, and calls a function for those that the filter lets through, with
-// their age. It says where the next page begins.
+// look reads the first part behind after that has rows, and calls a function for those that the filter lets through,
+// with their age. It says where the next page begins.
 func (o *Outbox) look(
 	ctx context.Context, f outbox.Filter, after string, row func(r outbox.RowInfo, age time.Duration) (more bool),
 ) (next string, looked int, err error) {
@@ -92,31 +93,20 @@ func (o *Outbox) look(
 		if !f.Wants(parts[at.Part]...) {
 			continue
 		}
-		last, more := at, true
-		header := "''"
-		if f.Header {
-			header = "header"
-		}
-		rows, err := o.db.QueryContext(ctx, fmt.Sprintf(o.in("SELECT %s, number, at, token IS NOT NULL, id, topic, "+
-			"message_key, %s, written_at, not_before, failures, unknowns, replays, last_error FROM `{table}` "+
+		last := at
+		query := o.sql("SELECT %s, number, at, token IS NOT NULL, id, topic, message_key, IF(%t, header, ''), "+
+			"written_at, not_before, failures, unknowns, replays, last_error FROM `{table}` "+
 			"FORCE INDEX (`{table}_next`) WHERE state = %d AND at >= %d AND (at > %[4]d OR number > %d) "+
-			"ORDER BY at, number LIMIT %d"), now, header, at.Part, at.At, at.Number, outgoing.LookedRows))
+			"ORDER BY at, number LIMIT %d", now, f.Header, at.Part, at.At, at.Number, outgoing.LookedRows)
+		err := sqlstore.EachRow(ctx, o.db, query, func(rows *sql.Rows) error {
+			r, age, err := scanInfo(rows, f, &last)
+			if looked++; err == nil && wanted(&r, f) && !row(r, age) {
+				err = io.EOF
+			}
+			return err
+		})
 		if err != nil {
 			return "", 0, o.explain(err)
-		}
-		defer rows.Close()
-		for more && rows.Next() {
-			r, age, err := scanInfo(rows, f, &last)
-			if err != nil {
-				return "", 0, err
-			}
-			looked++
-			if wanted(&r, f) {
-				more = row(r, age)
-			}
-		}
-		if err := rows.Err(); err != nil {
-			return "", 0, err
 		}
 		if last != at {
 			return last.String(), looked, nil
@@ -161,7 +151,8 @@ func wanted(r *outbox.RowInfo, f outbox.Filter) bool {
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
 func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
 	return o.free(ctx, ids, func(tx *sql.Tx, where string) (int, error) {
-		return change(ctx, tx, o.in("UPDATE `{table}` SET state = 0, failures = 0, unknowns = 0, at = "+now)+where)
+		return sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, at = %s%s",
+			pending, now, where))
 	})
 }
 
@@ -188,12 +179,12 @@ func (o *Outbox) free(
 }
 
 // texts is a list of them in SQL.
-func texts(values []string) []byte {
-	list := make([]any, len(values))
+func texts(values []string) string {
+	all := make([]any, len(values))
 	for i, v := range values {
-		list[i] = v
+		all[i] = v
 	}
-	return sqlstore.AppendRow(nil, list...)
+	return list(all...)
 }
 
 // orderSQL is the order_hash of a row.
@@ -209,10 +200,10 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 		where += fmt.Sprintf(" AND at >= %d", r.Since.UnixMicro())
 	}
 	if r.Topic != "" {
-		where += " AND topic = " + string(texts([]string{r.Topic}))
+		where += " AND topic = " + list(r.Topic)
 	}
 	if len(r.IDs) > 0 {
-		where += " AND id IN " + string(texts(r.IDs))
+		where += " AND id IN " + texts(r.IDs)
 	}
 	limit := fmt.Sprintf(" LIMIT %d", r.Limit)
 	if len(r.Header) > 0 { // it is looked at here
@@ -224,9 +215,9 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 	}
 	err = o.inTx(ctx, func(tx *sql.Tx) error {
 		var again []any
-		query := fmt.Sprintf(o.in("SELECT number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) WHERE %s "+
-			"ORDER BY at, number%s FOR UPDATE"), where, limit)
-		err := each(ctx, tx, query, func(rows *sql.Rows) error {
+		query := o.sql("SELECT number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) WHERE %s "+
+			"ORDER BY at, number%s FOR UPDATE", where, limit)
+		err := sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
 			var number int64
 			var id string
 			var header []byte
@@ -240,8 +231,9 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 		if n = 0; err != nil || len(again) == 0 {
 			return err
 		}
-		n, err = change(ctx, tx, fmt.Sprintf(o.in("UPDATE `{table}` SET state = 0, at = %s, failures = 0, unknowns = 0, "+
-			"replays = replays + 1, order_hash = %s WHERE number IN %s"), now, order, sqlstore.AppendRow(nil, again...)))
+		n, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, at = %s, failures = 0, "+
+			"unknowns = 0, replays = replays + 1, order_hash = %s WHERE number IN %s",
+			pending, now, order, list(again...)))
 		return err
 	})
 	if err == nil {

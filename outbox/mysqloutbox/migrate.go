@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // version is that of schema.sql.
@@ -48,9 +49,9 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 	return m, nil
 }
 
-// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It needs
-// the privilege CREATE. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT and
-// UPDATE on Table_settings, whose rows they lock.
+// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It
+// needs the privilege CREATE. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
+// and UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {
@@ -61,23 +62,12 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	case found.version > 0 && found.ordered != o.cfg.Ordered:
 		return o.mismatch(found)
 	}
-	var others int
-	err = o.db.QueryRowContext(ctx, o.in("SELECT count(*) FROM information_schema.tables AS t WHERE table_schema = "+
-		"DATABASE() AND table_name = '{table}' AND NOT EXISTS (SELECT 1 FROM information_schema.columns AS c WHERE "+
-		"c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.column_name = 'message_key')")).Scan(&others)
+	ours, err := sqlstore.RunScript(ctx, o.db, o.SQL(), o.cfg.Table, "message_key")
 	switch {
 	case err != nil:
 		return fmt.Errorf("migrate outbox: %w", o.explain(err))
-	case others > 0:
+	case !ours:
 		return o.unfit(nil, "is there, and is no outbox: name another one by Config.Table")
-	}
-	for _, statement := range strings.Split(o.SQL(), ";\n") {
-		if statement = strings.TrimSpace(statement); statement == "" {
-			continue
-		}
-		if _, err := o.db.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("migrate outbox: %w", o.explain(err))
-		}
 	}
 	return nil
 }
@@ -86,18 +76,18 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 type settings struct {
 	version int
 	ordered bool
+	packet  int64 // of the server
 }
 
-// A querier is a database, a connection or a transaction.
+// A querier is a database or a transaction.
 type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
 // found are the settings that are there; of version 0: there are none.
 func (o *Outbox) found(ctx context.Context, q querier) (found settings, err error) {
-	err = q.QueryRowContext(ctx, o.in("SELECT version, ordered FROM `{table}_settings` WHERE number = 0")).Scan(&found.version,
-		&found.ordered)
+	query := o.in("SELECT version, ordered, @@max_allowed_packet FROM `{table}_settings` WHERE number = 0")
+	err = q.QueryRowContext(ctx, query).Scan(&found.version, &found.ordered, &found.packet)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) && number(err) != errNoTable {
 		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))
 	}
@@ -121,14 +111,11 @@ func (o *Outbox) check(ctx context.Context, q querier) error {
 	case found.version == 0:
 		return o.unfit(nil, "is missing in the connection's database: call Migrate")
 	case found.version != version:
-		return o.unfit(nil, "has schema version %d, want %d: call Migrate, or update the program", found.version, version)
+		return o.unfit(nil, "has schema version %d, want %d: call Migrate, or update the program",
+			found.version, version)
 	case found.ordered != o.cfg.Ordered:
 		return o.mismatch(found)
 	}
-	var packet int64
-	if err := q.QueryRowContext(ctx, "SELECT @@max_allowed_packet").Scan(&packet); err != nil {
-		return err
-	}
-	o.packet.Store(packet)
+	o.packet.Store(found.packet)
 	return nil
 }

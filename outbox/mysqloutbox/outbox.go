@@ -1,18 +1,18 @@
 package mysqloutbox
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -22,6 +22,7 @@ type Outbox struct {
 	db     *sql.DB
 	cfg    Config
 	packet atomic.Int64 // max_allowed_packet; 0: the tables have not been looked at
+	left   atomic.Bool  // there are rows that remove could not
 	woken  chan struct{}
 }
 
@@ -39,7 +40,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Package: "mysqloutbox", Field: "db", Problem: "is nil"}
 	}
-	cfg = cfg.withDefaults()
+	cfg.Table = cmp.Or(cfg.Table, "oncemill_outbox")
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
@@ -82,24 +83,18 @@ func (o *Outbox) Woken() <-chan struct{} { return o.woken }
 // in names the tables in a statement.
 func (o *Outbox) in(query string) string { return strings.ReplaceAll(query, "{table}", o.cfg.Table) }
 
-// tries is how often the outbox tries what the server refuses because of others.
-const tries = 10
+// sql is a statement with names and values.
+func (o *Outbox) sql(query string, values ...any) string { return fmt.Sprintf(o.in(query), values...) }
+
+// list is values in parentheses, which is also how one of them is written.
+func list(values ...any) string { return string(sqlstore.AppendRow(nil, values...)) }
 
 // inTx runs fn in a transaction that locks no gaps, and again when the server refuses it because of others.
 func (o *Outbox) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
 	if err := o.check(ctx, o.db); err != nil {
 		return err
 	}
-	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
-	for try := 1; ; try++ {
-		err := o.once(ctx, fn)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return ctx.Err()
-		case !conflicts(err), try == tries, !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
-			return o.explain(err)
-		}
-	}
+	return o.explain(sqlstore.Again(ctx, conflicts, func() error { return o.once(ctx, fn) }))
 }
 
 func (o *Outbox) once(ctx context.Context, fn func(*sql.Tx) error) error {
@@ -112,16 +107,6 @@ func (o *Outbox) once(ctx context.Context, fn func(*sql.Tx) error) error {
 		return err
 	}
 	return tx.Commit()
-}
-
-// change runs a statement and says how many rows it changed.
-func change(ctx context.Context, tx *sql.Tx, query string) (int, error) {
-	result, err := tx.ExecContext(ctx, query)
-	if err != nil {
-		return 0, err
-	}
-	n, err := result.RowsAffected()
-	return int(n), err
 }
 
 // Numbers of MySQL's and MariaDB's errors.

@@ -138,7 +138,8 @@ func TestOutbox_LockedRowsHoldUpNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	if _, err := tx.ExecContext(t.Context(), "SELECT number FROM oncemill_outbox WHERE id = '2' FOR UPDATE"); err != nil {
+	if _, err := tx.ExecContext(t.Context(), "SELECT number FROM oncemill_outbox WHERE id = '2' FOR "+
+		"UPDATE"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -286,7 +287,8 @@ func TestOrdered_SkipDead(t *testing.T) {
 	if err != nil || len(rows) != 1 {
 		t.Fatal(len(rows), err)
 	}
-	if err := box.Settle(t.Context(), "first", []outbox.Result{{Number: rows[0].Number, State: outbox.Dead}}); err != nil {
+	refused := outbox.Result{Number: rows[0].Number, State: outbox.Dead}
+	if err := box.Settle(t.Context(), "first", []outbox.Result{refused}); err != nil {
 		t.Fatal(err)
 	}
 	lease.Token = "second"

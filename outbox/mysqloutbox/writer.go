@@ -7,8 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"slices"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
@@ -18,8 +16,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// ErrNoTx says that the context of Publish carries no transaction. Use InSQL, or pass the context that the handler of an
-// inbox got.
+// ErrNoTx says that the context of Publish carries no transaction. Use InSQL, or pass the context that the handler of
+// an inbox got.
 var ErrNoTx = errors.New("mysqloutbox: the context carries no transaction: write with InSQL(tx), or pass the context " +
 	"that the handler of a mysqlstore inbox got")
 
@@ -134,25 +132,15 @@ type insert struct {
 
 func (i insert) run(ctx context.Context, tx *sql.Tx) (written int, err error) {
 	if i.payload == nil {
-		return change(ctx, tx, i.statement)
+		return sqlstore.Change(ctx, tx, i.statement)
 	}
-	stmt, err := tx.PrepareContext(ctx, i.statement)
-	if err != nil {
-		return 0, err
-	}
-	defer stmt.Close()
-	result, err := stmt.ExecContext(ctx, i.payload)
-	if err != nil {
-		return 0, err
-	}
-	n, err := result.RowsAffected()
-	return int(n), err
+	return sqlstore.ChangeLarge(ctx, tx, i.statement, i.payload)
 }
 
 // inserts are the statements that write records, in their order.
 func (w writer) inserts(records []record) (all []insert, err error) {
-	head := w.outbox.in("INSERT IGNORE INTO `{table}` (name, at, order_hash, written_at, not_before, id, topic, copy, " +
-		"message_key, header, payload) VALUES ")
+	head := w.outbox.in("INSERT IGNORE INTO `{table}` (name, at, order_hash, written_at, not_before, id, topic, " +
+		"copy, message_key, header, payload) VALUES ")
 	limit := w.outbox.packet.Load()
 	b := []byte(head)
 	flush := func(payload []byte) {
@@ -175,8 +163,8 @@ func (w writer) inserts(records []record) (all []insert, err error) {
 		} else if len(b) > len(head) {
 			b = append(b, ',')
 		}
-		b = sqlstore.AppendRow(b, r.name, dueOf(r), w.outbox.orderOf(r.Key), sqlstore.MySQLNow, dueOf(r), r.ID, r.Topic, r.Copy,
-			r.Key, r.Text, payload)
+		b = sqlstore.AppendRow(b, r.name, dueOf(r), w.outbox.orderOf(r.Key), sqlstore.MySQLNow, dueOf(r),
+			r.ID, r.Topic, r.Copy, r.Key, r.Text, payload)
 		switch {
 		case large:
 			flush(r.Payload)
@@ -200,42 +188,21 @@ func (o *Outbox) orderOf(key string) []byte {
 // partitions is how many locks the keys of an ordered outbox share, so that a transaction never takes more.
 const partitions = 64
 
-// lock takes the partitions of the records' keys, until the transaction ends. Numbers are allocated after that: so when a
-// row is visible, all earlier rows of its key are visible.
+// lock takes the partitions of the records' keys, until the transaction ends. Numbers are allocated after that: so when
+// a row is visible, all earlier rows of its key are visible.
 func (w writer) lock(ctx context.Context, records []record) error {
 	var parts []any
-	if w.outbox.cfg.Ordered {
-		for _, r := range records {
-			if r.Key != "" {
-				h := fnv.New64a()
-				h.Write([]byte(r.Key))
-				if part := 1 + int(h.Sum64()%partitions); !slices.Contains(parts, any(part)) {
-					parts = append(parts, part)
-				}
-			}
+	for _, r := range records {
+		if order := w.outbox.orderOf(r.Key); order != nil {
+			parts = append(parts, 1+int(order[0]%partitions))
 		}
 	}
 	if len(parts) == 0 {
 		return nil
 	}
-	query := w.outbox.in("SELECT number FROM `{table}_settings` FORCE INDEX (PRIMARY) WHERE number IN ")
-	query = string(sqlstore.AppendRow([]byte(query), parts...)) + " ORDER BY number FOR UPDATE"
-	return each(ctx, w.tx, query, func(rows *sql.Rows) error { return nil })
-}
-
-// each calls a function for each row that a query finds.
-func each(ctx context.Context, q querier, query string, row func(*sql.Rows) error) error {
-	rows, err := q.QueryContext(ctx, query)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := row(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+	_, err := numbers(ctx, w.tx, w.outbox.sql("SELECT number FROM `{table}_settings` FORCE INDEX (PRIMARY) "+
+		"WHERE number IN %s ORDER BY number FOR UPDATE", list(parts...)))
+	return err
 }
 
 // compare looks at the rows of records, of which some were there before, and makes dead ones pending again. It locks
@@ -279,9 +246,10 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 	for i, r := range records {
 		names[i] = r.name
 	}
-	query := w.outbox.in("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (`{table}_name`) WHERE name IN ")
+	query := w.outbox.sql("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (`{table}_name`) "+
+		"WHERE name IN %s%s", list(names...), lock)
 	found := map[string]rowFound{}
-	err := each(ctx, w.tx, string(sqlstore.AppendRow([]byte(query), names...))+lock, func(rows *sql.Rows) error {
+	err := sqlstore.EachRow(ctx, w.tx, query, func(rows *sql.Rows) error {
 		var name string
 		var r rowFound
 		err := rows.Scan(&name, &r.key, &r.payload, &r.state)
@@ -292,10 +260,8 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 }
 
 func (w writer) revive(ctx context.Context, r record) error {
-	b := []byte(w.outbox.in("UPDATE `{table}` SET state = 0, failures = 0, unknowns = 0, header = "))
-	b = sqlstore.AppendRow(append(sqlstore.AppendRow(b, r.Text), ", at = "...), dueOf(r))
-	b = sqlstore.AppendRow(append(b, " WHERE name = "...), r.name)
-	_, err := change(ctx, w.tx, fmt.Sprintf("%s AND state = %d", b, dead))
+	_, err := sqlstore.Change(ctx, w.tx, w.outbox.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, "+
+		"header = %s, at = %s WHERE name = %s AND state = %d", pending, list(r.Text), dueOf(r), list(r.name), dead))
 	return err
 }
 

@@ -24,8 +24,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Database is PostgreSQL, MySQL or SQLite, with an outbox and a dedup store beside the example's own tables. A program
-// of yours has one of them, and needs none of this. It is safe for concurrent use.
+// A Database is PostgreSQL, MySQL or SQLite, with an outbox and a dedup store beside the example's own tables. A
+// program of yours has one of them, and needs none of this. It is safe for concurrent use.
 type Database struct {
 	SQL    *sql.DB
 	Box    Box

@@ -34,8 +34,8 @@ func need(t testing.TB, options []string) files {
 			return files{program: path, options: options}
 		}
 	}
-	testserver.Missing(t, "MariaDB's programs are not there (Debian: apt-get install mariadb-server); %s names a running "+
-		"server by DSN where one suffices", mysqlDSN)
+	testserver.Missing(t, "MariaDB's programs are not there (Debian: apt-get install mariadb-server); %s names a "+
+		"running server by DSN where one suffices", mysqlDSN)
 	panic("unreachable")
 }
 
