@@ -12,6 +12,7 @@ require (
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
@@ -20,6 +21,7 @@ require (
 	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
 	github.com/oncemill/oncemill/transport/franz v0.0.0
@@ -129,6 +131,7 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ..
+	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../dedupstore/mysqlstore
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore
@@ -137,6 +140,7 @@ replace (
 	github.com/oncemill/oncemill/internal/testserver/natstest => ../internal/testserver/natstest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
 	github.com/oncemill/oncemill/transport/franz => ../transport/franz

@@ -144,7 +144,7 @@ func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, 
 			return err
 		}
 		n, err := result.RowsAffected()
-		made, all = time.UnixMicro(id), n == int64(len(batch))
+		made, all = time.UnixMicro(id), id > 0 && n == int64(len(batch))
 		return err
 	})
 	return made, all, err
