@@ -12,14 +12,17 @@ require (
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/natskv v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
 	github.com/oncemill/oncemill/transport/franz v0.0.0
@@ -48,6 +51,7 @@ require (
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
@@ -62,6 +66,7 @@ require (
 	github.com/eapache/go-resiliency v1.7.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
+	github.com/go-sql-driver/mysql v1.10.1 // indirect
 	github.com/go-viper/mapstructure/v2 v2.5.0 // indirect
 	github.com/google/go-tpm v0.9.8 // indirect
 	github.com/google/uuid v1.6.0 // indirect
@@ -127,14 +132,17 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ..
+	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../dedupstore/mysqlstore
 	github.com/oncemill/oncemill/dedupstore/natskv => ../dedupstore/natskv
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore
 	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
+	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../internal/testserver/mysqltest
 	github.com/oncemill/oncemill/internal/testserver/natstest => ../internal/testserver/natstest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
 	github.com/oncemill/oncemill/transport/franz => ../transport/franz

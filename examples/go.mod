@@ -5,17 +5,21 @@ go 1.26.0
 require (
 	github.com/ThreeDotsLabs/watermill v1.5.3
 	github.com/ThreeDotsLabs/watermill-nats/v2 v2.2.0
+	github.com/go-sql-driver/mysql v1.10.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
 	github.com/oncemill/oncemill/transport/franz v0.0.0
@@ -36,6 +40,7 @@ require (
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
@@ -87,13 +92,16 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ..
+	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../dedupstore/mysqlstore
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore
 	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
+	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../internal/testserver/mysqltest
 	github.com/oncemill/oncemill/internal/testserver/natstest => ../internal/testserver/natstest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
 	github.com/oncemill/oncemill/transport/franz => ../transport/franz

@@ -143,6 +143,18 @@ need_postgres() {
 	compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && unset 'missing[-1]'
 }
 
+# need_mariadb: Debian's package starts a server at once and at every boot: not here.
+need_mariadb() {
+	local follows="tests against a real MariaDB were skipped; ONCEMILL_TEST_MYSQL, a DSN, names one to use" theirs=no
+	[ -x /usr/sbin/mariadbd ] && return
+	if can_install; then
+		systemctl cat mariadb >/dev/null 2>&1 && theirs=yes
+		without_services apt_install mariadb-server
+		[ $theirs = yes ] || systemctl disable --now mariadb >/dev/null 2>&1 # nor at the next boot
+	fi
+	[ -x /usr/sbin/mariadbd ] || missing+=("mariadbd: $follows (on Debian, as root: apt-get install mariadb-server)")
+}
+
 # need_kafka: Java for the broker, and Maven, which fetches its jars: here, where one sees that and no test's time runs out.
 # After need_race: with its flags everything is compiled once.
 need_kafka() {

@@ -26,6 +26,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -183,6 +184,15 @@ func TestDoctor_SQLite(t *testing.T) {
 	for range 2 { // the doctor leaves it as it is
 		wantOnly(t, []string{`error store, journal_mode: is "delete"`}, "--store", at)
 	}
+}
+
+func TestDoctor_MySQL(t *testing.T) {
+	t.Parallel()
+	at := mysqltest.Shared(t).NewDatabase(t).URL()
+	wantOnly(t, []string{`error store, table "oncemill_dedup": or the one beside it is missing`,
+		"error outbox: it has no table"}, "--store", at, "--outbox", at)
+	makeTables(t, at, at)
+	wantOnly(t, []string{"error store: innodb_flush_log_at_trx_commit is 2"}, "--store", at, "--outbox", at)
 }
 
 // makeTables migrates.

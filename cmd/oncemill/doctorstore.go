@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/rowsecurity"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // lookAtStore looks at the server of the store.
@@ -43,6 +44,17 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 		return d.postgresClock(ctx, what, pool)
 	case "nats":
 		return d.natsClock(ctx, what, at)
+	case "mysql", "mariadb":
+		db, err := d.mysql(at)
+		if err != nil {
+			return err
+		}
+		before := time.Now()
+		var now int64
+		if err := db.QueryRowContext(ctx, "SELECT "+string(sqlstore.MySQLNow)).Scan(&now); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		d.found = append(d.found, clock(what, time.UnixMicro(now), before, time.Now())...)
 	}
 	return nil
 }

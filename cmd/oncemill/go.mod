@@ -3,16 +3,20 @@ module github.com/oncemill/oncemill/cmd/oncemill
 go 1.26.0
 
 require (
+	github.com/go-sql-driver/mysql v1.10.1
 	github.com/google/go-cmp v0.7.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oncemill/oncemill v0.0.0
 	github.com/oncemill/oncemill/console v0.0.0
+	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/natskv v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/redis/go-redis/v9 v9.23.0
@@ -60,6 +64,7 @@ require (
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
@@ -100,12 +105,15 @@ require (
 replace (
 	github.com/oncemill/oncemill => ../..
 	github.com/oncemill/oncemill/console => ../../console
+	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../../dedupstore/mysqlstore
 	github.com/oncemill/oncemill/dedupstore/natskv => ../../dedupstore/natskv
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../../dedupstore/sqlitestore
+	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../../internal/testserver/mysqltest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/mysqloutbox => ../../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../../outbox/sqliteoutbox
 )
 

@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -102,6 +103,10 @@ func TestCommand_OnEachStore(t *testing.T) {
 			database := postgrestest.Shared(t).NewDatabase(t)
 			return func(_, own string) string { return database.DSN() + "&table=" + own }
 		},
+		"mysql": func(t *testing.T) func(dir, own string) string {
+			database := mysqltest.Shared(t).NewDatabase(t)
+			return func(_, own string) string { return database.URL() + "?table=" + own }
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			address := start(t)
@@ -141,6 +146,10 @@ func TestCommand_OnEachOutbox(t *testing.T) {
 		"postgres": func(t *testing.T) func(dir, own string) (string, string) {
 			database := postgrestest.Shared(t).NewDatabase(t)
 			return func(_, own string) (string, string) { return database.DSN() + "&", "&schema=Fresh" + own }
+		},
+		"mysql": func(t *testing.T) func(dir, own string) (string, string) {
+			database := mysqltest.Shared(t).NewDatabase(t)
+			return func(_, own string) (string, string) { return database.URL() + "?", "" }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,10 +200,14 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 	at, _, err := split(a.settings.Outbox, "table", "schema")
 	ts.Check(err)
 	var db *sql.DB
-	if at.Scheme == "sqlite" {
+	switch at.Scheme {
+	case "sqlite":
 		db, err = a.database(ctx, at)
 		ts.Check(err)
-	} else {
+	case "mysql":
+		db, err = a.mysql(at)
+		ts.Check(err)
+	default:
 		pool, err := a.pool(ctx, at)
 		ts.Check(err)
 		db = stdlib.OpenDBFromPool(pool)
@@ -235,10 +248,7 @@ func migrate(address string) error {
 		return err
 	}
 	defer done()
-	switch s := store.(type) {
-	case *sqlitestore.Store:
-		return s.Migrate(context.Background())
-	case *pgstore.Store:
+	if s, ok := store.(migrator); ok {
 		return s.Migrate(context.Background())
 	}
 	return nil

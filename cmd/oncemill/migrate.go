@@ -52,7 +52,7 @@ Migrate first, then update the programs.`,
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.Flags().BoolVar(&show, "show-sql", false, "print the statements, and change nothing")
-	cmd.Flags().BoolVar(&ordered, "ordered", false, "a PostgreSQL outbox that is new keeps the order of keys")
+	cmd.Flags().BoolVar(&ordered, "ordered", false, "an outbox that is new keeps the order of keys; not in SQLite")
 	return cmd
 }
 

@@ -11,16 +11,20 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
@@ -51,6 +55,12 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		return pgstore.New(pool, pgstore.Config{Schema: own["schema"], Table: own["table"], Logger: quiet})
+	case "mysql":
+		db, err := a.mysql(at)
+		if err != nil {
+			return nil, err
+		}
+		return mysqlstore.New(db, mysqlstore.Config{Table: own["table"], Logger: quiet})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -65,7 +75,7 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 		return natskv.New(js, natskv.Config{Bucket: bucket, Logger: quiet})
 	default:
 		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
-			"postgres, sqlite, nats+kv or tls+kv", at.Scheme)
+			"postgres, mysql, sqlite, nats+kv or tls+kv", at.Scheme)
 	}
 }
 
@@ -95,6 +105,12 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 			pgoutbox.Config{
 				Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet),
 			})
+	case "mysql":
+		db, err := a.mysql(at)
+		if err != nil {
+			return nil, err
+		}
+		return mysqloutbox.Find(ctx, db, mysqloutbox.Config{Table: own["table"], Ordered: ordered})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -102,7 +118,7 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 		}
 		return sqliteoutbox.New(db, sqliteoutbox.Config{Table: own["table"]})
 	default:
-		return nil, usagef("outbox address begins with %q, want postgres or sqlite", at.Scheme)
+		return nil, usagef("outbox address begins with %q, want postgres, mysql or sqlite", at.Scheme)
 	}
 }
 
@@ -167,6 +183,22 @@ func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
 	}
 	a.closers = append(a.closers, pool.Close)
 	return pool, nil
+}
+
+func (a *app) mysql(at *url.URL) (*sql.DB, error) {
+	config, err := mysql.ParseDSN(sqlstore.MySQLDSN(at))
+	if err != nil {
+		return nil, usagef("%s: %w", redacted(at), err)
+	}
+	config.Logger = &mysql.NopLogger{} // of what the errors say, too
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return nil, usagef("%s: %w", redacted(at), err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxIdleConns(8)
+	a.closers = append(a.closers, func() { _ = db.Close() })
+	return db, nil
 }
 
 // database opens a file that is there: SQLite would make one of a slip of the keyboard.

@@ -38,13 +38,12 @@ type settings struct {
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.Store, "store", "", "where records are: redis://HOST:PORT[/DB][?prefix=P],\n"+
-		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S],\nsqlite:PATH[?table=T] or\n"+
-		"nats+kv://HOST:PORT,…[/BUCKET][?creds=FILE&domain=D]")
-	f.StringVar(&s.Outbox, "outbox", "", "where the outbox is:\n"+
-		"postgres://…[?table=T&schema=S] or\nsqlite:PATH[?table=T]")
+		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T],\n"+
+		"sqlite:PATH[?table=T] or\nnats+kv://HOST:PORT,…[/BUCKET][?creds=FILE&domain=D]")
+	f.StringVar(&s.Outbox, "outbox", "", "where the outbox "+
+		"is:\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
-	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n"+
-		"[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
+	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")

@@ -41,7 +41,9 @@ var publishCases = []testCase{
 			f := dedupstore.Finish{Outcome: failed("card refused"), Retention: long, Withheld: true}
 			k.settle(c, f)
 			k.settle(c, f) // repeated
+			k.extend(c, long)
 			k.found(k.claim(k.request("1"), dedupstore.Busy), dedupstore.Publishing)
+			k.extend(c, short)
 			k.pass(short)
 			a := k.claim(k.request("1"), dedupstore.AcquiredPublish)
 			k.sameOutcome(a.Outcome, failed("card refused"))

@@ -10,12 +10,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
-// paymentsAudit are statements about the ledger of examples/payments, for both databases, and the results that they
-// must return. {s} is the schema with its dot, {cents} the amount in a receipt. The example's own books do not use
+// paymentsAudit are statements about the ledger of examples/payments, for all databases, and the results that they
+// must return. {s} is the schema with its dot, {cents} the amount in a receipt, {key} its payment, {unpublished} says that
+// it waits, {n} is the type of sums. The example's own books do not use
 // them.
 func paymentsAudit(payments, charged int) map[string]struct {
 	query string
@@ -28,22 +30,22 @@ func paymentsAudit(payments, charged int) map[string]struct {
 		"payments":                  {`SELECT count(*) FROM {s}payments`, payments},
 		"payments within the limit": {`SELECT count(*) FROM {s}payments WHERE cents <= 1000000`, charged},
 		"entries":                   {`SELECT count(*) FROM {s}entries`, 2 * charged},
-		"cents in all entries":      {`SELECT CAST(coalesce(sum(cents), 0) AS bigint) FROM {s}entries`, 0},
-		"cents in all balances":     {`SELECT CAST(coalesce(sum(cents), 0) AS bigint) FROM {s}balances`, 0},
+		"cents in all entries":      {`SELECT CAST(coalesce(sum(cents), 0) AS {n}) FROM {s}entries`, 0},
+		"cents in all balances":     {`SELECT CAST(coalesce(sum(cents), 0) AS {n}) FROM {s}balances`, 0},
 		"lines that are only in the payments, or only in the ledger": {
 			difference(`SELECT payment, account, cents, count(*) AS n FROM (`+wantedLines+`) w GROUP BY payment, account, cents`,
 				`SELECT payment, account, cents, count(*) AS n FROM {s}entries GROUP BY payment, account, cents`), 0,
 		},
 		"accounts whose balance is not that of their payments": {
-			difference(`SELECT account, CAST(sum(cents) AS bigint) AS cents FROM (`+wantedLines+`) w GROUP BY account`,
+			difference(`SELECT account, CAST(sum(cents) AS {n}) AS cents FROM (`+wantedLines+`) w GROUP BY account`,
 				`SELECT account, cents FROM {s}balances`), 0,
 		},
 		"payments whose receipts in the outbox are not exactly one, of their amount": {
 			difference(`SELECT id AS payment, cents, 1 AS n FROM {s}payments WHERE cents <= 1000000`,
-				`SELECT key AS payment, {cents} AS cents, count(*) AS n FROM {s}oncemill_outbox WHERE topic LIKE '%.receipts' GROUP BY key, {cents}`), 0,
+				`SELECT {key} AS payment, {cents} AS cents, count(*) AS n FROM {s}oncemill_outbox WHERE topic LIKE '%.receipts' GROUP BY {key}, {cents}`), 0,
 		},
 		"receipts in the outbox that were not published": {
-			`SELECT count(*) FROM {s}oncemill_outbox WHERE topic LIKE '%.receipts' AND published_at IS NULL`, 0,
+			`SELECT count(*) FROM {s}oncemill_outbox WHERE topic LIKE '%.receipts' AND {unpublished}`, 0,
 		},
 	}
 }
@@ -62,15 +64,26 @@ func difference(a, b string) string {
 type counting func(ctx context.Context, query string) (int, error)
 
 func inPostgres(pool *pgxpool.Pool, schema string) counting {
-	words := strings.NewReplacer("{s}", schema+".", "{cents}", `CAST(CAST(convert_from(payload, 'UTF8') AS json)->>'cents' AS bigint)`)
+	words := strings.NewReplacer("{s}", schema+".", "{cents}", `CAST(CAST(convert_from(payload, 'UTF8') AS json)->>'cents' AS bigint)`,
+		"{key}", "key", "{unpublished}", "published_at IS NULL", "{n}", "bigint")
 	return func(ctx context.Context, query string) (n int, err error) {
 		err = pool.QueryRow(ctx, words.Replace(query)).Scan(&n)
 		return n, err
 	}
 }
 
+func inMySQL(db *sql.DB) counting {
+	words := strings.NewReplacer("{s}", "", "{cents}", `CAST(json_value(payload, '$.cents') AS SIGNED)`,
+		"{key}", "CAST(message_key AS CHAR)", "{unpublished}", "state <> 3", "{n}", "SIGNED")
+	return func(ctx context.Context, query string) (n int, err error) {
+		err = db.QueryRowContext(ctx, words.Replace(query)).Scan(&n)
+		return n, err
+	}
+}
+
 func inSQLite(db *sql.DB) counting {
-	words := strings.NewReplacer("{s}", "", "{cents}", `json_extract(CAST(payload AS TEXT), '$.cents')`)
+	words := strings.NewReplacer("{s}", "", "{cents}", `json_extract(CAST(payload AS TEXT), '$.cents')`,
+		"{key}", "key", "{unpublished}", "published_at IS NULL", "{n}", "bigint")
 	return func(ctx context.Context, query string) (n int, err error) {
 		err = db.QueryRowContext(ctx, words.Replace(query)).Scan(&n)
 		return n, err
@@ -103,6 +116,21 @@ func TestPaymentsAudit_FindsEachKindOfMistake(t *testing.T) {
 	pool := postgrestest.Shared(t).NewDatabase(t).Pool(t)
 	checkAudit(t, inPostgres(pool, "a"), "a.", "bytea", func(statement string) error {
 		_, err := pool.Exec(t.Context(), statement)
+		return err
+	})
+}
+
+func TestPaymentsAudit_FindsEachKindOfMistakeInMySQL(t *testing.T) {
+	t.Parallel()
+	db := mysqltest.Shared(t).NewDatabase(t).Open(t)
+	words := strings.NewReplacer(" text", " varchar(64)", "topic text, key text", "topic varchar(64), message_key varchar(64)",
+		"published_at integer)", "state integer)", `}', 1)`, `}', 3)`, "SET key =", "SET message_key =",
+		"SET published_at = NULL", "SET state = 0")
+	checkAudit(t, inMySQL(db), "", "longblob", func(statement string) error {
+		if strings.Contains(statement, "SCHEMA") {
+			return nil
+		}
+		_, err := db.ExecContext(t.Context(), words.Replace(statement))
 		return err
 	})
 }

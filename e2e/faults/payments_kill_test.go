@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -19,6 +20,7 @@ func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 	for name, kill := range map[string]func(*testing.T, string){
 		"PostgreSQL":            func(t *testing.T, program string) { killOnPostgres(t, program, 1) },
 		"PostgreSQL in batches": func(t *testing.T, program string) { killOnPostgres(t, program, 16) },
+		"MySQL":                 killOnMySQL,
 		"SQLite":                killOnSQLite,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,6 +61,37 @@ func killOnPostgres(t *testing.T, program string, batch int) {
 		t.Error(wrong)
 	}
 	t.Logf("PostgreSQL killed %d times, and away for %v in all", crashes, down)
+}
+
+// Full: 5,000 payments, 100 kills, and MariaDB is killed five times.
+func killOnMySQL(t *testing.T, program string) {
+	payments, kills, crashes := full(5_000, 60), full(100, 3), full(5, 1)
+	server := mysqltest.Start(t, "--max-connections=300")
+	run := startPayments(t, program, "-mysql", "mysql://root@"+server.Addr(), "-nats", natstest.Start(t).URL(),
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep", "proof")
+	db := server.Database("oncemill_proof").Open(t)
+	var down time.Duration
+	for n := range crashes {
+		untilPaid(t, func() bool {
+			run.mustRun()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			var booked int
+			err := db.QueryRowContext(ctx, `SELECT count(DISTINCT payment) FROM entries`).Scan(&booked)
+			return err == nil && booked*(crashes+1) > payments*(n+1)
+		})
+		crashed := time.Now()
+		server.Kill()
+		lasts(rand.N(time.Second))
+		server.Restart()
+		down += time.Since(crashed)
+	}
+	b := run.finish(full(15*time.Minute, paymentsPatience))
+	b.mustBalance(t, payments, kills)
+	for _, wrong := range auditPayments(t.Context(), inMySQL(db), payments, b.Charged) {
+		t.Error(wrong)
+	}
+	t.Logf("MariaDB killed %d times, and away for %v in all", crashes, down)
 }
 
 // Full: 20,000 payments and 100 kills. All processes share one file, which is audited like the other database.

@@ -12,7 +12,7 @@ import (
 
 func TestDatabase_ResponseWritesAndOutboxRowsCommitTogetherOrNotAtAll(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{onPostgresInbox, onSQLiteInbox} {
+	for _, kind := range []string{onPostgresInbox, onMySQLInbox, onSQLiteInbox} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b, runs := openFor(t, kind, newPlace(t, kind)), &keytest.Ledger{}

@@ -13,12 +13,16 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
 	"github.com/oncemill/oncemill/internal/keytest"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
+	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -29,11 +33,13 @@ const (
 	onRedis         = "redis"
 	onPostgres      = "postgres"
 	onPostgresInbox = "postgres inbox"
+	onMySQL         = "mysql"
+	onMySQLInbox    = "mysql inbox"
 	onSQLite        = "sqlite"
 	onSQLiteInbox   = "sqlite inbox"
 )
 
-var durable = []string{onRedis, onPostgres, onPostgresInbox, onSQLite, onSQLiteInbox}
+var durable = []string{onRedis, onPostgres, onPostgresInbox, onMySQL, onMySQLInbox, onSQLite, onSQLiteInbox}
 
 func TestMiddleware_OverDurableStores(t *testing.T) {
 	t.Parallel()
@@ -52,6 +58,8 @@ func newPlace(t testing.TB, kind string) string {
 		return redistest.Start(t).Addr
 	case onPostgres, onPostgresInbox:
 		return postgrestest.Shared(t).NewDatabase(t).DSN()
+	case onMySQL, onMySQLInbox:
+		return mysqltest.Shared(t).NewDatabase(t).DSN()
 	}
 	return filepath.Join(t.TempDir(), "shop.db")
 }
@@ -73,6 +81,8 @@ func open(ctx context.Context, kind, place string) (*keytest.Backend, func(), er
 		return openRedis(place)
 	case onPostgres, onPostgresInbox:
 		return openPostgres(ctx, place, kind == onPostgresInbox)
+	case onMySQL, onMySQLInbox:
+		return openMySQL(ctx, place, kind == onMySQLInbox)
 	}
 	return openSQLite(ctx, place, kind == onSQLiteInbox)
 }
@@ -171,16 +181,45 @@ func openSQLite(ctx context.Context, path string, transacted bool) (*keytest.Bac
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, step := range []func(context.Context) error{
-		store.Migrate, box.Migrate,
-		func(ctx context.Context) error {
-			_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS payments (id TEXT NOT NULL)`)
-			return err
-		},
-	} {
-		if err := step(ctx); err != nil {
-			return nil, nil, err
-		}
+	return openSQL(ctx, db, store, store.Inbox(), box, sqlitestore.Tx, transacted)
+}
+
+func openMySQL(ctx context.Context, dsn string, transacted bool) (*keytest.Backend, func(), error) {
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := mysqlstore.New(db, mysqlstore.Config{Logger: keytest.Quiet()})
+	if err != nil {
+		return nil, nil, err
+	}
+	box, err := mysqloutbox.New(db, mysqloutbox.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return openSQL(ctx, db, store, store.Inbox(), box, mysqlstore.Tx, transacted)
+}
+
+// A migrator is a store or an outbox.
+type migrator interface {
+	Migrate(ctx context.Context) error
+}
+
+// openSQL makes the tables of a database of database/sql.
+func openSQL(
+	ctx context.Context, db *sql.DB,
+	store interface {
+		dedupstore.Store
+		migrator
+	}, inbox dedupstore.Transactor,
+	box interface {
+		migrator
+		InSQL(tx *sql.Tx) producer.Publisher
+	}, txOf func(context.Context) *sql.Tx, transacted bool,
+) (*keytest.Backend, func(), error) {
+	_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS payments (id VARCHAR(200) NOT NULL)`)
+	if err := errors.Join(err, store.Migrate(ctx), box.Migrate(ctx)); err != nil {
+		return nil, nil, err
 	}
 	b := &keytest.Backend{Store: store}
 	b.Pay = func(r *http.Request, id string) error { return insertSQL(r.Context(), db, id) }
@@ -190,9 +229,9 @@ func openSQLite(ctx context.Context, path string, transacted bool) (*keytest.Bac
 		})
 	}
 	if transacted {
-		b.Store = store.Inbox()
+		b.Store = inbox
 		b.Pay = func(r *http.Request, id string) error {
-			tx := sqlitestore.Tx(r.Context())
+			tx := txOf(r.Context())
 			if err := insertSQL(r.Context(), tx, id); err != nil {
 				return err
 			}

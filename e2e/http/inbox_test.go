@@ -13,7 +13,7 @@ import (
 // It takes as long as a run may go on after its client has gone.
 func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{onPostgresInbox, onSQLiteInbox} {
+	for _, kind := range []string{onPostgresInbox, onMySQLInbox, onSQLiteInbox} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := openFor(t, kind, newPlace(t, kind))
@@ -38,7 +38,7 @@ func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 
 func TestInbox_ResponseThatIsShorterThanItSaysIsRolledBack(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{onPostgresInbox, onSQLiteInbox} {
+	for _, kind := range []string{onPostgresInbox, onMySQLInbox, onSQLiteInbox} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b, l := openFor(t, kind, newPlace(t, kind)), &keytest.Ledger{}

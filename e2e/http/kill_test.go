@@ -74,7 +74,7 @@ func paymentOf(a keytest.Answer) string {
 func TestKill_AnywhereUnderLoadNothingIsLostAndInAnInboxNothingIsDouble(t *testing.T) {
 	t.Parallel()
 	rounds, clients := full(25, 2), 8
-	for _, kind := range []string{onRedis, onPostgresInbox, onSQLiteInbox} {
+	for _, kind := range []string{onRedis, onPostgresInbox, onMySQLInbox, onSQLiteInbox} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			place := newPlace(t, kind)

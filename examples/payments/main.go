@@ -63,7 +63,8 @@ func main() {
 type options struct {
 	Embedded bool
 	Postgres string
-	SQLite   string // a file; empty: PostgreSQL
+	MySQL    string // empty: PostgreSQL
+	SQLite   string // a file; empty: a server
 	NATS     string
 	Payments int
 	Kills    int
@@ -83,6 +84,8 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	flags := flag.NewFlagSet("payments", flag.ContinueOnError)
 	flags.BoolVar(&o.Embedded, "embedded", false, "install nothing: use SQLite, not PostgreSQL, and a NATS in here")
 	flags.StringVar(&o.Postgres, "postgres", "postgres://postgres@127.0.0.1:5432/shop", "keep everything at this `URL`")
+	flags.StringVar(&o.MySQL, "mysql", "", "keep everything at this `URL`, mysql://USER@HOST:PORT, instead of "+
+		"PostgreSQL")
 	flags.StringVar(&o.SQLite, "sqlite", "", "keep everything in this SQLite `file`, instead of PostgreSQL")
 	flags.StringVar(&o.NATS, "nats", "nats://127.0.0.1:4222", "use the NATS JetStream server at this `URL`")
 	flags.IntVar(&o.Payments, "payments", 300, "how many payments are sent, 20 to 100000")
@@ -95,7 +98,7 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 			shop.CheckRange("payments", o.Payments, 20, 100_000),
 			shop.CheckRange("batch", o.Batch, 1, 64),
 			shop.CheckRange("kills", o.Kills, 0, 10_000),
-			shop.OnlyServers(flags, o.Embedded, "postgres", "sqlite", "nats", "keep"))
+			shop.OnlyServers(flags, o.Embedded, "postgres", "mysql", "sqlite", "nats", "keep"))
 		switch {
 		case err != nil:
 			return false, err

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -84,6 +85,19 @@ func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 	var schemas int
 	if err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'oncemill%'`).Scan(&schemas); err != nil || schemas != 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
+	}
+}
+
+func TestPayments_BooksBalanceOnMySQLAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	db, broker := mysqltest.Shared(t).NewDatabase(t), natstest.Start(t)
+	b, status, says := play(t, "-mysql", db.URL(), "-nats", broker.URL(), "-payments", "120", "-kills", "4", "-batch", "4")
+	checkAllHappened(t, b, status, says)
+	var left int
+	err := db.Open(t).QueryRow(`SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'oncemill%'`).
+		Scan(&left)
+	if err != nil || left != 0 {
+		t.Errorf("%d databases are left, %v", left, err)
 	}
 }
 

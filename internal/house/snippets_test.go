@@ -45,6 +45,7 @@ var imported = []string{
 	module + "/console",
 	module + "/consumer",
 	module + "/dedupstore",
+	module + "/dedupstore/mysqlstore",
 	module + "/dedupstore/natskv",
 	module + "/dedupstore/pgstore",
 	module + "/dedupstore/redisstore",
@@ -135,6 +136,7 @@ var given = map[string]map[int]string{
 			order string
 			body  []byte
 		)`},
+	"docs/mysql.md": {0: `var ctx context.Context`},
 	"docs/postgres.md": {0: `
 		var (
 			ctx  context.Context

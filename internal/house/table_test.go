@@ -29,10 +29,12 @@ var house = table{
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
+	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses", these(testLib, goRedis)},
 	{1, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster", these(testLib, natsServer, natsGo)},
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
+	{1, "internal/testserver/mysqltest", "MariaDB", these(testLib, mysql)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
@@ -40,6 +42,7 @@ var house = table{
 	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
+	{2, "dedupstore/mysqlstore", "records in MySQL", mysql},
 	{2, "consumer", "one delivery, one decision", otelAPI},
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
@@ -55,6 +58,7 @@ var house = table{
 
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
+	{4, "outbox/mysqloutbox", "rows in MySQL", mysql},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
 	{4, "console", "the web console, a handler for any mux", nil},
@@ -97,6 +101,8 @@ var (
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
 	sqlite     = []string{"modernc.org/sqlite/..."}
+	mysql      = []string{"github.com/go-sql-driver/mysql"}
+	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	natsGo     = []string{"github.com/nats-io/nats.go/..."}
 	natsServer = []string{"github.com/nats-io/nats-server/v2/..."}
 	franz      = []string{"github.com/twmb/franz-go/..."}

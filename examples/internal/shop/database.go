@@ -5,22 +5,27 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Database is PostgreSQL or SQLite, with an outbox and a dedup store beside the example's own tables. A program of
-// yours has one of the two, and needs none of this. It is safe for concurrent use.
+// A Database is PostgreSQL, MySQL or SQLite, with an outbox and a dedup store beside the example's own tables. A
+// program of yours has one of them, and needs none of this. It is safe for concurrent use.
 type Database struct {
 	SQL    *sql.DB
 	Box    Box
@@ -140,4 +145,67 @@ func OpenSQLite(ctx context.Context, file string, tables ...string) (*Database, 
 		return nil, errors.Join(err, db.Close())
 	}
 	return d, nil
+}
+
+// OpenMySQL returns a database of a MySQL or MariaDB server, which may be away unless there are tables to be made.
+func OpenMySQL(ctx context.Context, address, name string, tables ...string) (_ *Database, err error) {
+	at, err := url.Parse(address)
+	if err != nil || at.Scheme != "mysql" {
+		return nil, NoServer("mysql", Redacted(address), errors.Join(errors.New("want mysql://USER@HOST:PORT"), err))
+	}
+	config, err := mysql.ParseDSN(sqlstore.MySQLDSN(at))
+	if err != nil {
+		return nil, NoServer("mysql", Redacted(address), err)
+	}
+	config.Logger, config.DBName = &mysql.NopLogger{}, ""
+	make := config.FormatDSN()
+	config.DBName = name
+	connector, err := mysql.NewConnector(config)
+	if err != nil {
+		return nil, NoServer("mysql", Redacted(address), err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxIdleConns(16)
+	d := &Database{
+		SQL: db,
+		Exec: func(ctx context.Context, statement string, args ...any) error {
+			_, err := mysqlstore.Tx(ctx).ExecContext(ctx, statement, args...)
+			return err
+		},
+		Remove: func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "DROP DATABASE IF EXISTS "+name)
+			return err
+		},
+		Close: db.Close,
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	box, err1 := mysqloutbox.New(db, mysqloutbox.Config{})
+	store, err2 := mysqlstore.New(db, mysqlstore.Config{})
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	d.Box, d.Inbox, d.Leased, d.Publish = box, store.Inbox(), store, box.Publish // which finds the transaction itself
+	if tables == nil {
+		return d, nil
+	}
+	brief, cancel := context.WithTimeout(ctx, AnswerTime)
+	defer cancel()
+	server, err := sql.Open("mysql", make)
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close()
+	if _, err := server.ExecContext(brief, "CREATE DATABASE IF NOT EXISTS "+name); err != nil {
+		return nil, NoServer("mysql", Redacted(address), err)
+	}
+	for _, table := range tables {
+		if _, err := db.ExecContext(ctx, table); err != nil {
+			return nil, err
+		}
+	}
+	return d, d.migrate(ctx)
 }

@@ -1,0 +1,159 @@
+package mysqlstore
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
+)
+
+// variables are those that Check looks at. Not every server has all of them.
+const variables = `'version', 'read_only', 'super_read_only', 'innodb_read_only', 'innodb_flush_log_at_trx_commit',
+	'innodb_doublewrite', 'log_bin', 'sync_binlog', 'binlog_format', 'wait_timeout', 'idle_transaction_timeout',
+	'max_allowed_packet', 'wsrep_on'`
+
+// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of
+// the database user do not fit.
+func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return dedupstore.Report{}, s.failed("check", err)
+	}
+	defer conn.Close()
+	set, err := readSettings(ctx, conn)
+	if err != nil {
+		return dedupstore.Report{}, s.failed("check", err)
+	}
+	report := set.report(s.db.Stats().MaxOpenConnections)
+	if err := set.problem(); err != nil {
+		return report, err
+	}
+	if err := s.usable(ctx); err != nil {
+		return report, err
+	}
+	return report, s.checkTable(ctx, conn)
+}
+
+// settings are the values of the server's variables, by their names.
+type settings map[string]string
+
+func readSettings(ctx context.Context, conn *sql.Conn) (settings, error) {
+	set := settings{}
+	query := "SHOW VARIABLES WHERE Variable_name IN (" + variables + ")"
+	err := sqlstore.EachRow(ctx, conn, query, func(rows *sql.Rows) error {
+		var name, value string
+		err := rows.Scan(&name, &value)
+		set[name] = value
+		return err
+	})
+	return set, err
+}
+
+func (set settings) on(name string) bool { return set[name] == "ON" || set[name] == "1" }
+
+// number is the value of a variable; -1 where the server has none of that name.
+func (set settings) number(name string) int {
+	n, err := strconv.Atoi(set[name])
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// known reports whether the store works with the server's version.
+func (set settings) known() bool {
+	var major, minor int
+	if _, err := fmt.Sscanf(set["version"], "%d.%d", &major, &minor); err != nil {
+		return false
+	}
+	if strings.Contains(set["version"], "MariaDB") {
+		return major > 10 || major == 10 && minor >= 6
+	}
+	return major >= 8
+}
+
+// problem is a setting with which the store does not work.
+func (set settings) problem() error {
+	switch {
+	case !set.known():
+		return unfit("version", fmt.Sprintf("is %q: use MySQL 8.0 or later, or MariaDB 10.6 or later", set["version"]),
+			nil)
+	case set.on("read_only"), set.on("super_read_only"), set.on("innodb_read_only"):
+		return unfit("read_only", "is ON: connect to the primary", nil)
+	case set.on("log_bin") && set["binlog_format"] == "STATEMENT":
+		return unfit("binlog_format", "is STATEMENT: set it to ROW, which READ COMMITTED needs", nil)
+	}
+	return nil
+}
+
+func (set settings) report(connections int) dedupstore.Report {
+	r := dedupstore.Report{Store: "mysql", Version: set["version"]}
+	if strings.Contains(r.Version, "MariaDB") {
+		r.Store = "mariadb"
+	}
+	flush := set["innodb_flush_log_at_trx_commit"]
+	r.Durability = fmt.Sprintf("what is committed survives a crash of the server; a failover forgets what its "+
+		"replica had not received (innodb_flush_log_at_trx_commit is %s)", flush)
+	warn := func(when, loses bool, text string) {
+		if when {
+			r.Warnings = append(r.Warnings, text)
+		}
+		if when && loses {
+			r.Losses = append(r.Losses, text)
+		}
+	}
+	warn(flush == "0", true, "innodb_flush_log_at_trx_commit is 0: a crash of the server loses what was committed in "+
+		"the last second, and what was done runs again; set it to 1")
+	warn(flush == "2", true, "innodb_flush_log_at_trx_commit is 2: a crash of the operating system loses what was "+
+		"committed in the last second, and what was done runs again; set it to 1")
+	warn(set["innodb_doublewrite"] == "OFF", true,
+		"innodb_doublewrite is OFF: a crash of the operating system may destroy pages; set it to ON")
+	warn(set.on("log_bin") && set["sync_binlog"] != "1", true,
+		fmt.Sprintf("sync_binlog is %s: a crash of the operating system may lose the end of the binary log, and "+
+			"replicas what is in it; set it to 1", set["sync_binlog"]))
+	warn(set.on("wsrep_on"), false, "wsrep_on is ON: let all programs that use the store write to one and the same "+
+		"node of the cluster; another node may answer with what was true a moment ago")
+	for _, name := range [...]string{"wait_timeout", "idle_transaction_timeout"} {
+		limit := set.number(name)
+		warn(limit > 0 && limit < 10, false, fmt.Sprintf("%s is %v: a handler of an inbox that waits for longer "+
+			"loses its transaction", name, time.Duration(limit)*time.Second))
+	}
+	packet := set.number("max_allowed_packet")
+	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no room; "+
+		"set it to 16M or more", packet))
+	warn(connections == 1, false, "The pool has one connection: claims and heartbeats wait for the handler of an "+
+		"inbox that uses it, and its lease ends meanwhile; give SetMaxOpenConns more")
+	return r
+}
+
+// checkTable looks whether the table is one that keeps transactions, and makes a record that it rolls back.
+func (s *Store) checkTable(ctx context.Context, conn *sql.Conn) error {
+	var engine string
+	err := conn.QueryRowContext(ctx, "SELECT coalesce(max(engine), '') FROM information_schema.tables WHERE "+
+		"table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&engine)
+	switch {
+	case err != nil:
+		return s.failed("check", err)
+	case engine != "InnoDB":
+		return s.setup(nil, "has the engine %q: ALTER TABLE … ENGINE=InnoDB, the one with transactions", engine)
+	}
+	tx, err := conn.BeginTx(ctx, ownTx)
+	if err != nil {
+		return s.failed("check", err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	probe := &row{id: idOf("oncemill check"), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
+	if err := s.save(ctx, tx, []*row{probe}); err != nil {
+		return s.failed("check", err)
+	}
+	query := fmt.Appendf(nil, "UPDATE `%s` SET fence = fence + 1 WHERE id = ", s.config.Table)
+	if _, err := tx.ExecContext(ctx, string(sqlstore.AppendRow(query, probe.id))); err != nil {
+		return s.failed("check", err)
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package mysqlstore
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
+)
+
+// A claiming is a request on its way.
+type claiming struct {
+	*dedupstore.Request
+	id, key string
+	result  *dedupstore.ClaimResult
+	absent  bool // there was no record when it was to be changed
+}
+
+// Claim implements [dedupstore.Store]. It waits for nobody but who is writing the very record at that moment.
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := make([]dedupstore.ClaimResult, len(requests))
+	unusable := s.usable(ctx)
+	var all []*claiming
+	for i := range requests {
+		if results[i].Err = cmp.Or(requests[i].Validate(), unusable); results[i].Err == nil {
+			key := requests[i].Key.String()
+			all = append(all, &claiming{Request: &requests[i], id: idOf(key), key: key, result: &results[i]})
+		}
+	}
+	together(all, func(batch []*claiming) error { return s.claim(ctx, batch) },
+		func(c *claiming, err error) { *c.result = dedupstore.ClaimResult{Err: s.failed("claim", err)} })
+	return results
+}
+
+// claim answers requests. Most are the first of their keys, whose records one statement makes. The others look at their
+// records, as the statement left them, and only those that change something lock them and look again.
+func (s *Store) claim(ctx context.Context, batch []*claiming) error {
+	for len(batch) > 0 {
+		made, all, err := s.insert(ctx, batch)
+		if err != nil {
+			return err
+		}
+		if all {
+			for _, c := range batch {
+				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
+			}
+			return nil
+		}
+		ids := make([]string, len(batch))
+		for i, c := range batch {
+			ids[i] = c.id
+		}
+		found, now, err := s.load(ctx, s.db, ids, "")
+		if err != nil {
+			return err
+		}
+		var rest []*claiming
+		var ops []operation
+		changing, fresh := map[string]bool{}, map[string]bool{}
+		for _, c := range batch {
+			rec := found[c.id]
+			c.absent = rec == nil
+			switch {
+			case c.absent:
+				rest = append(rest, c)
+				continue
+			case rec.err == nil && rec.key != c.key:
+				rec.err = &dedupstore.RecordError{Key: rec.key, Problem: "has the hash of another key: " + c.key}
+			}
+			if c.result.Err = rec.err; rec.err != nil {
+				continue
+			}
+			if !changing[c.id] {
+				if !fresh[c.id] && rec.Owner == c.Owner && rec.First.Equal(made) {
+					fresh[c.id] = true
+					_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
+					continue
+				}
+				next, answer := rec.Claim(*c.Request, now)
+				if next == nil {
+					answer.Outcome = answer.Outcome.Clone() // there may be another request of the key
+					c.result.Answer = answer
+					continue
+				}
+				changing[c.id] = true
+			}
+			ops = append(ops, operation{c.id, c.apply, &c.result.Err})
+			rest = append(rest, c)
+		}
+		if len(ops) > 0 {
+			if err := s.change(ctx, ops); err != nil {
+				return err
+			}
+		}
+		batch = slices.DeleteFunc(rest, func(c *claiming) bool { return !c.absent })
+	}
+	return nil
+}
+
+// apply claims a record that is locked. One that is gone meanwhile cannot be: nothing locks what is not there.
+func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore.Stored, err error) {
+	if c.absent = rec.State == ""; c.absent {
+		return nil, nil
+	}
+	next, c.result.Answer = rec.Claim(*c.Request, now)
+	c.result.Answer.Outcome = c.result.Answer.Outcome.Clone()
+	return next, nil
+}
+
+const insertColumns = "id, record_key, state, owner, fence, attempts, lease_until, expires_at, scheme, fingerprint, " +
+	"trace, first_at, claimed_at, holder"
+
+// insert makes the records of keys that have none, in the order of the keys, so that two of it never wait for each
+// other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is how a
+// statement that returns no rows returns x.
+func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, all bool, err error) {
+	order := slices.Clone(batch)
+	slices.SortStableFunc(order, func(a, b *claiming) int { return strings.Compare(a.id, b.id) })
+	b := []byte("INSERT IGNORE INTO `" + s.config.Table + "` (" + insertColumns + ") VALUES ")
+	const now = sqlstore.MySQLNow
+	later := func(d time.Duration) sqlstore.Expr {
+		return sqlstore.Expr(fmt.Sprintf("%s + %d", now, sqlstore.Micros(d)))
+	}
+	const fence = "LAST_INSERT_ID(" + now + ")"
+	for i, c := range order {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = sqlstore.AppendRow(b, c.id, c.key, string(dedupstore.Running), c.Owner, fence, 1,
+			later(c.Lease), later(c.Lease+c.Retention), c.Fingerprint.Scheme, c.Fingerprint.Sum, c.Trace, now, now,
+			c.Holder)
+	}
+	err = s.again(ctx, func() error {
+		result, err := s.db.ExecContext(ctx, string(b))
+		if err != nil {
+			return err
+		}
+		id, err := result.LastInsertId()
+		if err != nil {
+			return err
+		}
+		n, err := result.RowsAffected()
+		made, all = time.UnixMicro(id), id > 0 && n == int64(len(batch))
+		return err
+	})
+	return made, all, err
+}

@@ -1,0 +1,108 @@
+package mysqlstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// Errors that InTx returns.
+var (
+	// ErrTxEnded says that the handler ended the inbox's transaction: by Commit or Rollback, by a statement that
+	// commits by itself, as CREATE TABLE does, or because it went on after a deadlock, which rolls back. What it wrote
+	// may be committed without an outcome. The guard parks the run as unknown. Correct the handler. It is
+	// dedupstore.ErrEnded.
+	ErrTxEnded = fmt.Errorf("mysqlstore: %w", dedupstore.ErrEnded)
+)
+
+// Numbers of MySQL's and MariaDB's errors.
+const (
+	errDiskFull       = 1021
+	errDBDenied       = 1044
+	errNoDatabase     = 1046
+	errUnknownDB      = 1049
+	errUnknownColumn  = 1054
+	errTableFull      = 1114
+	errTableDenied    = 1142
+	errColumnDenied   = 1143
+	errNoTable        = 1146
+	errPacket         = 1153
+	errChanged        = 1020 // MariaDB, innodb_snapshot_isolation
+	errLockTimeout    = 1205
+	errDeadlock       = 1213
+	errOptionPrevents = 1290
+	errNoSavepoint    = 1305
+	errStatementLog   = 1665
+	errReadOnlyTx     = 1792
+	errReadOnlyMode   = 1836
+)
+
+// number is that of an error that the server returned; 0: it did not.
+func number(err error) uint16 {
+	if e, ok := errors.AsType[*mysql.MySQLError](err); ok {
+		return e.Number
+	}
+	return 0
+}
+
+// conflicts reports whether the server refused a transaction, or a statement of it, because of others.
+func conflicts(err error) bool {
+	n := number(err)
+	return n == errDeadlock || n == errLockTimeout || n == errChanged
+}
+
+// noRoom marks an error that says that there is no room for what was to be written.
+func noRoom(err error) error {
+	n := number(err)
+	if !errors.Is(err, dedupstore.ErrFull) &&
+		(n == errDiskFull || n == errTableFull || n == errPacket || errors.Is(err, mysql.ErrPktTooLarge)) {
+		return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
+	}
+	return err
+}
+
+// unfit says what is wrong with the server or the table, and what to do.
+func unfit(subject, problem string, err error) error {
+	return &dedupstore.SetupError{Package: "mysqlstore", Subject: subject, Problem: problem, Err: err}
+}
+
+func (s *Store) setup(err error, problem string, args ...any) error {
+	return unfit(fmt.Sprintf("table %q", s.config.Table), fmt.Sprintf(problem, args...), err)
+}
+
+// explain names the cause of an error that the server knows only by its own words.
+func (s *Store) explain(err error) error {
+	switch number(err) {
+	case errNoTable:
+		return s.setup(err, "or the one beside it is missing in the connection's database: call Migrate")
+	case errUnknownColumn:
+		return s.setup(err, "is of another version: call Migrate")
+	case errNoDatabase, errUnknownDB:
+		return unfit("database", "is not named, or does not exist: name it in the DSN, and CREATE DATABASE", err)
+	case errDBDenied, errTableDenied, errColumnDenied:
+		return s.setup(err, "may not be used by the database user: GRANT SELECT, INSERT, UPDATE, DELETE on it and on "+
+			"%s_version; Migrate needs CREATE, too", s.config.Table)
+	case errOptionPrevents, errReadOnlyTx, errReadOnlyMode:
+		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; with "+
+			"rejectReadOnly=true in the DSN the pool keeps no connection to another")
+	case errStatementLog:
+		return unfit("binlog_format", "is STATEMENT: set it to ROW, which READ COMMITTED needs", err)
+	}
+	return err
+}
+
+// failed adds what failed to an error. It leaves a *SetupError and the error of the caller's own context as they are.
+func (s *Store) failed(what string, err error) error {
+	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
+		return err
+	}
+	err = noRoom(s.explain(err))
+	if _, setup := errors.AsType[*dedupstore.SetupError](err); setup {
+		return err
+	}
+	return fmt.Errorf("mysqlstore: %s: %w", what, err)
+}

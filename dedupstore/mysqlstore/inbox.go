@@ -1,0 +1,260 @@
+package mysqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// An inbox is a Store whose runs settle in a transaction.
+type inbox struct{ *Store }
+
+var _ interface {
+	dedupstore.Transactor
+	dedupstore.Inspector
+	dedupstore.Checker
+} = inbox{}
+
+// Inbox returns the form of the store that settles in the handler's transaction. The handler finds it by [Tx]. Claims
+// are those of the store: both forms share the record of a key. Nobody waits for a handler's transaction but for its
+// commit, because only that writes the record.
+//
+// The transaction is READ COMMITTED, whatever the server's default is: it locks no gaps, and sees what others commit.
+// Where a handler decides by what it reads, it reads with FOR UPDATE.
+func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
+
+// running is what the context of a run in an inbox carries.
+type running struct{ tx *sql.Tx }
+
+// Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
+// returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
+//
+// Return the errors of its statements: a deadlock rolls back all of the transaction, and the inbox then calls the
+// handler again. Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The
+// store notices when the handler has returned ([ErrTxEnded]) and parks the run as unknown, but what was committed
+// stays. It does not notice if the process or the connection ends before that: the message then runs again.
+func Tx(ctx context.Context) *sql.Tx {
+	r, found := txctx.From[*running](ctx)
+	if !found {
+		panic(txctx.NoTx("mysqlstore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and " +
+			"pass the context that the handler got"))
+	}
+	return r.tx
+}
+
+const (
+	// savepoint exists as long as a run's transaction does.
+	savepoint = "oncemill_run"
+
+	// leastCommit is how long a settlement and its commit may take at least, however short the lease is.
+	leastCommit = time.Second
+
+	// endTimeout bounds a rollback. A connection that does not answer is closed, which rolls back too.
+	endTimeout = 5 * time.Second
+)
+
+// A workFunc is what InTx runs.
+type workFunc = func(context.Context) (dedupstore.Settlement, error)
+
+// InTx implements [dedupstore.Transactor].
+func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
+	var conflict *dedupstore.ConflictError
+	for range sqlstore.Tries {
+		if ctx.Err() != nil {
+			break
+		}
+		err := s.once(ctx, c, work)
+		if errors.Is(err, ErrTxEnded) {
+			s.config.Logger.ErrorContext(ctx, "mysqlstore: a handler ended the inbox's transaction by itself; what "+
+				"it committed has no outcome", "key", c.Key.String())
+			return err
+		}
+		if !conflicts(err) {
+			return noRoom(err)
+		}
+		conflict = &dedupstore.ConflictError{Err: err}
+		pace.Sleep(ctx, pace.Jitter(pauses.Next()))
+	}
+	if conflict != nil {
+		return conflict
+	}
+	return context.Cause(ctx)
+}
+
+// once runs work in one transaction.
+func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) error {
+	rec, at, err := s.unsettled(ctx, c, "")
+	if rec == nil {
+		return err
+	}
+	if places := s.handlers(); places != nil {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return s.failed("begin", err)
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(context.WithoutCancel(ctx), ownTx) // its end is the inbox's
+	if err != nil {
+		return s.failed("begin", err)
+	}
+	defer func() { _ = tx.Rollback() }() // also when work panics; after the commit it does nothing
+	if _, err := tx.ExecContext(ctx, "SAVEPOINT "+savepoint); err != nil {
+		return s.failed("begin", err)
+	}
+	settlement, err := work(txctx.With(txctx.With(ctx, tx), &running{tx}))
+	if err != nil {
+		return undone(ctx, tx, err)
+	}
+	finish, is := settlement.(dedupstore.Finish)
+	if !is {
+		return &dedupstore.InvalidError{
+			Field:   "Settlement",
+			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
+		}
+	}
+	if err := dedupstore.ValidateSettlement(finish); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(c.Lease, leastCommit))
+	defer cancel()
+	if _, err := tx.ExecContext(bounded, "RELEASE SAVEPOINT "+savepoint); err != nil {
+		if ended(err) {
+			return fmt.Errorf("%w: %w", ErrTxEnded, err)
+		}
+		return s.failed("settle", err)
+	}
+	settled, err := s.finish(bounded, tx, c, rec, finish, at())
+	switch {
+	case err != nil:
+		return s.failed("settle", err)
+	case !settled: // nobody but a copy of this transaction may have
+		_ = tx.Rollback()
+		_, _, err := s.unsettled(bounded, c, "")
+		return err
+	}
+	if err = s.commit(bounded, tx); err == nil || conflicts(err) {
+		return err
+	}
+	_ = tx.Rollback()
+	return s.resolve(context.WithoutCancel(ctx), c, err)
+}
+
+// unsettled returns the record of a claim whose run has not been settled, and what tells the server's time from then
+// on. Without a record the error is nil if this owner's outcome is there, and ErrClaimLost if the claim does not hold.
+func (s *Store) unsettled(
+	ctx context.Context, c dedupstore.Claim, more string,
+) (rec *dedupstore.Stored, at func() time.Time, err error) {
+	start := time.Now()
+	id := idOf(c.Key.String())
+	found, now, err := s.load(ctx, s.db, []string{id}, more)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, nil, context.Cause(ctx)
+	case err != nil:
+		return nil, nil, s.failed("look at the record", err)
+	case found[id] == nil:
+		return nil, nil, dedupstore.ErrClaimLost
+	case found[id].err != nil:
+		return nil, nil, found[id].err
+	}
+	rec = &found[id].Stored
+	finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
+	if next, err := rec.Settle(c, finish, now); next == nil {
+		return nil, nil, err
+	}
+	return rec, func() time.Time { return now.Add(time.Since(start)) }, nil
+}
+
+// undone rolls back and returns why a run has failed.
+func undone(ctx context.Context, tx *sql.Tx, failure error) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_, err := tx.ExecContext(bounded, "ROLLBACK TO SAVEPOINT "+savepoint)
+	if ended(err) && !conflicts(failure) { // another run could make the effects once more
+		return fmt.Errorf("%w: %w", ErrTxEnded, failure)
+	}
+	return failure
+}
+
+// ended reports whether a statement about the savepoint found that the transaction was over.
+func ended(err error) bool { return number(err) == errNoSavepoint || errors.Is(err, sql.ErrTxDone) }
+
+// finish writes the outcome if the claim still holds.
+func (s *Store) finish(
+	ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec *dedupstore.Stored, f dedupstore.Finish, now time.Time,
+) (settled bool, err error) {
+	rec.Expires = now.Add(time.Hour) // the statement looks at what heartbeats have made of it
+	next, err := rec.Settle(c, f, now)
+	if err != nil {
+		return false, err
+	}
+	o, id, blobs := &next.Outcome, idOf(c.Key.String()), blobsOf(next)
+	b := fmt.Appendf(nil, "UPDATE `%s` SET ", s.config.Table)
+	for _, set := range [...]struct {
+		column string
+		value  any
+	}{
+		{"lease_until", micros(next.Lease)}, {"expires_at", micros(next.Expires)}, {"ended_at", micros(next.Ended)},
+		{"settled", strings.Join(next.Settled, ",")}, {"decided", next.Decided}, {"kind", string(o.Kind)},
+		{"exhausted", o.Exhausted}, {"truncated", o.Truncated}, {"reason", o.Reason},
+		{"result", blobs[0].inline()}, {"stubs", blobs[1].inline()}, {"contents", blobs[2].inline()},
+		{"state", string(next.State)},
+	} {
+		b = append(b, set.column+" = "...)
+		b = append(sqlstore.AppendRow(b, set.value), ", "...)
+	}
+	b = append(b[:len(b)-2], " WHERE (id, owner, fence, state) = "...)
+	b = sqlstore.AppendRow(b, id, c.Owner, c.Fence, string(dedupstore.Running))
+	b = append(b, " AND expires_at > "+sqlstore.MySQLNow...)
+	if n, err := sqlstore.Change(ctx, tx, string(b)); n == 0 || err != nil {
+		return false, err
+	}
+	return true, s.saveLarge(ctx, tx, id, next)
+}
+
+// commit is a statement, because that has a context.
+func commit(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, "COMMIT")
+	return err
+}
+
+// resolve reads what became of a transaction whose commit ended in an error, until the record tells, at most for a
+// lease. The transaction has the record locked as long as it may still commit, so the reading waits for its end.
+func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Lease)
+	defer cancel()
+	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
+	for {
+		rec, _, err := s.unsettled(ctx, c, " FOR UPDATE")
+		switch {
+		case rec != nil:
+			return fmt.Errorf("mysqlstore: the transaction was not committed: %w", cause)
+		case err == nil, errors.Is(err, dedupstore.ErrClaimLost):
+			return err
+		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
+			return &dedupstore.UndecidedError{Err: errors.Join(cause, err)}
+		}
+	}
+}

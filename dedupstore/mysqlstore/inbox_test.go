@@ -1,0 +1,265 @@
+package mysqlstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// TestInbox_EndedTransactionsAreNoticed: what ends the transaction commits it, or writes what comes after it outside.
+func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("card refused")
+	for name, end := range map[string]func(ctx context.Context) error{
+		"Commit":               func(ctx context.Context) error { return Tx(ctx).Commit() },
+		"a statement":          func(ctx context.Context) error { return exec(ctx, "COMMIT") },
+		"data definition":      func(ctx context.Context) error { return exec(ctx, "CREATE TABLE made (n INT)") },
+		"another transaction":  func(ctx context.Context) error { return exec(ctx, "START TRANSACTION") },
+		"a swallowed deadlock": func(ctx context.Context) error { return exec(ctx, "ROLLBACK") },
+	} {
+		for how, result := range map[string]error{"nil": nil, "an error": boom} {
+			t.Run(name+" and "+how, func(t *testing.T) {
+				t.Parallel()
+				db := newDB(t)
+				s := newStore(t, db)
+				err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"),
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						return success, errors.Join(effect(ctx, "1"), end(ctx), result)
+					})
+				if !errors.Is(err, dedupstore.ErrEnded) || result != nil && !errors.Is(err, boom) {
+					t.Errorf("the transaction returned %v, want ErrEnded", err)
+				}
+				if n := db.Stats().InUse; n != 0 {
+					t.Errorf("%d connections are in use", n)
+				}
+			})
+		}
+	}
+}
+
+func exec(ctx context.Context, statement string) error {
+	_, err := Tx(ctx).ExecContext(ctx, statement)
+	return err
+}
+
+// TestInbox_RealDeadlocksAreRepeated: two handlers write two rows in opposite orders.
+func TestInbox_RealDeadlocksAreRepeated(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	mustExec(t, db, "CREATE TABLE accounts (id INT PRIMARY KEY, balance INT NOT NULL)")
+	mustExec(t, db, "INSERT INTO accounts VALUES (1, 0), (2, 0)")
+	var calls sync.WaitGroup
+	both := make(chan struct{}, 2)
+	meet := sync.OnceFunc(func() { <-both; <-both })
+	errs := make([]error, 2)
+	runs := make([]int, 2)
+	for i := range 2 {
+		c := runOf(t, s, fmt.Sprint(i))
+		calls.Go(func() {
+			errs[i] = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				runs[i]++
+				add := func(id int) error {
+					_, err := Tx(ctx).ExecContext(ctx, "UPDATE accounts SET balance = balance + 1 WHERE id = ?", id)
+					return err
+				}
+				if err := add(1 + i); err != nil {
+					return nil, err
+				}
+				if runs[i] == 1 {
+					both <- struct{}{}
+					meet()
+				}
+				return success, add(2 - i)
+			})
+		})
+	}
+	calls.Wait()
+	if err := errors.Join(errs...); err != nil || runs[0]+runs[1] != 3 {
+		t.Errorf("%v after %v calls, want 3 in all", err, runs)
+	}
+	if sum := count(t, db, "SELECT sum(balance) FROM accounts"); sum != 4 {
+		t.Errorf("the balances are %d in all, want 4", sum)
+	}
+}
+
+// TestInbox_LockTimeoutsAreConflicts: a statement that waits in vain says nothing of the message.
+func TestInbox_LockTimeoutsAreConflicts(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"innodb_lock_wait_timeout": "0"} })
+	s := newStore(t, db)
+	mustExec(t, db, "CREATE TABLE accounts (id INT PRIMARY KEY)")
+	mustExec(t, db, "INSERT INTO accounts VALUES (1)")
+	other, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Rollback()
+	lock := "SELECT id FROM accounts WHERE id = 1 FOR UPDATE"
+	if _, err := other.ExecContext(t.Context(), lock); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	err = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		if calls++; calls == 3 {
+			_ = other.Rollback()
+		}
+		return success, exec(ctx, lock)
+	})
+	if err != nil || calls != 3 {
+		t.Errorf("%v after %d calls, want nil after 3", err, calls)
+	}
+}
+
+// TestInbox_KilledConnections: the server rolls back what a connection leaves, and the claim stays.
+func TestInbox_KilledConnections(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	r := request("1")
+	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := effect(ctx, "1"); err != nil {
+			return nil, err
+		}
+		var id int
+		if err := Tx(ctx).QueryRowContext(ctx, "SELECT connection_id()").Scan(&id); err != nil {
+			return nil, err
+		}
+		mustExec(t, db, fmt.Sprintf("KILL %d", id))
+		return success, nil
+	})
+	if err == nil || errors.Is(err, dedupstore.ErrEnded) || errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("the transaction returned %v, want the error of its connection", err)
+	}
+	wantEffects(t, db, "1", 0)
+	claim(t, s, r, dedupstore.AcquiredRun)
+	if err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return success, effect(ctx, "1")
+	}); err != nil {
+		t.Error(err)
+	}
+	wantEffects(t, db, "1", 1)
+}
+
+// TestInbox_HandlersLeaveConnectionsToHeartbeats: more handlers than connections neither starve claims nor deadlock.
+func TestInbox_HandlersLeaveConnectionsToHeartbeats(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(4)
+	s := newStore(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var runs sync.WaitGroup
+	for i := range 12 {
+		c := runOf(t, s, fmt.Sprint(i))
+		runs.Go(func() {
+			err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: long, Started: true})
+				return success, errors.Join(err, effect(ctx, fmt.Sprint(i)))
+			})
+			if err != nil {
+				t.Errorf("run %d: %v", i, err)
+			}
+		})
+	}
+	runs.Wait()
+}
+
+func TestTx_PanicsOutsideARun(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if v := recover(); v == nil || !strings.Contains(fmt.Sprint(v), "mysqlstore: Tx outside") {
+			t.Errorf("it panicked with %v", v)
+		}
+	}()
+	Tx(t.Context())
+}
+
+// TestStore_ResultsWithoutRoom: what the server would not take is refused before it is sent, and a smaller one is not.
+func TestStore_ResultsWithoutRoom(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	large := success
+	large.Outcome.Result = make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
+	first, second, third := runOf(t, s, "1"), runOf(t, s, "2"), runOf(t, s, "3")
+	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: first, Settlement: large},
+		{Claim: second, Settlement: success}})
+	if !errors.Is(errs[0], dedupstore.ErrFull) || errs[1] != nil {
+		t.Errorf("the settlements returned %v", errs)
+	}
+	err := s.Inbox().InTx(t.Context(), third,
+		func(context.Context) (dedupstore.Settlement, error) { return large, nil })
+	if !errors.Is(err, dedupstore.ErrFull) {
+		t.Errorf("the transaction returned %v", err)
+	}
+	for _, c := range []dedupstore.Claim{first, third} {
+		if err := dedupstore.SettleOne(t.Context(), s, c, success); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestStore_SettlesWhatFitsOnlyInSeveralStatements: a batch of large records.
+func TestStore_SettlesWhatFitsOnlyInSeveralStatements(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newDB(t))
+	var requests []dedupstore.Request
+	for i := range 40 {
+		requests = append(requests, request(fmt.Sprint(i)))
+	}
+	large := success
+	large.Outcome.Result = make([]byte, 64<<10)
+	var settlings []dedupstore.Settling
+	for _, result := range s.Claim(t.Context(), requests) {
+		settlings = append(settlings, dedupstore.Settling{Claim: result.Answer.Claim, Settlement: large})
+	}
+	if err := errors.Join(s.Settle(t.Context(), settlings)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		a := claim(t, s, request(r.Key.ID), dedupstore.Done)
+		if len(a.Outcome.Result) != 64<<10 {
+			t.Fatalf("a result of %d bytes", len(a.Outcome.Result))
+		}
+	}
+}
+
+func TestClean_RemovesWhatHasExpired(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	var requests []dedupstore.Request
+	for i := range 500 {
+		requests = append(requests, request(fmt.Sprint(i)))
+	}
+	s.Claim(t.Context(), requests)
+	mustExec(t, db, "UPDATE oncemill_dedup SET expires_at = 1 WHERE id < x'C0'")
+	expired := count(t, db, "SELECT count(*) FROM oncemill_dedup WHERE expires_at = 1")
+	if n, err := s.Clean(t.Context(), 250); n != 250 || err != nil {
+		t.Errorf("cleaned %d, %v; want 250", n, err)
+	}
+	s.rest = time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.RunCleaning(ctx) }()
+	for count(t, db, "SELECT count(*) FROM oncemill_dedup") > 500-expired {
+		<-time.After(5 * time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if left := count(t, db, "SELECT count(*) FROM oncemill_dedup"); left != 500-expired {
+		t.Errorf("%d records are left, want %d", left, 500-expired)
+	}
+}

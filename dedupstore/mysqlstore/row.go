@@ -1,0 +1,202 @@
+package mysqlstore
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
+)
+
+// columns are those of a record: what scan reads and appendRow writes, but for what is only needed to publish or to
+// answer, which comes last.
+const (
+	columns = `id, record_key, state, owner, fence, attempts, returned, reruns, started, lease_until, due_at,
+	expires_at, scheme, fingerprint, settled, trace, decided, kind, exhausted, truncated, reason,
+	first_at, claimed_at, ended_at, holder, history, duplicates, last_duplicate`
+	blobColumns = `, result, stubs, contents`
+)
+
+// A row is a record, and what is wrong with it.
+type row struct {
+	id  string
+	key string
+	dedupstore.Stored
+	err error
+}
+
+// idOf is what a record is found by.
+func idOf(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return string(sum[:16])
+}
+
+// load reads the records of IDs, and the server's time, which is zero if there are none. More is what the statement
+// ends with.
+func (s *Store) load(
+	ctx context.Context, q sqlstore.Querier, ids []string, more string,
+) (found map[string]*row, now time.Time, err error) {
+	query := fmt.Appendf(nil, "SELECT %s, %s%s FROM `%s` FORCE INDEX (PRIMARY) WHERE id IN ", sqlstore.MySQLNow,
+		columns,
+		blobColumns, s.config.Table)
+	values := make([]any, len(ids))
+	for i, id := range ids {
+		values[i] = id
+	}
+	found = make(map[string]*row, len(ids))
+	err = sqlstore.EachRow(ctx, q, string(sqlstore.AppendRow(query, values...))+more, func(rows *sql.Rows) error {
+		r, at, err := scan(rows)
+		if err == nil {
+			found[r.id], now = r, at
+		}
+		return err
+	})
+	return found, now, err
+}
+
+// scan reads a record, after the server's time.
+func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
+	r = new(row)
+	s, o := &r.Stored, &r.Outcome
+	var at, lease, due, expires, first, claimed, ended, last int64
+	var settled, reason string
+	var history, stubs, contents []byte
+	err = rows.Scan(&at, &r.id, &r.key, &s.State, &s.Owner, &s.Fence, &s.Attempts, &s.Returned, &s.Reruns, &s.Started,
+		&lease, &due, &expires, &s.Fingerprint.Scheme, &s.Fingerprint.Sum, &settled, &s.Trace, &s.Decided, &o.Kind,
+		&o.Exhausted, &o.Truncated, &reason, &first, &claimed, &ended, &s.Holder, &history, &s.Duplicates, &last,
+		&o.Result, &stubs, &contents)
+	if err != nil {
+		return nil, now, err
+	}
+	o.Reason = reason
+	s.Lease, s.Due, s.Expires = timeAt(lease), timeAt(due), timeAt(expires)
+	s.First, s.Claimed, s.Ended, s.LastDuplicate = timeAt(first), timeAt(claimed), timeAt(ended), timeAt(last)
+	if settled != "" {
+		s.Settled = strings.Split(settled, ",")
+	}
+	if history != nil {
+		_ = json.Unmarshal(history, &s.History) // evidence: a text that is none counts for nothing
+	}
+	o.Produced, err = sqlstore.DecodeProduced(stubs, contents)
+	states := []dedupstore.State{
+		dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
+	}
+	kinds := []dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
+	decided := s.State == dedupstore.Publishing || s.State == dedupstore.Finished
+	switch {
+	case err != nil:
+		r.err = &dedupstore.RecordError{Key: r.key, Problem: err.Error()}
+	case !slices.Contains(states, s.State), decided && !slices.Contains(kinds, o.Kind):
+		problem := fmt.Sprintf("has state %q and kind %q: another version wrote it", s.State, o.Kind)
+		r.err = &dedupstore.RecordError{Key: r.key, Problem: problem}
+	}
+	return r, timeAt(at), nil
+}
+
+// appendRow appends the values of a record.
+func appendRow(b []byte, r *row) []byte {
+	s, o := &r.Stored, &r.Outcome
+	var history []byte
+	if len(s.History) > 0 {
+		history, _ = json.Marshal(s.History)
+	}
+	blobs := blobsOf(s)
+	return sqlstore.AppendRow(b, r.id, r.key, string(s.State), s.Owner, s.Fence, s.Attempts, s.Returned, s.Reruns,
+		s.Started, micros(s.Lease), micros(s.Due), micros(s.Expires), s.Fingerprint.Scheme, s.Fingerprint.Sum,
+		strings.Join(s.Settled, ","), s.Trace, s.Decided, string(o.Kind), o.Exhausted, o.Truncated, o.Reason,
+		micros(s.First), micros(s.Claimed), micros(s.Ended), s.Holder, history, s.Duplicates, micros(s.LastDuplicate),
+		blobs[0].inline(), blobs[1].inline(), blobs[2].inline())
+}
+
+// A blob is what may be large. Then it has a statement of its own, and the driver sends it as it is.
+type blob struct {
+	column string
+	value  []byte // nil: NULL
+}
+
+// largeBlob is the shortest one that is large.
+const largeBlob = 64 << 10
+
+// inline is the blob in a statement about the whole record.
+func (b blob) inline() []byte {
+	if len(b.value) >= largeBlob {
+		return nil
+	}
+	return b.value
+}
+
+func blobsOf(s *dedupstore.Stored) (blobs [3]blob) {
+	blobs = [...]blob{{column: "result"}, {"stubs", sqlstore.EncodeStubs(s.Outcome.Produced)}, {column: "contents"}}
+	if len(s.Outcome.Result) > 0 {
+		blobs[0].value = s.Outcome.Result
+	}
+	if s.State == dedupstore.Publishing && len(s.Outcome.Produced) > 0 {
+		blobs[2].value = sqlstore.EncodeContents(s.Outcome.Produced)
+	}
+	return blobs
+}
+
+// statementBytes is how long a statement that writes several records becomes: any server takes that.
+const statementBytes = 256 << 10
+
+// save writes records that the transaction has locked.
+func (s *Store) save(ctx context.Context, tx *sql.Tx, records []*row) error {
+	head := "REPLACE INTO `" + s.config.Table + "` (" + columns + blobColumns + ") VALUES "
+	b := []byte(head)
+	for i, r := range records {
+		if b = appendRow(b, r); i < len(records)-1 && len(b) < statementBytes {
+			b = append(b, ',')
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, string(b)); err != nil {
+			return err
+		}
+		b = b[:len(head)]
+	}
+	for _, r := range records {
+		if err := s.saveLarge(ctx, tx, r.id, &r.Stored); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// saveLarge writes what is large of a record, unless the server would not take it: then it ends the connection.
+func (s *Store) saveLarge(ctx context.Context, tx *sql.Tx, id string, rec *dedupstore.Stored) error {
+	for _, b := range blobsOf(rec) {
+		if len(b.value) < largeBlob {
+			continue
+		}
+		if limit := s.packet.Load(); int64(len(b.value))+1024 > limit {
+			return fmt.Errorf("%w: a %s of %d bytes does not fit into max_allowed_packet, which is %d: raise it",
+				dedupstore.ErrFull, b.column, len(b.value), limit)
+		}
+		query := fmt.Appendf(nil, "UPDATE `%s` SET %s = ? WHERE id = ", s.config.Table, b.column)
+		if _, err := sqlstore.ChangeLarge(ctx, tx, string(sqlstore.AppendRow(query, id)), b.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// timeAt is a time as the table has it.
+func timeAt(micros int64) (t time.Time) {
+	if micros != 0 {
+		t = time.UnixMicro(micros)
+	}
+	return t
+}
+
+// micros is a time as the table has it, rounded up: nothing ends early.
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Add(time.Microsecond - 1).UnixMicro()
+}

@@ -1,0 +1,167 @@
+package mysqltest
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A Fault is what a [Proxy] does to one command and its reply. The zero value does nothing.
+type Fault struct {
+	// Freeze delays the command on its way to the server. It arrives even if the client has gone.
+	Freeze time.Duration
+
+	// Drop closes the client's connection instead of giving it the reply: the server has done the work.
+	Drop bool
+
+	// Delay delays the reply.
+	Delay time.Duration
+}
+
+// A Proxy is a TCP proxy before a server that loses replies and delays. It understands the protocol so far as to tell
+// one command from the next. It counts what it did.
+type Proxy struct {
+	Addr string // host:port
+
+	target string
+	ended  chan struct{} // closed when the test ends
+	fault  atomic.Pointer[func() Fault]
+	tasks  sync.WaitGroup
+
+	commands, dropped, frozen, delayed atomic.Int64
+}
+
+// StartProxy starts a proxy before a server, which works faithfully until told otherwise, and stops when the test ends.
+func StartProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("testserver: proxy: %v", err)
+	}
+	p := &Proxy{Addr: l.Addr().String(), target: target, ended: make(chan struct{})}
+	p.tasks.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.tasks.Go(func() { p.serve(client) })
+		}
+	})
+	t.Cleanup(func() {
+		close(p.ended)
+		l.Close()
+		p.tasks.Wait()
+	})
+	return p
+}
+
+// Inject sets what happens to each command from now on; nil: nothing. The function is called concurrently.
+func (p *Proxy) Inject(fault func() Fault) {
+	if fault == nil {
+		p.fault.Store(nil)
+		return
+	}
+	p.fault.Store(&fault)
+}
+
+// Commands is how many commands were forwarded so far.
+func (p *Proxy) Commands() int { return int(p.commands.Load()) }
+
+// Dropped is how many replies were dropped so far.
+func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
+
+// Delayed is how many replies were delayed so far.
+func (p *Proxy) Delayed() int { return int(p.delayed.Load()) }
+
+// Frozen is how many commands were delayed so far.
+func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
+
+// serve forwards in both directions until one of them ends.
+func (p *Proxy) serve(client net.Conn) {
+	defer client.Close()
+	server, err := net.DialTimeout("tcp", p.target, time.Second)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	over := make(chan struct{})
+	p.tasks.Go(func() { // the test's end ends it
+		select {
+		case <-p.ended:
+			client.Close()
+			server.Close()
+		case <-over:
+		}
+	})
+	defer close(over)
+	var replying atomic.Pointer[Fault] // to the command that is under way
+	answered := make(chan struct{})
+	p.tasks.Go(func() {
+		defer close(answered)
+		defer client.Close()
+		b := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(b)
+			if f := replying.Swap(nil); f != nil && n > 0 {
+				if f.Delay > 0 {
+					p.delayed.Add(1)
+					p.sleep(f.Delay)
+				}
+				if f.Drop {
+					p.dropped.Add(1)
+					return
+				}
+			}
+			if _, err2 := client.Write(b[:n]); err != nil || err2 != nil {
+				return
+			}
+		}
+	})
+	p.commandsOf(client, server, &replying)
+	server.Close()
+	<-answered
+}
+
+// commandsOf forwards packets. One with the number 0 begins a command.
+func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fault]) {
+	var head [4]byte
+	for {
+		if _, err := io.ReadFull(client, head[:]); err != nil {
+			return
+		}
+		size := binary.LittleEndian.Uint32([]byte{head[0], head[1], head[2], 0})
+		packet := make([]byte, 4+size)
+		copy(packet, head[:])
+		if _, err := io.ReadFull(client, packet[4:]); err != nil {
+			return
+		}
+		if decide := p.fault.Load(); decide != nil && head[3] == 0 {
+			f := (*decide)()
+			if f.Freeze > 0 {
+				p.frozen.Add(1)
+				p.sleep(f.Freeze)
+			}
+			replying.Store(&f)
+		}
+		if head[3] == 0 {
+			p.commands.Add(1)
+		}
+		if _, err := server.Write(packet); err != nil {
+			return
+		}
+	}
+}
+
+func (p *Proxy) sleep(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.ended:
+	}
+}

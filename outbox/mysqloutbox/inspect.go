@@ -1,0 +1,253 @@
+package mysqloutbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/outgoing"
+	"github.com/oncemill/oncemill/internal/sqlstore"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Stats implements [outbox.Inspector]. It reads each pending row.
+func (o *Outbox) Stats(ctx context.Context) (s outbox.Stats, err error) {
+	if err := o.check(ctx, o.db); err != nil {
+		return s, err
+	}
+	var oldest int64
+	err = o.db.QueryRowContext(ctx, o.sql("SELECT count(*), coalesce(%s - min(not_before), 0), "+
+		"(SELECT count(*) FROM `{table}` WHERE state = %d) FROM `{table}` WHERE state IN (%d, %d)",
+		now, dead, pending, suspect)).Scan(&s.Pending, &oldest, &s.Dead)
+	if err != nil {
+		return outbox.Stats{}, o.explain(err)
+	}
+	s.Oldest = sqlstore.Duration(oldest)
+	return s, nil
+}
+
+var waiting = []outbox.State{outbox.Pending, outbox.Delayed, outbox.Leased}
+
+// parts are what the rows of each state can be. Published ones come last, so that a row that is published meanwhile is
+// not missed.
+var parts = [...][]outbox.State{pending: waiting, suspect: waiting, dead: {outbox.Dead}, published: {outbox.Published}}
+
+// List implements [outbox.Inspector]. A filter by message ID reads all rows: they have no index for it.
+func (o *Outbox) List(ctx context.Context, f outbox.Filter, after string) (page outbox.Page, err error) {
+	page.Next, page.Looked, err = o.look(ctx, f, after, func(r outbox.RowInfo, _ time.Duration) (more bool) {
+		page.Rows = append(page.Rows, r)
+		return len(page.Rows) < outgoing.PageRows
+	})
+	if err != nil {
+		return outbox.Page{}, err
+	}
+	return page, nil
+}
+
+// Count implements [outbox.Inspector].
+func (o *Outbox) Count(ctx context.Context, f outbox.Filter, after string) (count outbox.Count, err error) {
+	type group struct {
+		topic string
+		state outbox.State
+	}
+	tallies := map[group]outbox.Tally{}
+	count.Next, count.Looked, err = o.look(ctx, f, after, func(r outbox.RowInfo, age time.Duration) (more bool) {
+		g := group{r.Topic, r.State}
+		t := tallies[g]
+		t.Topic, t.State, t.Rows = r.Topic, r.State, t.Rows+1
+		if slices.Contains(waiting, r.State) {
+			t.Oldest = max(t.Oldest, age)
+		}
+		tallies[g] = t
+		return true
+	})
+	if err != nil {
+		return outbox.Count{}, err
+	}
+	count.Tallies = slices.Collect(maps.Values(tallies))
+	return count, nil
+}
+
+// look reads the first part behind after that has rows, and calls a function for those that the filter lets through,
+// with their age. It says where the next page begins.
+func (o *Outbox) look(
+	ctx context.Context, f outbox.Filter, after string, row func(r outbox.RowInfo, age time.Duration) (more bool),
+) (next string, looked int, err error) {
+	if err := f.Validate(); err != nil {
+		return "", 0, err
+	}
+	at, err := outgoing.ReadCursor(after)
+	if err != nil {
+		return "", 0, err
+	}
+	if err := o.check(ctx, o.db); err != nil {
+		return "", 0, err
+	}
+	for ; at.Part < len(parts); at = outgoing.Part(at.Part + 1) {
+		if !f.Wants(parts[at.Part]...) {
+			continue
+		}
+		last := at
+		query := o.sql("SELECT %s, number, at, token IS NOT NULL, id, topic, message_key, IF(%t, header, ''), "+
+			"written_at, not_before, failures, unknowns, replays, last_error FROM `{table}` "+
+			"FORCE INDEX (`{table}_next`) WHERE state = %d AND at >= %d AND (at > %[4]d OR number > %d) "+
+			"ORDER BY at, number LIMIT %d", now, f.Header, at.Part, at.At, at.Number, outgoing.LookedRows)
+		err := sqlstore.EachRow(ctx, o.db, query, func(rows *sql.Rows) error {
+			r, age, err := scanInfo(rows, f, &last)
+			if looked++; err == nil && wanted(&r, f) && !row(r, age) {
+				err = io.EOF
+			}
+			return err
+		})
+		if err != nil {
+			return "", 0, o.explain(err)
+		}
+		if last != at {
+			return last.String(), looked, nil
+		}
+	}
+	return "", 0, nil
+}
+
+// scanInfo reads a row, and how long ago it was due for the first time.
+func scanInfo(rows *sql.Rows, f outbox.Filter, at *outgoing.Cursor) (r outbox.RowInfo, age time.Duration, err error) {
+	var now, written, notBefore int64
+	var leased bool
+	var header []byte
+	if err := rows.Scan(&now, &at.Number, &at.At, &leased, &r.ID, &r.Topic, &r.Key, &header, &written, &notBefore,
+		&r.Failures, &r.Unknowns, &r.Replays, &r.Error); err != nil {
+		return r, 0, err
+	}
+	r.Written = time.UnixMicro(written)
+	switch when := time.UnixMicro(at.At); {
+	case at.Part == dead:
+		r.State, r.Ended = outbox.Dead, when
+	case at.Part == published:
+		r.State, r.Ended = outbox.Published, when
+	case at.At <= now:
+		r.State, r.Due = outbox.Pending, when
+	case leased:
+		r.State = outbox.Leased
+	default:
+		r.State, r.Due = outbox.Delayed, when
+	}
+	if f.Header {
+		r.Header, _ = outgoing.Header(r.ID, header, r.Replays) // nil if it cannot be read
+	}
+	return r, sqlstore.Duration(now - notBefore), nil
+}
+
+func wanted(r *outbox.RowInfo, f outbox.Filter) bool {
+	return f.Wants(r.State) && (f.Topic == "" || f.Topic == r.Topic) && (f.ID == "" || f.ID == r.ID) &&
+		!r.Written.Before(f.Since) && (f.Before.IsZero() || r.Written.Before(f.Before))
+}
+
+// Requeue implements [outbox.Inspector], and wakes a relay of this process.
+func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
+	return o.free(ctx, ids, func(tx *sql.Tx, where string) (int, error) {
+		return sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, at = %s%s",
+			pending, now, where))
+	})
+}
+
+// Discard implements [outbox.Inspector], and wakes a relay of this process.
+func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
+	return o.free(ctx, ids, func(tx *sql.Tx, where string) (int, error) { return o.remove(ctx, tx, where) })
+}
+
+// free acts on dead rows, and on the rows that wait for them.
+func (o *Outbox) free(
+	ctx context.Context, ids []string, act func(tx *sql.Tx, where string) (int, error),
+) (n int, err error) {
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	err = o.inTx(ctx, func(tx *sql.Tx) error {
+		n, err = act(tx, fmt.Sprintf(" WHERE state = %d AND id IN %s", dead, texts(ids)))
+		return err
+	})
+	if err == nil {
+		o.Wake()
+	}
+	return n, err
+}
+
+// texts is a list of them in SQL.
+func texts(values []string) string {
+	all := make([]any, len(values))
+	for i, v := range values {
+		all[i] = v
+	}
+	return list(all...)
+}
+
+// orderSQL is the order_hash of a row.
+const orderSQL = "CASE WHEN message_key <> '' THEN LEFT(UNHEX(SHA2(message_key, 256)), 16) END"
+
+// Replay implements [outbox.Replayer], and wakes a relay of this process. Times are compared with the database's clock.
+func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	where := fmt.Sprintf("state = %d AND at < %d", published, r.Before.UnixMicro())
+	if !r.Since.IsZero() {
+		where += fmt.Sprintf(" AND at >= %d", r.Since.UnixMicro())
+	}
+	if r.Topic != "" {
+		where += " AND topic = " + list(r.Topic)
+	}
+	if len(r.IDs) > 0 {
+		where += " AND id IN " + texts(r.IDs)
+	}
+	limit := fmt.Sprintf(" LIMIT %d", r.Limit)
+	if len(r.Header) > 0 { // it is looked at here
+		limit = ""
+	}
+	order := "NULL"
+	if o.cfg.Ordered {
+		order = orderSQL
+	}
+	err = o.inTx(ctx, func(tx *sql.Tx) error {
+		var again []any
+		query := o.sql("SELECT number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) WHERE %s "+
+			"ORDER BY at, number%s FOR UPDATE", where, limit)
+		err := sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
+			var number int64
+			var id string
+			var header []byte
+			err := rows.Scan(&number, &id, &header)
+			if h, unreadable := outgoing.Header(id, header, 0); len(again) < r.Limit &&
+				(len(r.Header) == 0 || unreadable == nil && has(h, r.Header)) {
+				again = append(again, number)
+			}
+			return err
+		})
+		if n = 0; err != nil || len(again) == 0 {
+			return err
+		}
+		n, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, at = %s, failures = 0, "+
+			"unknowns = 0, replays = replays + 1, order_hash = %s WHERE number IN %s",
+			pending, now, order, list(again...)))
+		return err
+	})
+	if err == nil {
+		o.Wake()
+	}
+	return n, err
+}
+
+// has reports whether a message was written with headers. The ID is none of them.
+func has(h, want producer.Header) bool {
+	for name, value := range want {
+		if strings.EqualFold(name, producer.HeaderID) || h.Get(name) != value {
+			return false
+		}
+	}
+	return true
+}

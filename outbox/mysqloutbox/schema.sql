@@ -1,0 +1,35 @@
+-- The tables of an outbox. Every statement may be repeated. All times are microseconds since 1970, UTC. Texts are
+-- VARBINARY, so that no character set or collation changes or confuses them.
+CREATE TABLE IF NOT EXISTS `{table}` (
+	number     BIGINT         NOT NULL AUTO_INCREMENT PRIMARY KEY,
+	name       BINARY(32)     NOT NULL,           -- of topic, id and copy: a message has one row
+	state      TINYINT        NOT NULL DEFAULT 0, -- 0 pending, 1 leased or a suspect, 2 dead, 3 published
+	at         BIGINT         NOT NULL,           -- when it is due, its lease ends, it died, or was published
+	token      VARCHAR(64)    CHARACTER SET ascii COLLATE ascii_bin, -- who leases the row
+	order_hash BINARY(16),                        -- of the key, while the row has a place in its order
+	failures   INT            NOT NULL DEFAULT 0, -- attempts that were refused
+	unknowns   INT            NOT NULL DEFAULT 0, -- attempts without an answer; a row that has one is a suspect
+	replays    INT            NOT NULL DEFAULT 0, -- how often it was published once more
+	written_at BIGINT         NOT NULL,
+	not_before BIGINT         NOT NULL,           -- when it was due for the first time
+	id         VARBINARY(512) NOT NULL,           -- message ID
+	topic      VARBINARY(1024) NOT NULL,
+	copy       VARBINARY(1024) NOT NULL,          -- purpose and generation of a deliberate copy
+	message_key LONGBLOB      NOT NULL,
+	header     LONGBLOB       NOT NULL,           -- JSON, without the one that repeats the ID; empty: no other
+	payload    LONGBLOB       NOT NULL,
+	last_error VARBINARY(4096) NOT NULL DEFAULT '',
+	UNIQUE KEY `{table}_name` (name),
+	KEY `{table}_next` (state, at),
+	KEY `{table}_leased` (token){ordered}
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
+CREATE TABLE IF NOT EXISTS `{table}_settings` (
+	number  TINYINT NOT NULL PRIMARY KEY, -- 0: the settings; others: partitions of an ordered outbox
+	version INT     NOT NULL,
+	ordered TINYINT NOT NULL
+) ENGINE=InnoDB;
+
+-- Relays of an ordered outbox lock the settings, and writers of its keys their partitions, so that they take turns.
+INSERT INTO `{table}_settings` (number, version, ordered) VALUES {rows}
+ON DUPLICATE KEY UPDATE version = GREATEST(version, VALUES(version));
