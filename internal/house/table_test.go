@@ -36,7 +36,6 @@ var house = table{
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
 	{1, "internal/testserver/mysqltest", "MariaDB", these(testLib, mysql)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
-	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
 	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
@@ -102,7 +101,6 @@ var (
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
 	sqlite     = []string{"modernc.org/sqlite/..."}
 	mysql      = []string{"github.com/go-sql-driver/mysql"}
-	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	natsGo     = []string{"github.com/nats-io/nats.go/..."}
 	natsServer = []string{"github.com/nats-io/nats-server/v2/..."}
 	franz      = []string{"github.com/twmb/franz-go/..."}
