@@ -53,6 +53,8 @@ var house = table{
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
+	{4, "console", "the web console, a handler for any mux", nil},
+
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
 
 	{programs, "cmd/...", "programs", everything},

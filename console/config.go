@@ -1,0 +1,160 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// Config says what the console shows, and to whom. All of it is optional: a screen whose source is missing says what to
+// configure.
+type Config struct {
+	Stores      []Store
+	Outboxes    []Outbox
+	DeadLetters []DeadLetterTopic
+
+	// Counters returns how many deliveries there were so far. [Prometheus] makes one.
+	Counters func(context.Context) ([]Counter, error)
+
+	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request.
+	Findings func(context.Context) ([]Finding, error)
+
+	// Trace is a link to a trace; {trace} stands for its ID.
+	Trace string
+
+	// TraceSearch is a link to the traces of a message, its duplicates included; {id} stands for the message ID.
+	TraceSearch string
+
+	// Authorize says who asks, and whether they may do this. An error refuses; its text is shown. A page asks for every
+	// action that it could offer, so Authorize has to be quick. Nil: everybody may View, and nothing else.
+	Authorize func(*http.Request, Action) (who string, err error)
+
+	// Audit is told of every change, whether it was made or refused. Logger has a line of each in any case.
+	Audit func(context.Context, Entry)
+
+	// Notes remember which failures were archived. Nil: notes that are forgotten when the process ends.
+	Notes *Notes
+
+	// Every is how often live parts are sampled. Default 2 s; at least 100 ms.
+	Every time.Duration
+
+	// Rate is how many records or rows an action changes a second at most. Default 100.
+	Rate int
+
+	// Logger gets the lines of the audit log. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// A Store is a store of records with a name for people and links.
+type Store struct {
+	Name      string
+	Inspector dedupstore.Inspector
+}
+
+// An Outbox is an outbox with a name for people and links. Rows can be replayed if it is an outbox.Replayer.
+type Outbox struct {
+	Name      string
+	Inspector outbox.Inspector
+}
+
+// A Counter counts deliveries: the metric of claims by its attributes.
+type Counter struct {
+	Group, Handler string
+	Outcome        string // such as "claimed" or "duplicate_completed"
+	Cause          string // of duplicates, such as "producer_retry"; may be empty
+	Count          int64  // since the process began
+}
+
+// A Finding is what is wrong with a server.
+type Finding struct {
+	Severity string // "error": it can lose messages or make effects twice; "warning": it should be changed
+	Subject  string
+	Finding  string
+}
+
+// An Entry is a line of the audit log: what became of a record, or of some rows or letters.
+type Entry struct {
+	Time   time.Time
+	Who    string
+	Action Action
+	Where  string // the name of the store, outbox or topic
+	What   string // the key of the record, or IDs of rows; of a redrive, which letters
+	Fence  uint64 // of the record that was seen
+	Why    string
+	Result string // "changed", "refused" or "failed"; of letters how many were sent
+	Error  string
+}
+
+func (c Config) withDefaults() Config {
+	if c.Authorize == nil {
+		c.Authorize = func(_ *http.Request, a Action) (string, error) {
+			if a == View {
+				return "", nil
+			}
+			return "", errReadOnly
+		}
+	}
+	if c.Audit == nil {
+		c.Audit = func(context.Context, Entry) {}
+	}
+	if c.Notes == nil {
+		c.Notes = &Notes{}
+	}
+	if c.Every == 0 {
+		c.Every = 2 * time.Second
+	}
+	if c.Rate == 0 {
+		c.Rate = 100
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	named := map[string]bool{}
+	check := func(kind, name string, missing bool) error {
+		switch {
+		case name == "":
+			return invalid(kind, "has one without a name")
+		case named[kind+name]:
+			return invalid(kind, fmt.Sprintf("has two with the name %q", name))
+		case missing:
+			return invalid(kind, fmt.Sprintf("has %q without a source", name))
+		}
+		named[kind+name] = true
+		return nil
+	}
+	for _, s := range c.Stores {
+		if err := check("Config.Stores", s.Name, s.Inspector == nil); err != nil {
+			return err
+		}
+	}
+	for _, o := range c.Outboxes {
+		if err := check("Config.Outboxes", o.Name, o.Inspector == nil); err != nil {
+			return err
+		}
+	}
+	for _, d := range c.DeadLetters {
+		if err := check("Config.DeadLetters", d.Name, d.Source == nil); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.Every < 100*time.Millisecond:
+		return invalid("Config.Every", fmt.Sprintf("is %v, want at least 100ms", c.Every))
+	case c.Rate < 1:
+		return invalid("Config.Rate", fmt.Sprintf("is %d, want at least 1", c.Rate))
+	}
+	return nil
+}
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Package: "console", Field: field, Problem: problem}
+}

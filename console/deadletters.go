@@ -1,0 +1,62 @@
+package console
+
+import (
+	"context"
+	"time"
+)
+
+// A DeadLetterTopic is a topic of dead letters with a name for people and links.
+type DeadLetterTopic struct {
+	Name   string
+	Source DeadLetters
+}
+
+// DeadLetters shows the dead letters of a topic, and runs their messages again.
+type DeadLetters interface {
+	// List returns letters, at most so many, and how many more there are.
+	List(ctx context.Context, f DeadLetterFilter, limit int) (found []DeadLetter, more int, err error)
+
+	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
+	Show(ctx context.Context, id string) ([]DeadLetter, error)
+
+	// Predict says what a redrive would do, by reason.
+	Predict(ctx context.Context, f DeadLetterFilter) ([]Prediction, error)
+
+	// Redrive publishes the messages that will run, at most rate a second, and tells how it comes on. It stops if many
+	// fail again.
+	Redrive(ctx context.Context, f DeadLetterFilter, rate int, on func(Redriven)) error
+}
+
+// A DeadLetterFilter says which letters are meant. The zero value means all.
+type DeadLetterFilter struct {
+	Reason string // a part of the reason
+	ID     string // the letter's own, or that of the message
+}
+
+// A DeadLetter is a copy of a message that failed.
+type DeadLetter struct {
+	ID, Original   string // its own ID, and that of the message
+	Position       string // where the broker has it
+	At             time.Time
+	Handler, Topic string
+	Outcome        string
+	Reason         string
+	Attempts       int
+	Header         map[string]string
+	Payload        []byte
+}
+
+// A Prediction is what a redrive would do with the letters of a reason.
+type Prediction struct {
+	Reason  string
+	Letters int
+	Run     int // will run
+	Unknown int // will run although the outcome is unknown: the effect may happen twice
+	Skipped int // succeeded since, run now, are due, failed again since, have no record, or cannot be rerun
+}
+
+// Redriven is how far a redrive has come.
+type Redriven struct {
+	Sent, Left, Refused     int
+	Succeeded, Failed, Open int // of those sent
+}

@@ -1,0 +1,324 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// share bounds what the loop asks of a server: after a page that took some time, it waits that many times as long.
+	share = 25
+
+	idleAfter    = time.Minute
+	lookPatience = 10 * time.Second
+
+	findingsEvery    = 5 * time.Minute
+	findingsPatience = time.Minute
+	findingsSource   = "\x00findings"
+)
+
+var errRunning = errors.New("console: Run runs already")
+
+// Run samples what live parts show, once for all streams, and does what was asked for. It blocks until its context
+// ends, and then ends all streams. While nobody looks, it counts deliveries only. Without it, pages show lists and
+// records, but neither figures nor live parts, and actions are refused.
+func (c *Console) Run(ctx context.Context) error {
+	if !c.running.CompareAndSwap(false, true) {
+		return errRunning
+	}
+	defer c.running.Store(false)
+	c.asked.Store(time.Now().UnixMilli())
+	var all sync.WaitGroup
+	for i := range c.config.Stores {
+		all.Go(func() { c.watchStore(ctx, i) })
+	}
+	for i := range c.config.Outboxes {
+		all.Go(func() { c.watchOutbox(ctx, i) })
+	}
+	if c.config.Counters != nil {
+		all.Go(func() { c.watchTraffic(ctx) })
+	}
+	if c.config.Findings != nil {
+		all.Go(func() { c.watchFindings(ctx) })
+	}
+	all.Go(func() { c.work(ctx) })
+	beat := time.NewTicker(c.config.Every)
+	defer beat.Stop()
+	for ctx.Err() == nil {
+		c.publish(false)
+		select {
+		case <-beat.C:
+		case <-ctx.Done():
+		}
+	}
+	all.Wait()
+	c.publish(true)
+	return ctx.Err()
+}
+
+// idle reports whether nobody has looked for a while.
+func (c *Console) idle() bool {
+	return c.streams.Load() == 0 && time.Since(time.UnixMilli(c.asked.Load())) > idleAfter
+}
+
+// seen is what was sampled last. What its pointers and slices lead to never changes.
+type seen struct {
+	Stores   []*storeSeen
+	Outboxes []*outboxSeen
+	Traffic  *traffic      // nil: not configured, or not known yet
+	Findings *findingsSeen // as above
+}
+
+// Failed sums the failures of all stores that are not archived.
+func (s *seen) Failed() (n int) {
+	for _, one := range s.Stores {
+		n += one.Failures.N - one.Failures.Unknown
+	}
+	return n
+}
+
+// Unknown sums the unknown outcomes of all stores that are not archived.
+func (s *seen) Unknown() (n int) {
+	for _, one := range s.Stores {
+		n += one.Failures.Unknown
+	}
+	return n
+}
+
+// Running sums the records whose handlers run.
+func (s *seen) Running() (n int) {
+	for _, one := range s.Stores {
+		n += one.Running.N
+	}
+	return n
+}
+
+// OldestClaim is when the oldest run was claimed that has not ended.
+func (s *seen) OldestClaim() (oldest time.Time) {
+	for _, one := range s.Stores {
+		for _, r := range one.Running.Oldest {
+			if oldest.IsZero() || r.Claimed.Before(oldest) {
+				oldest = r.Claimed
+			}
+		}
+	}
+	return oldest
+}
+
+// Pending sums the rows of all outboxes that are not published.
+func (s *seen) Pending() (n int) {
+	for _, one := range s.Outboxes {
+		n += one.Stats.Pending
+	}
+	return n
+}
+
+// Dead sums the dead rows of all outboxes.
+func (s *seen) Dead() (n int) {
+	for _, one := range s.Outboxes {
+		n += one.Stats.Dead
+	}
+	return n
+}
+
+// Lag is how long the oldest row of all outboxes has been due.
+func (s *seen) Lag() (oldest time.Duration) {
+	for _, one := range s.Outboxes {
+		oldest = max(oldest, one.Stats.Oldest)
+	}
+	return oldest
+}
+
+// Wrong counts the findings that are errors, and the sources that did not answer.
+func (s *seen) Wrong() int {
+	n := len(s.Problems())
+	if s.Findings != nil {
+		n += s.Findings.Errors()
+	}
+	return n
+}
+
+// Problems say which sources did not answer.
+func (s *seen) Problems() (all []Finding) {
+	add := func(subject, problem string) {
+		if problem != "" {
+			all = append(all, Finding{"error", subject, problem})
+		}
+	}
+	for _, one := range s.Stores {
+		add("store "+one.Name, one.Problem)
+	}
+	for _, one := range s.Outboxes {
+		add("outbox "+one.Name, one.Problem)
+	}
+	if s.Traffic != nil {
+		add("counters of deliveries", s.Traffic.Problem)
+	}
+	if s.Findings != nil {
+		add("doctor", s.Findings.Problem)
+	}
+	return all
+}
+
+// Noted sums records, and the duplicates that are noted beside them.
+func (s *seen) Noted() (sum scopeCount) {
+	for _, one := range s.Stores {
+		sum.N += one.Counts.Sum.N
+		sum.Duplicates += one.Counts.Sum.Duplicates
+	}
+	return sum
+}
+
+// Scope is the traffic of a scope; nil if there is none.
+func (s *seen) Scope(group, handler string) *scopeTraffic {
+	if s.Traffic == nil {
+		return nil
+	}
+	of, ok := s.Traffic.scopes[group+"\x00"+handler]
+	if !ok {
+		return nil
+	}
+	return &of
+}
+
+// A findingsSeen is what Config.Findings returned.
+type findingsSeen struct {
+	All     []Finding
+	At      time.Time
+	Problem string
+}
+
+// Errors counts the findings that are errors.
+func (f *findingsSeen) Errors() (n int) {
+	for _, one := range f.All {
+		if one.Severity == "error" {
+			n++
+		}
+	}
+	return n
+}
+
+// see changes what was sampled last.
+func (c *Console) see(change func(*seen)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.seen
+	s.Stores, s.Outboxes = slices.Clone(s.Stores), slices.Clone(s.Outboxes)
+	change(&s)
+	c.seen = s
+}
+
+// A snapshot is what live parts show at a time.
+type snapshot struct {
+	seen
+	At   time.Time
+	next chan struct{} // closed when there is a newer one
+	last bool          // the loop has ended
+
+	mu    sync.Mutex
+	parts map[string]*part
+}
+
+// A part is a live part as HTML, made once for all streams.
+type part struct {
+	once sync.Once
+	html []byte
+	err  error
+}
+
+func newSnapshot(s seen, at time.Time) *snapshot {
+	return &snapshot{seen: s, At: at, next: make(chan struct{}), parts: map[string]*part{}}
+}
+
+// part returns a part that is made once.
+func (s *snapshot) part(name string, do func() ([]byte, error)) ([]byte, error) {
+	s.mu.Lock()
+	p := s.parts[name]
+	if p == nil {
+		p = &part{}
+		s.parts[name] = p
+	}
+	s.mu.Unlock()
+	p.once.Do(func() { p.html, p.err = do() })
+	return p.html, p.err
+}
+
+func (c *Console) now() *snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.latest
+}
+
+func (c *Console) publish(last bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.latest
+	c.latest = newSnapshot(c.seen, time.Now())
+	c.latest.last = last
+	close(before.next)
+}
+
+// pause waits, and reports whether it was woken.
+func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-wake:
+		return true
+	}
+	return false
+}
+
+// hurry makes a source look now. It reports whether there is such a source.
+func (c *Console) hurry(source string) bool {
+	wake, ok := c.wake[source]
+	if ok {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	return ok
+}
+
+func (c *Console) watchFindings(ctx context.Context) {
+	for ctx.Err() == nil {
+		within, cancel := context.WithTimeout(ctx, findingsPatience)
+		all, err := c.config.Findings(within)
+		cancel()
+		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
+		c.see(func(s *seen) { s.Findings = found })
+		for again := time.Now().Add(findingsEvery); ctx.Err() == nil; {
+			if pause(ctx, c.config.Every, c.wake[findingsSource]) || time.Now().After(again) && !c.idle() {
+				break
+			}
+		}
+	}
+}
+
+func (c *Console) watchTraffic(ctx context.Context) {
+	var m meter
+	for ctx.Err() == nil {
+		within, cancel := context.WithTimeout(ctx, lookPatience)
+		counters, err := c.config.Counters(within)
+		cancel()
+		if err == nil {
+			m.add(counters, time.Now())
+		}
+		view := m.view(err)
+		c.see(func(s *seen) { s.Traffic = view })
+		pause(ctx, c.config.Every, nil)
+	}
+}
+
+func problemOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

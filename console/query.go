@@ -1,0 +1,233 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+const (
+	pageSize = 50
+	budget   = 250 * time.Millisecond // how long a page looks for records
+)
+
+var (
+	errNoStore  = errors.New("no store is named so: see Config.Stores")
+	errNoOutbox = errors.New("no outbox is named so: see Config.Outboxes")
+	errNoTopic  = errors.New("no topic of dead letters is named so: see Config.DeadLetters")
+)
+
+// store finds a store; without a name the first one.
+func (c *Console) store(name string) (Store, error) {
+	for _, s := range c.config.Stores {
+		if name == "" || s.Name == name {
+			return s, nil
+		}
+	}
+	return Store{}, refuse(http.StatusNotFound, errNoStore)
+}
+
+func (c *Console) box(name string) (Outbox, error) {
+	for _, o := range c.config.Outboxes {
+		if name == "" || o.Name == name {
+			return o, nil
+		}
+	}
+	return Outbox{}, refuse(http.StatusNotFound, errNoOutbox)
+}
+
+func (c *Console) topic(name string) (DeadLetterTopic, error) {
+	for _, d := range c.config.DeadLetters {
+		if name == "" || d.Name == name {
+			return d, nil
+		}
+	}
+	return DeadLetterTopic{}, refuse(http.StatusNotFound, errNoTopic)
+}
+
+// A query says which records a page shows, and from where on.
+type query struct {
+	In      string // the store
+	State   string
+	Pattern string // of reasons
+	Text    struct{ Since, Before string }
+	dedupstore.Filter
+	after  string
+	skip   int // records of the store's page that were shown before
+	looked int
+}
+
+var states = []string{"running", "retryable", "publishing", "succeeded", "failed", "unknown"}
+
+// ages are what Messages offers for Since and Before.
+var ages = []string{"5m", "1h", "24h", "168h"}
+
+func readQuery(q url.Values, now time.Time) (*query, error) {
+	f := &query{In: q.Get("in"), State: q.Get("state"), Pattern: q.Get("pattern"), after: q.Get("after")}
+	f.Tenant, f.Group, f.Handler = q.Get("tenant"), q.Get("group"), q.Get("handler")
+	f.ID, f.Reason = strings.TrimSpace(q.Get("id")), q.Get("reason")
+	f.Text.Since, f.Text.Before = q.Get("since"), q.Get("before")
+	f.skip, _ = strconv.Atoi(q.Get("skip"))
+	f.looked, _ = strconv.Atoi(q.Get("looked"))
+	switch f.State {
+	case "":
+	case "running", "retryable", "publishing":
+		f.States = []dedupstore.State{dedupstore.State(f.State)}
+	case "succeeded", "failed", "unknown":
+		f.Kinds = []dedupstore.Kind{dedupstore.Kind(f.State)}
+	case "failing":
+		f.Kinds = failed
+	default:
+		return nil, refuse(http.StatusBadRequest, fmt.Errorf("console: state is %q, want one of %s", f.State,
+			strings.Join(states, ", ")))
+	}
+	if f.Reason == "" {
+		f.Filter.Reason = pieceOf(f.Pattern)
+	}
+	var err error
+	if f.Since, err = before(f.Text.Since, now); err == nil {
+		f.Before, err = before(f.Text.Before, now)
+	}
+	return f, err
+}
+
+// before reads a duration before now, or a time.
+func before(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return now.Add(-d), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, refuse(http.StatusBadRequest, fmt.Errorf("console: %q is neither a duration nor an RFC 3339 time", text))
+	}
+	return at, nil
+}
+
+// pairs are the parameters of a link to the same query, without a place in it.
+func (q *query) pairs() []any {
+	return []any{
+		"in", q.In, "state", q.State, "tenant", q.Tenant, "group", q.Group, "handler", q.Handler, "id", q.ID,
+		"reason", q.Reason, "pattern", q.Pattern, "since", q.Text.Since, "before", q.Text.Before,
+	}
+}
+
+// Pairs are for templates that carry the query along in a form.
+func (q *query) Pairs() (fields [][2]string) {
+	all := q.pairs()
+	for i := 0; i+1 < len(all); i += 2 {
+		if value := all[i+1].(string); value != "" {
+			fields = append(fields, [2]string{all[i].(string), value})
+		}
+	}
+	return fields
+}
+
+// Filtered reports whether the query leaves anything out.
+func (q *query) Filtered() bool { return len(q.Pairs()) > min(1, len(q.In)) }
+
+func (q *query) matches(r *dedupstore.Record) bool {
+	if q.Pattern == "" || q.Pattern == otherGroup {
+		return true
+	}
+	return patternOf(r.Outcome.Reason) == q.Pattern
+}
+
+// A found is what a page shows of a list.
+type found struct {
+	Records []dedupstore.Record
+	Next    string // the link to go on; empty: that is all
+	Looked  int
+	Total   int
+	Full    bool // the page is full, so Next is the next page; else the time was over
+}
+
+// find looks for records until the page is full, the time is over, or the store has no more. An ID is first looked up
+// in the scopes that the loop knows, which takes one round trip however large the store is.
+func (c *Console) find(ctx context.Context, s Store, q *query, most int, long time.Duration) (*found, error) {
+	end := time.Now().Add(long)
+	f := &found{Looked: q.looked}
+	have := map[dedupstore.Key]bool{}
+	if q.ID != "" && q.after == "" && q.skip == 0 {
+		direct, err := c.lookUp(ctx, s, q)
+		if err != nil {
+			return nil, err
+		}
+		for i := range direct {
+			have[direct[i].Key] = true
+		}
+		f.Records = direct
+	}
+	after, skip := q.after, max(q.skip, 0)
+	for {
+		page, err := s.Inspector.List(ctx, q.Filter, after)
+		if err != nil {
+			return nil, err
+		}
+		f.Total = max(f.Total, page.Total)
+		all := slices.DeleteFunc(page.Records, func(r dedupstore.Record) bool { return have[r.Key] || !q.matches(&r) })
+		newestFirst(all)
+		skip = min(skip, len(all))
+		taken := all[skip:min(len(all), skip+max(0, most-len(f.Records)))]
+		f.Records = append(f.Records, taken...)
+		if skip += len(taken); skip < len(all) {
+			f.Full = true
+			f.goOn(q, after, skip)
+			break
+		}
+		f.Looked += page.Looked
+		if after, skip = page.Next, 0; after == "" {
+			break
+		}
+		if f.Full = len(f.Records) >= most; f.Full || time.Now().After(end) {
+			f.goOn(q, after, 0)
+			break
+		}
+	}
+	f.Total = max(f.Total, f.Looked)
+	return f, nil
+}
+
+func (f *found) goOn(q *query, after string, skip int) {
+	f.Next = string(link("", append(q.pairs(), "after", after, "skip", skip, "looked", f.Looked)...))[len("./"):]
+}
+
+// newestFirst sorts by the last claim: stores keep no order, and a page shall look the same when it is asked for again.
+func newestFirst(all []dedupstore.Record) {
+	slices.SortFunc(all, func(a, b dedupstore.Record) int {
+		return cmp.Or(b.Claimed.Compare(a.Claimed), strings.Compare(a.Key.String(), b.Key.String()))
+	})
+}
+
+// lookUp looks for an ID in the scopes that the loop knows.
+func (c *Console) lookUp(ctx context.Context, s Store, q *query) (there []dedupstore.Record, err error) {
+	var keys []dedupstore.Key
+	for _, scope := range c.now().store(s.Name).Counts.Scopes {
+		k := dedupstore.Key{Tenant: scope.Tenant, Group: scope.Group, Handler: scope.Handler, ID: q.ID}
+		if k.Validate() == nil && len(keys) < 1000 {
+			keys = append(keys, k)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	records, err := s.Inspector.Look(ctx, keys)
+	for i := range records {
+		if q.Filter.Matches(&records[i]) && q.matches(&records[i]) {
+			there = append(there, records[i])
+		}
+	}
+	newestFirst(there)
+	return there, err
+}

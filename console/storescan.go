@@ -1,0 +1,369 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A storeSeen is what the loop knows of a store. Each part is of the last whole pass through the store, or of as much
+// as the first pass has seen.
+type storeSeen struct {
+	Name     string
+	Counts   counts
+	Failures failing
+	Running  working
+	Problem  string // why the last look failed
+}
+
+// A pass is a way through a store, page by page.
+type pass struct {
+	Looked, Total int
+	Done          time.Time // zero: it goes on
+	after         string
+}
+
+// Part is how much of the store it has seen, in words. Empty: all.
+func (p pass) Part() string {
+	switch {
+	case !p.Done.IsZero():
+		return ""
+	case p.Total > 0:
+		return number(p.Looked) + " of " + number(max(p.Total, p.Looked)) + " records so far"
+	default:
+		return number(p.Looked) + " records so far"
+	}
+}
+
+// next takes in a page, and reports whether it was the last one.
+func (p *pass) next(after string, looked, total int) bool {
+	p.after, p.Looked, p.Total = after, p.Looked+looked, total
+	if after == "" {
+		p.Done = time.Now()
+	}
+	return after == ""
+}
+
+// Counts are records by scope and state.
+type counts struct {
+	pass
+	Scopes []scopeCount
+	Sum    scopeCount
+}
+
+type scopeCount struct {
+	Tenant, Group, Handler                                        string
+	Running, Retryable, Publishing, Succeeded, Failed, Unknown, N int
+	Duplicates                                                    int
+}
+
+func (s *scopeCount) add(t dedupstore.Tally) {
+	s.N += t.Records
+	s.Duplicates += t.Duplicates
+	switch {
+	case t.State == dedupstore.Running:
+		s.Running += t.Records
+	case t.State == dedupstore.Retryable:
+		s.Retryable += t.Records
+	case t.State == dedupstore.Publishing:
+		s.Publishing += t.Records
+	case t.Kind == dedupstore.Succeeded:
+		s.Succeeded += t.Records
+	case t.Kind == dedupstore.Failed:
+		s.Failed += t.Records
+	default:
+		s.Unknown += t.Records
+	}
+}
+
+// States are the counts by state, for a bar.
+func (s scopeCount) States() []amount {
+	return []amount{
+		{"succeeded", "good", "", int64(s.Succeeded)}, {"running", "busy", "", int64(s.Running)},
+		{"retryable", "wait", "", int64(s.Retryable)}, {"publishing", "wait", "", int64(s.Publishing)},
+		{"failed", "bad", "", int64(s.Failed)}, {"unknown", "doubt", "", int64(s.Unknown)},
+	}
+}
+
+// Working are records whose handler runs.
+type working struct {
+	pass
+	N      int
+	Lapsed int // their lease has ended, and nobody took over yet
+	Oldest []dedupstore.Record
+}
+
+// Failing are failed and unknown records by reason.
+type failing struct {
+	pass
+	Groups   []group
+	N        int
+	Unknown  int
+	Archived int
+	Began    time.Time
+}
+
+const (
+	mostGroups = 200
+	mostOldest = 10
+	otherGroup = "other reasons"
+)
+
+// A group is the failures whose reasons differ in numbers only.
+type group struct {
+	Pattern string // the reason, with # for what differs
+	N       int
+	Unknown int
+	First   time.Time
+	Last    time.Time
+	Scopes  []string // some
+	Hours   [24]int  // of the last day, oldest first, by when they ended
+}
+
+// Failed counts those that did not end as unknown.
+func (g group) Failed() int { return g.N - g.Unknown }
+
+// Sparks are the hours, for a chart.
+func (g group) Sparks() (points []float64) {
+	for _, n := range g.Hours {
+		points = append(points, float64(n))
+	}
+	return points
+}
+
+// patternOf makes one text of reasons that differ in numbers only, with # for them.
+func patternOf(reason string) string {
+	var b strings.Builder
+	for at := 0; at < len(reason); {
+		end, digits := at, false
+		for end < len(reason) && isHex(reason[end]) {
+			digits = digits || reason[end] <= '9'
+			end++
+		}
+		switch {
+		case end == at:
+			b.WriteByte(reason[at])
+			at++
+			continue
+		case digits && (onlyDigits(reason[at:end]) || end-at >= 6):
+			b.WriteByte('#')
+		default:
+			b.WriteString(reason[at:end])
+		}
+		at = end
+	}
+	return b.String()
+}
+
+// pieceOf is the longest text that all reasons of a pattern have.
+func pieceOf(pattern string) (longest string) {
+	if pattern == otherGroup {
+		return ""
+	}
+	for piece := range strings.SplitSeq(pattern, "#") {
+		if len(piece) > len(longest) {
+			longest = piece
+		}
+	}
+	return longest
+}
+
+func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F' }
+
+func onlyDigits(s string) bool { return strings.Trim(s, "0123456789") == "" }
+
+// A storeScan goes through a store, again and again: three ways side by side, because a filter of the store is cheaper
+// than to send all records here.
+type storeScan struct {
+	name  string
+	notes *Notes
+
+	counts  counts
+	scopes  map[string]*scopeCount
+	failing failing
+	groups  map[string]*group
+	working working
+	oldest  []dedupstore.Record
+
+	hurried bool // only failures are counted, until a whole pass is done
+	shown   storeSeen
+}
+
+func (c *Console) watchStore(ctx context.Context, i int) {
+	s := c.config.Stores[i]
+	w := &storeScan{name: s.Name, notes: c.config.Notes, shown: storeSeen{Name: s.Name}}
+	w.again()
+	for ctx.Err() == nil {
+		began := time.Now()
+		if !c.idle() {
+			within, cancel := context.WithTimeout(ctx, lookPatience)
+			w.shown.Problem = problemOf(w.step(within, s.Inspector))
+			cancel()
+			shown := w.shown
+			c.see(func(s *seen) { s.Stores[i] = &shown })
+		}
+		wait := max(c.config.Every, share*time.Since(began))
+		if w.hurried && w.shown.Problem == "" {
+			wait = 0
+		}
+		if pause(ctx, wait, c.wake[s.Name]) {
+			w.hurried = true
+			w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
+		}
+	}
+}
+
+// again begins all ways that have ended.
+func (w *storeScan) again() {
+	if w.scopes == nil {
+		w.counts, w.scopes = counts{}, map[string]*scopeCount{}
+	}
+	if w.groups == nil {
+		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
+	}
+}
+
+// step looks at a page on each way.
+func (w *storeScan) step(ctx context.Context, store dedupstore.Inspector) error {
+	w.again()
+	if err := w.fails(ctx, store); err != nil || w.hurried {
+		return err
+	}
+	if err := w.works(ctx, store); err != nil {
+		return err
+	}
+	return w.count(ctx, store)
+}
+
+func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error {
+	page, err := store.Count(ctx, dedupstore.Filter{}, w.counts.after)
+	if err != nil {
+		return err
+	}
+	for _, t := range page.Tallies {
+		name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
+		if w.scopes[name] == nil {
+			w.scopes[name] = &scopeCount{Tenant: t.Tenant, Group: t.Group, Handler: t.Handler}
+		}
+		w.scopes[name].add(t)
+		w.counts.Sum.add(t)
+	}
+	done := w.counts.next(page.Next, page.Looked, page.Total)
+	if done || w.shown.Counts.Done.IsZero() {
+		w.shown.Counts = w.counts
+		for _, name := range slices.Sorted(maps.Keys(w.scopes)) {
+			w.shown.Counts.Scopes = append(w.shown.Counts.Scopes, *w.scopes[name])
+		}
+	}
+	if done {
+		w.scopes = nil
+	}
+	return nil
+}
+
+func (w *storeScan) works(ctx context.Context, store dedupstore.Inspector) error {
+	page, err := store.List(ctx, dedupstore.Filter{States: []dedupstore.State{dedupstore.Running}}, w.working.after)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	for i := range page.Records {
+		r := &page.Records[i]
+		w.working.N++
+		if now.After(r.Until) {
+			w.working.Lapsed++
+		}
+	}
+	w.oldest = append(w.oldest, page.Records...)
+	slices.SortFunc(w.oldest, func(a, b dedupstore.Record) int {
+		return cmp.Or(a.Claimed.Compare(b.Claimed), strings.Compare(a.Key.String(), b.Key.String()))
+	})
+	w.oldest = slices.Clone(w.oldest[:min(mostOldest, len(w.oldest))])
+	done := w.working.next(page.Next, page.Looked, page.Total)
+	if done || w.shown.Running.Done.IsZero() {
+		w.shown.Running = w.working
+		w.shown.Running.Oldest = w.oldest
+	}
+	if done {
+		w.working, w.oldest = working{}, nil
+	}
+	return nil
+}
+
+var failed = []dedupstore.Kind{dedupstore.Failed, dedupstore.Unknown}
+
+func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error {
+	page, err := store.List(ctx, dedupstore.Filter{Kinds: failed}, w.failing.after)
+	if err != nil {
+		return err
+	}
+	for i := range page.Records {
+		w.fail(&page.Records[i])
+	}
+	done := w.failing.next(page.Next, page.Looked, page.Total)
+	if done || w.shown.Failures.Done.IsZero() {
+		w.shown.Failures = w.failing
+		for _, g := range w.groups {
+			of := *g
+			of.Scopes = slices.Clone(g.Scopes)
+			w.shown.Failures.Groups = append(w.shown.Failures.Groups, of)
+		}
+		slices.SortFunc(w.shown.Failures.Groups, func(a, b group) int {
+			return cmp.Or(cmp.Compare(b.N, a.N), b.Last.Compare(a.Last), strings.Compare(a.Pattern, b.Pattern))
+		})
+	}
+	if done {
+		w.groups, w.hurried = nil, false
+	}
+	return nil
+}
+
+func (w *storeScan) fail(r *dedupstore.Record) {
+	if w.notes.of(w.name, r) != nil {
+		w.failing.Archived++
+		return
+	}
+	pattern := patternOf(r.Outcome.Reason)
+	g := w.groups[pattern]
+	if g == nil && len(w.groups) >= mostGroups {
+		pattern = otherGroup
+		g = w.groups[pattern]
+	}
+	at := ended(r)
+	if g == nil {
+		g = &group{Pattern: pattern, First: at}
+		w.groups[pattern] = g
+	}
+	g.N++
+	w.failing.N++
+	if r.Outcome.Kind == dedupstore.Unknown {
+		g.Unknown++
+		w.failing.Unknown++
+	}
+	if at.Before(g.First) {
+		g.First = at
+	}
+	if at.After(g.Last) {
+		g.Last = at
+	}
+	if hours := int(w.failing.Began.Sub(at) / time.Hour); hours < len(g.Hours) {
+		g.Hours[len(g.Hours)-1-max(hours, 0)]++
+	}
+	scope := r.Key.Group + " / " + r.Key.Handler
+	if len(g.Scopes) < 3 && !slices.Contains(g.Scopes, scope) {
+		g.Scopes = append(g.Scopes, scope)
+	}
+}
+
+// ended is when a run ended, or when it was claimed if that is not known.
+func ended(r *dedupstore.Record) time.Time {
+	if r.Ended.IsZero() {
+		return r.Claimed
+	}
+	return r.Ended
+}

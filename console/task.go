@@ -1,0 +1,440 @@
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const (
+	mostQueued = 16
+	mostTasks  = 50  // that are remembered
+	mostItems  = 200 // that a page shows
+)
+
+var (
+	errNoTask  = errors.New("this action is not remembered any more: the audit log has it")
+	errBusy    = errors.New("too many actions wait: try again when some have ended")
+	errOutcome = errors.New("say what happened: succeeded or failed")
+	errNote    = errors.New("write a note: it says why the failure is put aside")
+	errStopped = errors.New("the console was stopped; plan it again for the rest")
+)
+
+// A task is an action that was asked for. Tasks are done one after the other.
+type task struct {
+	id       string
+	plan     *plan
+	who, why string
+	change   dedupstore.Change // of records
+	asked    time.Time
+
+	mu       sync.Mutex
+	began    time.Time
+	ended    time.Time
+	changed  int
+	refused  int
+	results  []string // by record: "changed", or why not
+	redriven *Redriven
+	err      error
+}
+
+// act queues what a plan says.
+func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	p := c.plan(r.PostFormValue("id"), v.session)
+	if p == nil {
+		return refuse(http.StatusNotFound, errNoPlan)
+	}
+	who, err := c.allowed(r, p.Action)
+	if err != nil {
+		return err
+	}
+	t := &task{
+		id: rand.Text(), plan: p, who: who, why: strings.TrimSpace(r.PostFormValue("why")), asked: time.Now(),
+	}
+	switch p.Action {
+	case Forget:
+		t.change = dedupstore.Forget{}
+	case Rerun:
+		t.change = dedupstore.Rerun{}
+	case Complete:
+		o := dedupstore.Outcome{Kind: dedupstore.Kind(r.PostFormValue("outcome"))}
+		switch o.Kind {
+		case dedupstore.Failed:
+			o.Reason = r.PostFormValue("because")
+		case dedupstore.Succeeded:
+			if result := r.PostFormValue("result"); result != "" {
+				o.Result = []byte(result)
+			}
+		default:
+			return refuse(http.StatusBadRequest, errOutcome)
+		}
+		t.change = dedupstore.Complete{Outcome: o}
+	case Archive:
+		if t.why == "" {
+			return refuse(http.StatusBadRequest, errNote)
+		}
+	}
+	if !c.running.Load() {
+		return refuse(http.StatusServiceUnavailable, errNotRunning)
+	}
+	if !c.takePlan(p) {
+		return refuse(http.StatusNotFound, errNoPlan)
+	}
+	select {
+	case c.queue <- t:
+	default:
+		return refuse(http.StatusServiceUnavailable, errBusy)
+	}
+	c.mu.Lock()
+	c.tasks = append(c.tasks, t)
+	c.tasks = slices.Clone(c.tasks[max(0, len(c.tasks)-mostTasks):])
+	c.mu.Unlock()
+	seeOther(w, string(link("task", "id", t.id)))
+	return nil
+}
+
+func (c *Console) task(id string) *task {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range c.tasks {
+		if t.id == id {
+			return t
+		}
+	}
+	return nil
+}
+
+// recent are the tasks, the last one first.
+func (c *Console) recent() (all []*taskView) {
+	c.mu.Lock()
+	tasks := slices.Clone(c.tasks)
+	c.mu.Unlock()
+	slices.Reverse(tasks)
+	for _, t := range tasks {
+		all = append(all, t.view())
+	}
+	return all
+}
+
+// work does tasks until the context ends. Those that still wait then are given up.
+func (c *Console) work(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			for {
+				select {
+				case t := <-c.queue:
+					t.end(errStopped)
+				default:
+					return
+				}
+			}
+		case t := <-c.queue:
+			t.mu.Lock()
+			t.began = time.Now()
+			t.mu.Unlock()
+			t.end(c.do(ctx, t))
+			for _, s := range c.config.Stores { // what the page before shows has changed
+				if s.Name == t.plan.In && t.plan.Things() == "record" {
+					c.hurry(s.Name)
+				}
+			}
+		}
+	}
+}
+
+func (t *task) end(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended, t.err = time.Now(), err
+}
+
+func (c *Console) do(ctx context.Context, t *task) error {
+	switch t.plan.Action {
+	case Redrive:
+		return c.redrive(ctx, t)
+	case Requeue, Discard:
+		return c.free(ctx, t)
+	case Replay:
+		return c.replay(ctx, t)
+	default:
+		return c.change(ctx, t)
+	}
+}
+
+// audit tells what became of something.
+func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
+	e.Time, e.Who, e.Action, e.Where, e.Why = time.Now(), t.who, t.plan.Action, t.plan.In, t.why
+	if err != nil {
+		e.Error = err.Error()
+	}
+	ctx = context.WithoutCancel(ctx)
+	c.config.Logger.InfoContext(ctx, "console: action", "who", e.Who, "action", string(e.Action), "in", e.Where,
+		"what", e.What, "fence", e.Fence, "why", e.Why, "result", e.Result, "error", e.Error)
+	c.config.Audit(ctx, e)
+}
+
+func (t *task) result(changed int, refused int, results ...string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.changed += changed
+	t.refused += refused
+	t.results = append(t.results, results...)
+}
+
+// change changes one record after the other, as fast as is allowed.
+func (c *Console) change(ctx context.Context, t *task) error {
+	s, err := c.store(t.plan.In)
+	if err != nil {
+		return err
+	}
+	pace := time.NewTicker(time.Second / time.Duration(c.config.Rate))
+	defer pace.Stop()
+	for i := range t.plan.Records {
+		if i > 0 {
+			select {
+			case <-pace.C:
+			case <-ctx.Done():
+				return errStopped
+			}
+		}
+		r := &t.plan.Records[i]
+		err := c.changeOne(ctx, s, t, r)
+		e := Entry{What: r.Key.String(), Fence: r.Fence, Result: "changed"}
+		var no *dedupstore.RefusedError
+		switch {
+		case err == nil:
+			t.result(1, 0, "changed")
+		case errors.As(err, &no):
+			e.Result = "refused"
+			t.result(0, 1, err.Error())
+		default:
+			e.Result = "failed"
+		}
+		c.audit(ctx, t, e, err)
+		if e.Result == "failed" {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Console) changeOne(ctx context.Context, s Store, t *task, r *dedupstore.Record) error {
+	within, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	if t.plan.Action != Archive {
+		return s.Inspector.Change(within, *r, t.change)
+	}
+	return c.config.Notes.add(Note{
+		Store: s.Name, Key: r.Key.String(), Fence: r.Fence, Who: t.who, Why: t.why, Time: time.Now(), Expires: r.Expires,
+	})
+}
+
+// free requeues or discards dead rows.
+func (c *Console) free(ctx context.Context, t *task) error {
+	o, err := c.box(t.plan.In)
+	if err != nil {
+		return err
+	}
+	do := o.Inspector.Requeue
+	if t.plan.Action == Discard {
+		do = o.Inspector.Discard
+	}
+	for batch := range slices.Chunk(t.plan.ids(), min(c.config.Rate, 100)) {
+		began := time.Now()
+		changed, err := do(ctx, batch...)
+		c.rows(ctx, t, strings.Join(batch, " "), changed, err)
+		if err != nil {
+			return err
+		}
+		if err := c.slow(ctx, began, changed); err != nil {
+			return err
+		}
+	}
+	return t.missing()
+}
+
+// replay publishes rows once more.
+func (c *Console) replay(ctx context.Context, t *task) error {
+	o, err := c.box(t.plan.In)
+	if err != nil {
+		return err
+	}
+	replayer, ok := o.Inspector.(outbox.Replayer)
+	if !ok || len(t.plan.Rows) == 0 {
+		return errReplay
+	}
+	// What was shown, and not again what relays publish meanwhile: that would never end.
+	last := slices.MaxFunc(t.plan.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
+	r := outbox.ReplayRequest{
+		Before: last.Add(time.Microsecond), IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
+	}
+	for more := true; more; {
+		began := time.Now()
+		changed, err := replayer.Replay(ctx, r)
+		c.rows(ctx, t, strings.Join(r.IDs, " "), changed, err)
+		if err != nil {
+			return err
+		}
+		if more = changed == r.Limit; more {
+			if err := c.slow(ctx, began, changed); err != nil {
+				return err
+			}
+		}
+	}
+	return t.missing()
+}
+
+// ids are the message IDs of the rows, each once.
+func (p *plan) ids() (ids []string) {
+	for i := range p.Rows {
+		ids = append(ids, p.Rows[i].ID)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (c *Console) rows(ctx context.Context, t *task, what string, changed int, err error) {
+	e := Entry{What: what, Result: fmt.Sprintf("changed %d", changed)}
+	if err != nil {
+		e.Result = "failed"
+	}
+	t.result(changed, 0)
+	c.audit(ctx, t, e, err)
+}
+
+// slow waits until so many changes have taken as long as they may at least.
+func (c *Console) slow(ctx context.Context, began time.Time, changed int) error {
+	pause(ctx, time.Until(began.Add(time.Second*time.Duration(changed)/time.Duration(c.config.Rate))), nil)
+	if ctx.Err() != nil {
+		return errStopped
+	}
+	return nil
+}
+
+// missing counts rows as refused that are not any more what they were.
+func (t *task) missing() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refused = max(0, len(t.plan.Rows)-t.changed)
+	return nil
+}
+
+func (c *Console) redrive(ctx context.Context, t *task) error {
+	d, err := c.topic(t.plan.In)
+	if err != nil {
+		return err
+	}
+	var last Redriven
+	err = d.Source.Redrive(ctx, t.plan.Letters, c.config.Rate, func(now Redriven) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		last = now
+		t.changed, t.refused, t.redriven = now.Sent, now.Refused, &now
+	})
+	c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("sent %d", last.Sent)}, err)
+	return err
+}
+
+// A taskView is how a task stands.
+type taskView struct {
+	ID             string
+	Plan           *plan
+	Who, Why       string
+	Asked          time.Time
+	Began, Ended   time.Time
+	Changed        int
+	Refused, Total int
+	Redriven       *Redriven
+	Problem        string
+	Items          []taskItem
+	More           int
+}
+
+// A taskItem is a record of a task: what became of it, and how it stands now.
+type taskItem struct {
+	Record dedupstore.Record
+	Result string
+}
+
+// State is how the task stands, in a word.
+func (t *taskView) State() string {
+	switch {
+	case t.Began.IsZero() && t.Ended.IsZero():
+		return "waiting"
+	case t.Ended.IsZero():
+		return "running"
+	case t.Problem != "":
+		return "stopped"
+	default:
+		return "done"
+	}
+}
+
+// Done is how many have ended.
+func (t *taskView) Done() int { return t.Changed + t.Refused }
+
+func (t *task) view() *taskView {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := &taskView{
+		ID: t.id, Plan: t.plan, Who: t.who, Why: t.why, Asked: t.asked, Began: t.began, Ended: t.ended,
+		Changed: t.changed, Refused: t.refused, Total: t.plan.N(), Redriven: t.redriven, Problem: problemOf(t.err),
+	}
+	for i, r := range t.plan.Records[:min(mostItems, len(t.plan.Records))] {
+		item := taskItem{Record: r, Result: "waiting"}
+		if i < len(t.results) {
+			item.Result = t.results[i]
+		} else if !t.ended.IsZero() {
+			item.Result = "not done"
+		}
+		v.Items = append(v.Items, item)
+	}
+	v.More = len(t.plan.Records) - len(v.Items)
+	return v
+}
+
+// viewTask also looks how the records stand now.
+func (c *Console) viewTask(ctx context.Context, t *task) *taskView {
+	v := t.view()
+	s, err := c.store(t.plan.In)
+	if err != nil || len(v.Items) == 0 {
+		return v
+	}
+	var keys []dedupstore.Key
+	for _, item := range v.Items {
+		keys = append(keys, item.Record.Key)
+	}
+	records, err := s.Inspector.Look(ctx, keys)
+	if err == nil { // else they are shown as they were
+		for i := range records {
+			v.Items[i].Record = records[i]
+		}
+	}
+	return v
+}
+
+func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	ctx, cancel := within(r)
+	defer cancel()
+	id := r.FormValue("id")
+	snap := c.now()
+	body, err := c.livePart(ctx, snap, "task", r.URL.Query())
+	if err != nil {
+		return err
+	}
+	return c.render(w, v, "task", &page{
+		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
+		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
+		Body: body,
+	})
+}
