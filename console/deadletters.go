@@ -22,9 +22,16 @@ type DeadLetters interface {
 	// Predict says what a redrive would do, by reason.
 	Predict(ctx context.Context, f DeadLetterFilter) ([]Prediction, error)
 
-	// Redrive publishes the messages that will run, at most rate a second, and tells how it comes on. It stops if many
-	// fail again.
-	Redrive(ctx context.Context, f DeadLetterFilter, rate int, on func(Redriven)) error
+	// Redrive publishes the messages that will run, and tells how it comes on. It stops if many fail again.
+	Redrive(ctx context.Context, r RedriveRequest) error
+}
+
+// A RedriveRequest asks for a redrive.
+type RedriveRequest struct {
+	DeadLetterFilter
+	Rate     int            // messages a second at most
+	Who, Why string         // for an audit log
+	On       func(Redriven) // is told how it comes on; never nil
 }
 
 // A DeadLetterFilter says which letters are meant. The zero value means all.

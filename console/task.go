@@ -335,11 +335,13 @@ func (c *Console) redrive(ctx context.Context, t *task) error {
 		return err
 	}
 	var last Redriven
-	err = d.Source.Redrive(ctx, t.plan.Letters, c.config.Rate, func(now Redriven) {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		last = now
-		t.changed, t.refused, t.redriven = now.Sent, now.Refused, &now
+	err = d.Source.Redrive(ctx, RedriveRequest{
+		DeadLetterFilter: t.plan.Letters, Rate: c.config.Rate, Who: t.who, Why: t.why, On: func(now Redriven) {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			last = now
+			t.changed, t.refused, t.redriven = now.Sent, now.Refused, &now
+		},
 	})
 	c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("sent %d", last.Sent)}, err)
 	return err

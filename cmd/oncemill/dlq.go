@@ -50,6 +50,7 @@ func (l *letter) get(name string) string { return l.Header.Get(name) }
 type dlq struct {
 	stream, name    string
 	reason, handler string
+	id              string // of the letter or the message; empty: all
 	outcomes        []string
 	since, before   string
 	from, to        time.Time
@@ -101,6 +102,7 @@ func (d *dlq) read(now time.Time) (err error) {
 func (d *dlq) matches(l *letter) bool {
 	full := l.get(producer.HeaderHandler)
 	return strings.Contains(l.get(producer.HeaderReason), d.reason) &&
+		(d.id == "" || l.ID == d.id || l.get(producer.HeaderOriginalID) == d.id) &&
 		(d.group == "" || strings.HasPrefix(full, d.scope())) &&
 		(d.handler == "" || full == d.handler || strings.HasSuffix(full, "/"+d.handler)) &&
 		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
@@ -308,10 +310,8 @@ message that failed, which may have several dead letters.`,
 				return err
 			}
 			var all []letterView
+			d.id = args[1]
 			err = a.eachLetter(cmd.Context(), source, d, false, func(l letter) {
-				if l.ID != args[1] && l.get(producer.HeaderOriginalID) != args[1] {
-					return
-				}
 				v := l.view()
 				v.Header, v.Key = l.Header, l.Key
 				if d.payload {

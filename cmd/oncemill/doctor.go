@@ -123,6 +123,21 @@ func (d *doctor) run(ctx context.Context) error {
 	if err := d.check(); err != nil {
 		return err
 	}
+	failed := d.look(ctx)
+	if err := d.tell(); err != nil {
+		return err
+	}
+	if failed != nil {
+		return failed
+	}
+	if slices.ContainsFunc(d.found, func(f finding) bool { return f.Severity == loses }) {
+		return errFound
+	}
+	return nil
+}
+
+// look looks at all servers that are named. It puts the worst first.
+func (d *doctor) look(ctx context.Context) error {
 	d.asIs = true
 	var errs []error
 	for _, look := range []struct {
@@ -141,16 +156,9 @@ func (d *doctor) run(ctx context.Context) error {
 		errs = append(errs, look.at(within)) // the others may be there
 		cancel()
 	}
-	if err := d.tell(); err != nil {
-		return err
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if slices.ContainsFunc(d.found, func(f finding) bool { return f.Severity == loses }) {
-		return errFound
-	}
-	return nil
+	slices.SortStableFunc(d.found, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	d.found = slices.Compact(d.found)
+	return errors.Join(errs...)
 }
 
 // check refuses flags that name nothing, or half of something.
@@ -174,10 +182,8 @@ func (d *doctor) check() error {
 	return d.policy.check()
 }
 
-// tell writes what was found, the worst first.
+// tell writes what was found.
 func (d *doctor) tell() error {
-	slices.SortStableFunc(d.found, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
-	d.found = slices.Compact(d.found)
 	if !d.forPeople() {
 		return items(d.app, d.found)
 	}

@@ -6,6 +6,7 @@ require (
 	github.com/google/go-cmp v0.7.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/console v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
@@ -76,6 +77,7 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ../..
+	github.com/oncemill/oncemill/console => ../../console
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../../dedupstore/sqlitestore

@@ -120,7 +120,7 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"},
 		&cobra.Group{ID: "run", Title: "Run:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate(), a.doctor(), a.deadLetters(), a.audit(), a.relay())
+		a.migrate(), a.doctor(), a.deadLetters(), a.audit(), a.relay(), a.console())
 	return root
 }
 

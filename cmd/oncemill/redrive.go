@@ -22,6 +22,7 @@ type redriving struct {
 	topic  string
 	store  dedupstore.Inspector
 	source deadLetters
+	on     func(sent, left, refused int, w *watch) // is told how it comes on; may be nil
 }
 
 // lookAt is how many records are looked at together.
@@ -129,7 +130,13 @@ const (
 func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, audit *slog.Logger) (err error) {
 	w := &watch{store: r.store}
 	sent, left, refused := 0, 0, 0
+	tell := func() {
+		if r.on != nil {
+			r.on(sent, left, refused, w)
+		}
+	}
 	defer func() {
+		tell()
 		fmt.Fprintf(a.log, "%s redriven, %d left, %d refused; of those sent %d succeeded, %d failed again, %d have no "+
 			"outcome yet\n", plural(sent, "letter"), left, refused, w.succeeded, w.failed, len(w.open))
 		if err != nil && sent > 0 {
@@ -164,6 +171,7 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 			w.add(went)
 		}
 		sent += len(went)
+		tell()
 		if broken != nil {
 			audit.Error("failed", "error", broken.Error())
 			return broken

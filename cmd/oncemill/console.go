@@ -1,0 +1,380 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A consoleServer is the console as flags.
+type consoleServer struct {
+	*app
+	listen          string
+	write, payloads bool
+	login           string
+	metrics, dead   []string
+	stream          string
+	notes, audit    string
+	search          string
+	rate            int
+	flags           *pflag.FlagSet
+
+	people logins
+	logger *slog.Logger // of the audit log
+}
+
+func (a *app) console() *cobra.Command {
+	s := &consoleServer{app: a}
+	cmd := &cobra.Command{
+		Use:     "console",
+		GroupID: "run",
+		Short:   "Serve the web console: what happened to messages, what failed, and how to mend it",
+		Long: `console serves the web console, to this machine only unless --listen says
+otherwise. It shows the store, the outbox and the dead letters that are named.
+
+It is read-only without --write, and hides payloads without --payloads. --login
+names a file with a line NAME:TOKEN for each person, which the browser asks for;
+programs may send the token as a Bearer. A token has 16 characters at least.
+Without a file, --write makes a token for you and tells it. Other machines are
+served only with --login; put TLS before it.`,
+		Example: "  oncemill console --metrics http://127.0.0.1:9464/metrics\n" +
+			"  oncemill console --write --dead-letters dead.billing --audit-log audit.jsonl",
+		Args: arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s.flags = cmd.Flags()
+			return s.serve(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&s.listen, "listen", "127.0.0.1:7080", "where it listens")
+	flags.BoolVar(&s.write, "write", false, "allow actions: forget, rerun, complete, archive, redrive,\n"+
+		"requeue, discard, replay")
+	flags.BoolVar(&s.payloads, "payloads", false, "show results, and headers and payloads of dead letters")
+	flags.StringVar(&s.login, "login", "", "the file with a line NAME:TOKEN for each person")
+	flags.StringSliceVar(&s.metrics, "metrics", nil, "the metrics of your services, in Prometheus's text format")
+	flags.StringSliceVar(&s.dead, "dead-letters", nil, "subjects or topics of dead letters")
+	flags.StringVar(&s.stream, "stream", "", "the stream of dead letters, if their subjects do not lead to\nit (NATS)")
+	flags.StringVar(&s.search, "trace-search", "", "link to the traces of a message; {id} stands for its ID")
+	flags.StringVar(&s.notes, "notes", "", "keep notes on archived failures in this file; else in memory")
+	flags.StringVar(&s.audit, "audit-log", "", "append a line for each change to this file; else to stderr")
+	flags.IntVar(&s.rate, "rate", 100, "change so many records or rows a second at most")
+	return cmd
+}
+
+func (s *consoleServer) serve(ctx context.Context) (err error) {
+	if s.settings.Store == "" && s.settings.Outbox == "" && len(s.dead) == 0 {
+		return usagef("nothing is named: set --store, --outbox or --dead-letters, or see oncemill console --help")
+	}
+	host, _, err := net.SplitHostPort(s.listen)
+	if err != nil {
+		return usagef("--listen: %w", err)
+	}
+	if s.rate < 1 {
+		return usagef("--rate is %d, want at least 1", s.rate)
+	}
+	if !loopback(host) && s.login == "" {
+		return usagef("--listen is %s, which other machines reach: it needs --login", s.listen)
+	}
+	if err := s.readLogins(); err != nil {
+		return err
+	}
+	logTo, done, err := s.auditLog()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	s.logger = slog.New(slog.NewJSONHandler(logTo, nil))
+	config, err := s.config(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, config.Notes.Close()) }()
+	c, err := console.New(config)
+	if err != nil {
+		return err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	fmt.Fprintf(s.log, "The console is at http://%s/\n", l.Addr())
+	if s.write && s.login == "" {
+		for name, token := range s.people {
+			fmt.Fprintf(s.log, "Log in as %s with the token %s\n", name, token)
+		}
+	}
+	return s.run(ctx, c, l)
+}
+
+// run serves until the context ends, or the server cannot any more.
+func (s *consoleServer) run(ctx context.Context, c *console.Console, l net.Listener) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	server := &http.Server{
+		Handler: s.admits(l.Addr().String(), c.Handler()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			stop(err)
+		}
+	}()
+	_ = c.Run(ctx) // it ends with the context, and all streams with it
+	cause := context.Cause(ctx)
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := server.Shutdown(within); err != nil {
+		_ = server.Close()
+	}
+	<-ended
+	if errors.Is(cause, context.Canceled) {
+		return nil // that is how it ends
+	}
+	return cause
+}
+
+// alone is the same app without what is open: what it opens, it closes.
+func (a *app) alone() *app {
+	return &app{settings: a.settings, in: strings.NewReader(""), out: io.Discard, log: io.Discard}
+}
+
+func (s *consoleServer) config(ctx context.Context) (config console.Config, err error) {
+	config = console.Config{
+		Trace: s.settings.Trace, TraceSearch: s.search, Rate: s.rate, Logger: s.logger, Authorize: s.authorize,
+		Notes: &console.Notes{},
+	}
+	if s.settings.Store != "" {
+		store, err := s.inspector(ctx)
+		if err != nil {
+			return config, err
+		}
+		config.Stores = []console.Store{{Name: "records", Inspector: store}}
+	}
+	if s.settings.Outbox != "" {
+		opened, err := s.box(ctx, false)
+		if err != nil {
+			return config, err
+		}
+		config.Outboxes = []console.Outbox{{Name: "outbox", Inspector: opened}}
+	}
+	if len(config.Stores)+len(config.Outboxes) > 0 {
+		config.Findings = s.findings
+	}
+	if len(s.metrics) > 0 {
+		config.Counters = console.Prometheus(nil, s.metrics...)
+	}
+	for _, topic := range s.dead {
+		if _, err := s.onKafka(s.flags); err != nil {
+			return config, err
+		}
+		config.DeadLetters = append(config.DeadLetters,
+			console.DeadLetterTopic{Name: topic, Source: &consoleLetters{server: s, topic: topic}})
+	}
+	if s.notes != "" {
+		config.Notes, err = console.OpenNotes(s.notes)
+	}
+	return config, err
+}
+
+// findings are the doctor's, of the store and the outbox.
+func (s *consoleServer) findings(ctx context.Context) (all []console.Finding, err error) {
+	d := &doctor{app: s.alone(), policy: policy{lease: 30 * time.Second, window: 24 * time.Hour, attempts: 10}}
+	defer d.close()
+	err = d.look(ctx)
+	for _, f := range d.found {
+		all = append(all, console.Finding(f))
+	}
+	return all, err
+}
+
+func (s *consoleServer) auditLog() (to io.Writer, done func() error, err error) {
+	if s.audit == "" {
+		return s.log, func() error { return nil }, nil
+	}
+	f, err := os.OpenFile(s.audit, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("audit log: %w", err)
+	}
+	return f, f.Close, nil
+}
+
+// loopback reports whether only this machine reaches a host.
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// me is whoever runs the command.
+func me() string {
+	if u, err := user.Current(); err == nil {
+		return u.Username
+	}
+	return "unknown"
+}
+
+// readLogins reads who may log in, or makes a token if somebody may write.
+func (s *consoleServer) readLogins() error {
+	switch {
+	case s.login != "":
+		text, err := os.ReadFile(s.login)
+		if err != nil {
+			return fmt.Errorf("--login: %w", err)
+		}
+		s.people, err = parseLogins(string(text))
+		return err
+	case s.write:
+		s.people = logins{me(): rand.Text()}
+	}
+	return nil
+}
+
+// authorize says what a visitor may do: admits has found out who it is.
+func (s *consoleServer) authorize(r *http.Request, action console.Action) (string, error) {
+	who, _ := r.Context().Value(visitorKey{}).(string)
+	switch {
+	case action == console.View:
+	case action == console.Payloads && !s.payloads:
+		return "", errors.New("payloads are hidden: start oncemill console with --payloads")
+	case action != console.Payloads && !s.write:
+		return "", errors.New("this console is read-only: start oncemill console with --write")
+	}
+	return who, nil
+}
+
+// consoleLetters are the dead letters of a topic, for the console. Each operation connects anew, as the command does.
+type consoleLetters struct {
+	server *consoleServer
+	topic  string
+}
+
+// open opens the topic. The app that it returns closes it.
+func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, payload bool) (*app, *redriving, error) {
+	a := l.server.alone()
+	r := &redriving{
+		dlq:     dlq{stream: l.server.stream, reason: f.Reason, id: f.ID, payload: payload, tenant: "default"},
+		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
+	}
+	kafka, err := a.onKafka(l.server.flags)
+	switch {
+	case err != nil:
+	case kafka:
+		r.source, err = a.kafkaLetters(&r.dlq, l.topic)
+	default:
+		r.source, err = a.natsLetters(ctx, &r.dlq, l.topic)
+	}
+	if err != nil {
+		a.close()
+	}
+	return a, r, err
+}
+
+func consoleLetter(l *letter) console.DeadLetter {
+	v := l.view()
+	return console.DeadLetter{
+		ID: v.ID, Original: v.Original, Position: v.Position, At: v.At, Handler: v.Handler, Topic: v.Topic,
+		Outcome: v.Outcome, Reason: v.Reason, Attempts: v.Attempts,
+	}
+}
+
+// List implements [console.DeadLetters].
+func (l *consoleLetters) List(
+	ctx context.Context, f console.DeadLetterFilter, limit int,
+) (found []console.DeadLetter, more int, err error) {
+	a, r, err := l.open(ctx, f, false)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer a.close()
+	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
+		if len(found) == limit {
+			more++
+			return
+		}
+		found = append(found, consoleLetter(&one))
+	})
+	return found, more, err
+}
+
+// Show implements [console.DeadLetters].
+func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.DeadLetter, err error) {
+	a, r, err := l.open(ctx, console.DeadLetterFilter{ID: id}, true)
+	if err != nil {
+		return nil, err
+	}
+	defer a.close()
+	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
+		shown := consoleLetter(&one)
+		shown.Header, shown.Payload = one.Header, one.Payload
+		found = append(found, shown)
+	})
+	return found, err
+}
+
+// Predict implements [console.DeadLetters].
+func (l *consoleLetters) Predict(ctx context.Context, f console.DeadLetterFilter) (all []console.Prediction, err error) {
+	a, r, err := l.open(ctx, f, false)
+	if err != nil {
+		return nil, err
+	}
+	defer a.close()
+	if r.store, err = a.inspector(ctx); err != nil {
+		return nil, err
+	}
+	p, err := a.predict(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, of := range slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
+		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
+	}) {
+		all = append(all, console.Prediction{
+			Reason: of.Reason, Letters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
+			Skipped: of.DeadLetters - of.Run - of.Unknown,
+		})
+	}
+	return all, nil
+}
+
+// Redrive implements [console.DeadLetters].
+func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveRequest) error {
+	a, r, err := l.open(ctx, request.DeadLetterFilter, true)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	if r.store, err = a.inspector(ctx); err != nil {
+		return err
+	}
+	var pub producer.Publisher
+	if pub, err = r.source.publisher(); err != nil {
+		return err
+	}
+	defer r.source.leave()
+	r.rate = request.Rate
+	r.on = func(sent, left, refused int, w *watch) {
+		request.On(console.Redriven{
+			Sent: sent, Left: left, Refused: refused, Succeeded: w.succeeded, Failed: w.failed, Open: len(w.open),
+		})
+	}
+	return a.send(ctx, r, pub, l.server.logger.With("who", request.Who, "why", request.Why, "action", r.verb))
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// logins are the tokens of people, by name.
+type logins map[string]string
+
+// leastToken is the shortest token: nobody shall find it out by trying.
+const leastToken = 16
+
+// parseLogins reads lines NAME:TOKEN. Empty ones and those that begin with "#" are left out.
+func parseLogins(text string) (logins, error) {
+	all := logins{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, token, ok := strings.Cut(line, ":")
+		if !ok || name == "" || len(token) < leastToken {
+			return nil, usagef("--login has a line that is not NAME:TOKEN with a token of %d characters at least",
+				leastToken)
+		}
+		all[name] = token
+	}
+	if len(all) == 0 {
+		return nil, usagef("--login names a file without a line NAME:TOKEN")
+	}
+	return all, nil
+}
+
+// who returns the name of whoever asks; empty: nobody who is known.
+func (l logins) who(r *http.Request) (found string) {
+	name, token, basic := r.BasicAuth()
+	if !basic {
+		token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	got := sha256.Sum256([]byte(token))
+	for of, want := range l {
+		sum := sha256.Sum256([]byte(want))
+		if subtle.ConstantTimeCompare(sum[:], got[:]) == 1 && (!basic || name == of) {
+			found = of
+		}
+	}
+	return found
+}
+
+// visitorKey is where the context of a request has who asks.
+type visitorKey struct{}
+
+// admits lets in who has logged in. Without logins, only requests for a name of this machine: a page of another site
+// could have its own name lead here.
+func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
+	_, port, _ := net.SplitHostPort(address)
+	names := []string{address}
+	for _, host := range []string{"localhost", "127.0.0.1", "::1"} {
+		names = append(names, net.JoinHostPort(host, port))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.people == nil {
+			if !slices.Contains(names, r.Host) {
+				http.Error(w, "the console serves "+address+" only: use --login behind a proxy", http.StatusForbidden)
+				return
+			}
+			next.ServeHTTP(w, r)
+			return
+		}
+		who := s.people.who(r)
+		if who == "" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="oncemill", charset="UTF-8"`)
+			http.Error(w, "log in with your name and your token", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), visitorKey{}, who)))
+	})
+}

@@ -1,0 +1,244 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestPatternOf_ReasonsThatDifferInNumbers(t *testing.T) {
+	t.Parallel()
+	for reason, want := range map[string][2]string{
+		"":                                       {"", ""},
+		"card refused":                           {"card refused", "card refused"},
+		"card 4711 refused":                      {"card # refused", " refused"},
+		"dial tcp 10.0.0.7:5432: refused":        {"dial tcp #.#.#.#:#: refused", ": refused"},
+		"order 7f3a-9c is bad":                   {"order 7f3a-9c is bad", "order 7f3a-9c is bad"},
+		"order 0af7651916cd43dd8448eb211c80319c": {"order #", "order "},
+		"id b7ad6b71-6920-4331-8448-eb211c80319c!": {"id #-#-#-#-#!", "id "},
+		"42":                 {"#", ""},
+		"#1 of 2":            {"## of #", " of "},
+		"bad face, deadbeef": {"bad face, deadbeef", "bad face, deadbeef"},
+		"Straße 12 ist zu":   {"Straße # ist zu", "Straße "},
+	} {
+		pattern := patternOf(reason)
+		piece := pieceOf(pattern)
+		if pattern != want[0] || piece != want[1] {
+			t.Errorf("%q: %q with %q, want %q", reason, pattern, piece, want)
+		}
+		if !strings.Contains(reason, piece) {
+			t.Errorf("%q has no %q", reason, piece)
+		}
+	}
+}
+
+func FuzzPatternOf_PieceIsInTheReason(f *testing.F) {
+	f.Add("dial tcp 10.0.0.7:5432: # refused")
+	f.Fuzz(func(t *testing.T, reason string) {
+		pattern := patternOf(reason)
+		if piece := pieceOf(pattern); pattern != otherGroup && !strings.Contains(reason, piece) {
+			t.Errorf("%q has no %q", reason, piece)
+		}
+	})
+}
+
+func TestMeter_RatesAndRestarts(t *testing.T) {
+	t.Parallel()
+	var m meter
+	at := time.Unix(1_800_000_000, 0)
+	claimed := func(n int64) Counter { return Counter{"g", "h", "claimed", "", n} }
+	duplicate := func(n int64) Counter { return Counter{"g", "h", "duplicate_completed", "producer_retry", n} }
+	m.add([]Counter{claimed(100), duplicate(50)}, at)
+	m.add([]Counter{claimed(120), duplicate(60)}, at.Add(2*time.Second))
+	m.add([]Counter{claimed(5), duplicate(60)}, at.Add(4*time.Second)) // its process was restarted
+	v := m.view(nil)
+	if v.Deliveries != 35 || v.Duplicates != 10 || v.Over != 4*time.Second || v.Rate != 35.0/4 {
+		t.Errorf("the view is %+v", v)
+	}
+	if v.Ratio() != "28.6 %" || len(v.Columns) != 2 || !slices.Equal(v.Totals(), []float64{15, 2.5}) {
+		t.Errorf("ratio %s, columns %v", v.Ratio(), v.Columns)
+	}
+	if len(v.Causes) != 1 || v.Causes[0].Name != "producer retry" || v.Causes[0].N != 10 {
+		t.Errorf("causes %+v", v.Causes)
+	}
+	for i := range 2 * mostBeats {
+		m.add([]Counter{claimed(int64(5 + i))}, at.Add(time.Duration(6+2*i)*time.Second))
+	}
+	if len(m.beats) != mostBeats {
+		t.Errorf("%d samples are kept", len(m.beats))
+	}
+}
+
+func TestPrometheus_ReadsClaims(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/metrics":
+			w.Write([]byte(`# TYPE oncemill_claims_total counter
+oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",oncemill_outcome="claimed"} 1.2e+03 1700000000000
+oncemill_claims_total{oncemill_duplicate_cause="producer_retry",oncemill_outcome="duplicate_completed",} 7
+oncemill_claims_created{oncemill_outcome="claimed"} 1
+go_goroutines 12
+`))
+		case "/broken":
+			w.Write([]byte(`oncemill_claims_total{oncemill_outcome="claimed} 1` + "\n"))
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	all, err := Prometheus(server.Client(), server.URL+"/metrics", server.URL+"/metrics")(t.Context())
+	want := []Counter{
+		{"billing", `a"b\c`, "claimed", "", 1200}, {"", "", "duplicate_completed", "producer_retry", 7},
+	}
+	if err != nil || !slices.Equal(all, append(want, want...)) {
+		t.Errorf("%+v, %v", all, err)
+	}
+	for _, page := range []string{"/broken", "/gone"} {
+		if _, err := Prometheus(server.Client(), server.URL+page)(t.Context()); err == nil {
+			t.Errorf("%s was read", page)
+		}
+	}
+	server.CloseClientConnections()
+	server.Close()
+	if _, err := Prometheus(nil, server.URL)(t.Context()); err == nil {
+		t.Error("a server that is gone was read")
+	}
+}
+
+// Pages go through all records, each once, however the store's own pages lie.
+func TestFind_GoesThroughAll(t *testing.T) {
+	t.Parallel()
+	const records = 137
+	for _, size := range []int{1, 7, 50, 60, 1000} {
+		s := newSite(t, nil)
+		s.store.page = size
+		for i := range records {
+			s.finishes(key(numbered("m", i)), dedupstore.Outcome{Kind: dedupstore.Succeeded})
+		}
+		seen, pages := map[string]int{}, 0
+		q := &query{In: "records"}
+		for {
+			f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range f.Records {
+				seen[r.Key.ID]++
+			}
+			if pages++; f.Next == "" {
+				if f.Looked != records || f.Total != records {
+					t.Errorf("pages of %d: looked at %d of %d", size, f.Looked, f.Total)
+				}
+				break
+			}
+			r := httptest.NewRequest(http.MethodGet, "/messages"+f.Next, http.NoBody)
+			if q, err = readQuery(r.URL.Query(), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(seen) != records || pages != 3 {
+			t.Errorf("pages of %d: %d records in %d pages", size, len(seen), pages)
+		}
+		for id, n := range seen {
+			if n != 1 {
+				t.Errorf("pages of %d: %s came %d times", size, id, n)
+			}
+		}
+	}
+}
+
+// A filter that matches rarely shows what there is when the time is over, and how to go on.
+func TestFind_StopsInTime(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.page = 1
+	q := &query{In: "records", State: "unknown", Filter: dedupstore.Filter{Kinds: []dedupstore.Kind{dedupstore.Unknown}}}
+	f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, 0)
+	if err != nil || f.Full || f.Looked != 1 || f.Total != 8 || !strings.Contains(f.Next, "looked=1") ||
+		!strings.Contains(f.Next, "state=unknown") {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// An ID is found at once in the scopes that are known, however large the store is.
+func TestFind_LooksUpIDs(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill().runs()
+	s.eventually("", "billing / charge")
+	s.store.mu.Lock()
+	s.store.page = 1
+	s.store.mu.Unlock()
+	q := &query{In: "records", Filter: dedupstore.Filter{ID: "later"}}
+	f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, 0)
+	if err != nil || len(f.Records) != 1 || f.Records[0].Key.ID != "later" || f.Next == "" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// The loop's figures are those of the store, whatever its pages are, and an error leaves what was known.
+func TestStoreScan_Counts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.page = 3
+	w := &storeScan{name: "records", notes: &Notes{}}
+	for range 20 {
+		if err := w.step(t.Context(), s.store); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sum := w.shown.Counts.Sum
+	if sum.N != 8 || sum.Succeeded != 2 || sum.Failed != 2 || sum.Unknown != 1 || sum.Running != 1 || sum.Retryable != 1 ||
+		sum.Publishing != 1 || sum.Duplicates != 3 || len(w.shown.Counts.Scopes) != 2 {
+		t.Errorf("counts %+v", w.shown.Counts)
+	}
+	f := w.shown.Failures
+	if f.N != 3 || f.Unknown != 1 || len(f.Groups) != 2 || f.Groups[0].Pattern != "card # refused" || f.Groups[0].N != 2 ||
+		f.Groups[0].Hours[23] != 2 || f.Part() != "" {
+		t.Errorf("failures %+v", f)
+	}
+	if r := w.shown.Running; r.N != 1 || len(r.Oldest) != 1 || r.Oldest[0].Key.ID != "busy" {
+		t.Errorf("running %+v", r)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := w.step(ctx, s.store); !errors.Is(err, context.Canceled) || w.shown.Failures.N != 3 {
+		t.Errorf("%v, %+v", err, w.shown.Failures)
+	}
+}
+
+// Reasons without end are counted together.
+func TestStoreScan_GroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	w := &storeScan{notes: &Notes{}}
+	w.again()
+	for i := range 3 * mostGroups {
+		reason := strings.Repeat("x", i%300) + strings.Repeat("y", i/300)
+		w.fail(&dedupstore.Record{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}, Claimed: time.Now()})
+	}
+	if len(w.groups) != mostGroups+1 || w.failing.N != 3*mostGroups || w.groups[otherGroup].N == 0 {
+		t.Errorf("%d groups of %d failures", len(w.groups), w.failing.N)
+	}
+}
+
+func TestTraceLink_IsAnAddress(t *testing.T) {
+	t.Parallel()
+	for pattern, want := range map[string]string{
+		"https://t/{trace}":         "https://t/a%26b",
+		"http://t/?q={trace}":       "http://t/?q=a%26b",
+		"javascript:alert({trace})": "",
+		"{trace}":                   "",
+		"":                          "",
+	} {
+		if got := traceLink(pattern, "trace", "a&b"); got != want {
+			t.Errorf("%q: %q, want %q", pattern, got, want)
+		}
+	}
+}
