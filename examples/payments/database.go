@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/oncemill/oncemill/examples/internal/postgres"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
@@ -28,7 +29,7 @@ func openDatabase(ctx context.Context, o options, tables ...string) (*database, 
 		db, err := shop.OpenSQLite(ctx, o.SQLite, tables...)
 		return &database{db}, err
 	}
-	db, err := shop.OpenPostgres(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
+	db, err := postgres.Open(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
 	return &database{db}, err
 }
 

@@ -58,11 +58,8 @@ func (m *mortality) Extend(ctx context.Context, extensions []dedupstore.Extensio
 	return dedupstore.ExtendEach(ctx, extensions, m.extendOne)
 }
 
-// Extend implements dedupstore.Store.
 func (m *mortality) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c := x.Claim
-
-	if _, dead := m.dead.Load(c.Fence); dead {
+	if _, dead := m.dead.Load(x.Claim.Fence); dead {
 		return errDead
 	}
 	return dedupstore.ExtendOne(ctx, m.Store, x)
@@ -72,7 +69,6 @@ func (m *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling)
 	return dedupstore.SettleEach(ctx, settlings, m.settleOne)
 }
 
-// Settle implements dedupstore.Store.
 func (m *mortality) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if _, dead := m.dead.Load(c.Fence); dead {
 		return errDead
