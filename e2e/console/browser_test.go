@@ -3,10 +3,8 @@ package console_test
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
@@ -52,12 +50,11 @@ func needBrowser(t *testing.T) context.Context {
 	path := testserver.NeedProgram(t, "chromium", "on Debian, as root: apt-get install chromium")
 	startBrowser.Do(func() {
 		options := append(chromedp.DefaultExecAllocatorOptions[:],
-			chromedp.ExecPath(path), chromedp.NoSandbox, // it loads nothing but what the tests serve
-			chromedp.WSURLReadTimeout(time.Minute))
+			chromedp.ExecPath(path), chromedp.NoSandbox) // it loads nothing but what the tests serve
 		alloc, stopAlloc := chromedp.NewExecAllocator(context.Background(), options...)
 		ctx, stop := chromedp.NewContext(alloc)
 		browser = browserProcess{ctx, func() { stop(); stopAlloc() }}
-		browserErr = chromedp.Run(ctx)
+		browserErr = chromedp.Do(ctx)
 	})
 	if browserErr != nil {
 		t.Fatalf("start chromium: %v", browserErr)
@@ -80,14 +77,15 @@ func newTab(t *testing.T) *tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(needBrowser(t), chromedp.WithNewBrowserContext())
 	p := &tab{t: t, ctx: func() context.Context { return ctx }}
-	chromedp.ListenTarget(ctx, p.listen)
 	t.Cleanup(func() {
 		cancel()
 		for _, problem := range p.forget() {
 			t.Errorf("the browser's console says: %s", problem)
 		}
 	})
-	p.do(log.Enable(), runtime.Enable())
+	if err := chromedp.Listen(ctx, p.listen); err != nil {
+		t.Fatal(err)
+	}
 	p.size(1280, 800)
 	return p
 }
@@ -96,13 +94,13 @@ func (p *tab) listen(event any) {
 	problem := ""
 	switch e := event.(type) {
 	case *runtime.EventExceptionThrown:
-		problem = e.ExceptionDetails.Error()
+		problem = e.ExceptionDetails.Text
 	case *runtime.EventConsoleAPICalled:
-		if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning {
+		if e.Type == runtime.ConsoleAPICalledTypeError || e.Type == runtime.ConsoleAPICalledTypeWarning {
 			problem = string(e.Args[0].Value)
 		}
 	case *log.EventEntryAdded:
-		if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning {
+		if e.Entry.Level == log.EntryLevelError || e.Entry.Level == log.EntryLevelWarning {
 			problem = fmt.Sprintf("%s (%s)", e.Entry.Text, e.Entry.URL)
 		}
 	}
@@ -122,11 +120,11 @@ func (p *tab) forget() []string {
 	return problems
 }
 
-func (p *tab) do(actions ...chromedp.Action) {
+func (p *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx(), patience)
 	defer cancel()
-	if err := chromedp.Run(ctx, actions...); err != nil {
+	if err := chromedp.Do(ctx, actions...); err != nil {
 		p.t.Fatalf("%v\nat %s", err, p.where())
 	}
 }
@@ -135,22 +133,39 @@ func (p *tab) do(actions ...chromedp.Action) {
 func (p *tab) where() (text string) {
 	ctx, cancel := context.WithTimeout(p.ctx(), time.Second)
 	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + "\n" + document.body?.innerText.slice(0, 2000)`, &text))
+	text, _ = chromedp.Run(ctx, chromedp.Evaluate[string](`location.href + "\n" + document.body?.innerText.slice(0, 2000)`))
 	return text
 }
 
 func (p *tab) size(width, height int64) {
 	p.t.Helper()
-	p.do(emulation.SetDeviceMetricsOverride(width, height, 1, width < 600))
+	var options []chromedp.EmulateViewportOption
+	if width < 600 {
+		options = append(options, chromedp.EmulateMobile)
+	}
+	p.do(chromedp.EmulateViewport(width, height, options...))
 }
 
 func (p *tab) dark(yes bool) {
 	p.t.Helper()
 	value := map[bool]string{true: "dark", false: "light"}[yes]
-	p.do(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}}))
+	call(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}},
+	})
 }
 
-func (p *tab) noScript() { p.t.Helper(); p.do(emulation.SetScriptExecutionDisabled(true)) }
+func (p *tab) noScript() {
+	p.t.Helper()
+	call(p, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
+}
+
+// call sends a command of the browser's protocol.
+func call[P, R any](p *tab, c cdp.Command[P, R], params P) {
+	p.t.Helper()
+	if _, err := chromedp.Call(p.ctx(), c, params); err != nil {
+		p.t.Fatal(err)
+	}
+}
 
 // open goes to an address.
 func (p *tab) open(url string) { p.t.Helper(); p.do(chromedp.Navigate(url)) }
@@ -158,7 +173,7 @@ func (p *tab) open(url string) { p.t.Helper(); p.do(chromedp.Navigate(url)) }
 // click clicks the first element, when it can be seen.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	p.do(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	p.do(chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
 }
 
 // follow clicks, and waits for the page that this leads to.
@@ -166,7 +181,7 @@ func (p *tab) follow(selector string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx(), patience)
 	defer cancel()
-	_, err := chromedp.RunResponse(ctx, chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	_, err := chromedp.RunResponse(ctx, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
 	if err != nil {
 		p.t.Fatalf("follow %s: %v\nat %s", selector, err, p.where())
 	}
@@ -174,7 +189,7 @@ func (p *tab) follow(selector string) {
 
 func (p *tab) fill(selector, text string) {
 	p.t.Helper()
-	p.do(chromedp.SetValue(selector, text, chromedp.ByQuery))
+	p.do(chromedp.SetValue(chromedp.CSS(selector), text))
 }
 
 // key types keys, such as "g", "m" or kb.Enter.
@@ -196,8 +211,7 @@ func (p *tab) untilWithin(atMost time.Duration, condition string) {
 	ctx, cancel := context.WithTimeout(p.ctx(), atMost)
 	defer cancel()
 	for {
-		var met bool
-		err := chromedp.Run(ctx, chromedp.Evaluate(`!!(`+condition+`)`, &met))
+		met, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`!!(`+condition+`)`))
 		switch {
 		case ctx.Err() != nil:
 			p.t.Fatalf("waited too long until %s\nat %s", condition, p.where())
@@ -209,9 +223,20 @@ func (p *tab) untilWithin(atMost time.Duration, condition string) {
 }
 
 // eval returns what an expression is.
-func eval[T any](p *tab, expression string) (value T) {
+func eval[T any](p *tab, expression string, options ...chromedp.EvaluateOption) T {
 	p.t.Helper()
-	p.do(chromedp.Evaluate(expression, &value))
+	return get(p, chromedp.Evaluate[T](expression, options...))
+}
+
+// get returns what an action finds.
+func get[T any](p *tab, a chromedp.Action[T]) T {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx(), patience)
+	defer cancel()
+	value, err := chromedp.Run(ctx, a)
+	if err != nil {
+		p.t.Fatalf("%v\nat %s", err, p.where())
+	}
 	return value
 }
 
@@ -264,9 +289,8 @@ func (p *tab) accessible() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	var report string
-	p.do(chromedp.Evaluate(source+"; 0", nil), chromedp.Evaluate(`axe.run().then((r) => JSON.stringify(r.violations))`, &report,
-		func(r *runtime.EvaluateParams) *runtime.EvaluateParams { return r.WithAwaitPromise(true) }))
+	p.do(chromedp.Evaluate[chromedp.Void](source))
+	report := eval[string](p, `axe.run().then((r) => JSON.stringify(r.violations))`, chromedp.EvalAwaitPromise)
 	var violations []struct {
 		ID, Impact, Help string
 		Nodes            []struct{ HTML, FailureSummary string }
@@ -310,26 +334,11 @@ func (p *tab) picture(name string) {
 	if dir == "" {
 		return
 	}
-	var png []byte
-	p.do(chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		png, err = page.CaptureScreenshot().WithCaptureBeyondViewport(true).Do(ctx)
-		return err
-	}))
+	png := get(p, chromedp.FullScreenshot(100))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		p.t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, name), png, 0o644); err != nil {
 		p.t.Fatal(err)
 	}
-}
-
-// status asks for a page without the browser.
-func status(t *testing.T, r *http.Request) int {
-	t.Helper()
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response.Body.Close()
-	return response.StatusCode
 }

@@ -64,10 +64,9 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 }
 
 // bodyOf is the text of a page that runs no script.
-func bodyOf(p *tab) (text string) {
+func bodyOf(p *tab) string {
 	p.t.Helper()
-	p.do(chromedp.Text("body", &text, chromedp.ByQuery))
-	return text
+	return get(p, chromedp.Text(chromedp.CSS("body")))
 }
 
 // What people search, filter and page through without a script and with keys alone.
@@ -77,8 +76,8 @@ func TestConsole_WorksWithoutAScript(t *testing.T) {
 	p := newTab(t)
 	p.noScript()
 	p.open(w.url)
-	p.do(chromedp.SendKeys("#search", "order-4711"+kb.Enter, chromedp.ByQuery),
-		chromedp.WaitVisible("#messages", chromedp.ByQuery))
+	p.do(chromedp.SendKeys(chromedp.CSS("#search"), "order-4711"+kb.Enter),
+		chromedp.WaitVisible(chromedp.CSS("#messages")))
 	p.follow(`#messages a[title="order-4711"]`)
 	if text := bodyOf(p); !strings.Contains(text, "It succeeded") {
 		t.Error(text)
@@ -89,9 +88,9 @@ func TestConsole_WorksWithoutAScript(t *testing.T) {
 		t.Error(text)
 	}
 	p.follow(`nav a[href="failures"]`)
-	p.do(chromedp.WaitVisible("#reasons a", chromedp.ByQuery))
+	p.do(chromedp.WaitVisible(chromedp.CSS("#reasons a")))
 	p.follow("#reasons a")
-	p.do(chromedp.WaitVisible("#failed", chromedp.ByQuery))
+	p.do(chromedp.WaitVisible(chromedp.CSS("#failed")))
 }
 
 func TestConsole_WorksWithKeysAlone(t *testing.T) {
@@ -145,7 +144,7 @@ func TestConsole_ShowsWhatIsNew(t *testing.T) {
 	p.until(`document.querySelector("#pulse.on") && document.querySelector("#tiles a")`)
 	rate := func() string { return p.text("#deliveries") }
 	before := rate()
-	p.do(chromedp.Focus(`#tiles a[href="failures"]`, chromedp.ByQuery))
+	p.do(chromedp.Focus(chromedp.CSS(`#tiles a[href="failures"]`)))
 	w.claim(key("charge", "brand-new"))
 	p.until(`[...document.querySelectorAll("#tiles div")].some((d) => /running/i.test(d.innerText) && d.innerText.includes("5"))`)
 	p.until(fmt.Sprintf(`document.querySelector("#deliveries").innerText !== %q`, before))

@@ -319,7 +319,8 @@ func (l *letters) Predict(context.Context, console.DeadLetterFilter) ([]console.
 	return []console.Prediction{{Reason: "card declined: insufficient funds", Letters: 12, Run: 9, Unknown: 1, Skipped: 2}}, nil
 }
 
-func (l *letters) Redrive(_ context.Context, _ console.DeadLetterFilter, _ int, on func(console.Redriven)) error {
+func (l *letters) Redrive(_ context.Context, r console.RedriveRequest) error {
+	on := r.On
 	on(console.Redriven{Sent: 5, Left: 5})
 	on(console.Redriven{Sent: 10, Refused: 2, Succeeded: 9, Failed: 1})
 	l.mu.Lock()
