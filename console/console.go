@@ -123,10 +123,12 @@ func (c *Console) serve(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case !ok:
 		return refuse(http.StatusNotFound, errNoPage)
-	case path == "": // StripPrefix left nothing: relative links would lead astray
+	case path == "": // http.StripPrefix left nothing; without a slash at the end, relative links would lead elsewhere
 		asked, _, _ := strings.Cut(r.RequestURI, "?")
-		seeOther(w, asked[strings.LastIndexByte(asked, '/')+1:]+"/")
-		return nil
+		if last := asked[strings.LastIndexByte(asked, '/')+1:]; last != "" {
+			seeOther(w, last+"/")
+			return nil
+		}
 	}
 	do := to.page
 	switch r.Method {
@@ -185,7 +187,7 @@ func (c *Console) sorry(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_ = pages["sorry"].ExecuteTemplate(w, "layout", &page{
+	_ = pages["sorry"].ExecuteTemplate(w, "layout", &page{ // a client that is gone cannot be told
 		Title: http.StatusText(status), Now: time.Now(), Body: err.Error(), visitor: &visitor{},
 	})
 }

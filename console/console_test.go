@@ -265,7 +265,8 @@ func TestImports_NoBrokerAndNoStore(t *testing.T) {
 			strings.HasPrefix(path, "github.com/sony/gobreaker/") {
 			continue
 		}
-		own, ok := strings.CutPrefix(path, "github.com/oncemill/oncemill/")
+		own, ok := strings.CutPrefix(path, "github.com/oncemill/oncemill")
+		own = strings.TrimPrefix(own, "/")
 		switch {
 		case !ok:
 			t.Errorf("the console needs %s", path)

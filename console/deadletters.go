@@ -55,11 +55,11 @@ type DeadLetter struct {
 
 // A Prediction is what a redrive would do with the letters of a reason.
 type Prediction struct {
-	Reason  string
-	Letters int
-	Run     int // will run
-	Unknown int // will run although the outcome is unknown: the effect may happen twice
-	Skipped int // succeeded since, run now, are due, failed again since, have no record, or cannot be rerun
+	Reason      string
+	DeadLetters int
+	Run         int // will run
+	Unknown     int // will run although the outcome is unknown: the effect may happen twice
+	Skipped     int // succeeded since, run now, are due, failed again since, have no record, or cannot be rerun
 }
 
 // Redriven is how far a redrive has come.

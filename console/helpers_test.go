@@ -27,11 +27,11 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // A site is a console with a server and a browser without JavaScript.
 type site struct {
-	*testing.T
+	testing.TB
 	console *Console
 	store   *pagedStore
 	box     *toyBox
-	letters *toyLetters
+	dead    *toyLetters
 	server  *httptest.Server
 	browser *http.Client
 
@@ -43,17 +43,17 @@ type site struct {
 func everything(*http.Request, Action) (string, error) { return "ada", nil }
 
 // newSite starts a console with all sources, and its loop.
-func newSite(t *testing.T, change func(*Config)) *site {
+func newSite(t testing.TB, change func(*Config)) *site {
 	t.Helper()
 	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{T: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, letters: &toyLetters{}}
+	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, dead: &toyLetters{}}
 	config := Config{
 		Stores:      []Store{{Name: "records", Inspector: s.store}},
 		Outboxes:    []Outbox{{Name: "shop", Inspector: s.box}},
-		DeadLetters: []DeadLetterTopic{{Name: "dead.billing", Source: s.letters}},
+		DeadLetters: []DeadLetterTopic{{Name: "dead.billing", Source: s.dead}},
 		Counters: func(context.Context) ([]Counter, error) {
 			return []Counter{{"billing", "charge", "claimed", "", time.Now().UnixMilli()}}, nil
 		},
@@ -82,7 +82,7 @@ func newSite(t *testing.T, change func(*Config)) *site {
 	return s
 }
 
-func newBrowser(t *testing.T) *http.Client {
+func newBrowser(t testing.TB) *http.Client {
 	t.Helper()
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -118,10 +118,10 @@ func (s *site) get(page string) (status int, body string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	return read(s.T, answer)
+	return read(s.TB, answer)
 }
 
-func read(t *testing.T, answer *http.Response) (status int, body string) {
+func read(t testing.TB, answer *http.Response) (status int, body string) {
 	t.Helper()
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
@@ -135,11 +135,11 @@ func read(t *testing.T, answer *http.Response) (status int, body string) {
 func (s *site) eventually(page, text string) string {
 	s.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		_, body := s.get(page)
+		status, body := s.get(page)
 		if strings.Contains(body, text) {
 			return body
 		}
-		if time.Now().After(end) {
+		if status == http.StatusInternalServerError || time.Now().After(end) {
 			s.Fatalf("%s has no %q in\n%s", page, text, body)
 		}
 	}
@@ -170,7 +170,7 @@ func (s *site) post(page string, form url.Values) (status int, body string, at s
 		s.Fatal(err)
 	}
 	at = answer.Request.URL.Path + "?" + answer.Request.URL.RawQuery
-	status, body = read(s.T, answer)
+	status, body = read(s.TB, answer)
 	return status, body, at
 }
 
@@ -198,7 +198,7 @@ func (s *site) acts(do Action, form url.Values, confirm url.Values) string {
 
 var idField = regexp.MustCompile(`name="id" value="([^"]+)"`)
 
-func (s *site) told() []Entry {
+func (s *site) entries() []Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.audit)
@@ -265,7 +265,7 @@ func (s *site) fill() *site {
 		{ID: "row-dead", Topic: "audit", State: outbox.Dead, Written: written, Ended: written.Add(time.Second), Error: "too large"},
 		{ID: "row-wait", Topic: "orders", State: outbox.Pending, Written: written, Due: written},
 	}
-	s.letters.all = []DeadLetter{{
+	s.dead.all = []DeadLetter{{
 		ID: "dead-1", Original: "bad", Position: "17", At: written, Handler: "default/billing/charge", Topic: "orders",
 		Outcome: "failed", Reason: "card 4711 refused", Attempts: 1, Header: map[string]string{"tenant": "secret-header"},
 		Payload: []byte("secret-payload"),
@@ -435,7 +435,7 @@ func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, e
 func (l *toyLetters) Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, err error) {
 	found, _, err := l.List(ctx, f, 1000)
 	for _, d := range found {
-		all = append(all, Prediction{Reason: d.Reason, Letters: 1, Run: 1})
+		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1})
 	}
 	return all, err
 }

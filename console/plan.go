@@ -41,7 +41,7 @@ type plan struct {
 	About   string // which letters, or which records
 	Records []dedupstore.Record
 	Rows    []outbox.RowInfo
-	Letters DeadLetterFilter
+	Which   DeadLetterFilter
 	Foresee []Prediction
 
 	Counts  []amount // what would change, by scope and state
@@ -262,19 +262,19 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (er
 		return err
 	}
 	p.In = t.Name
-	p.Letters = DeadLetterFilter{Reason: form.Get("reason"), ID: form.Get("id")}
-	if pattern := form.Get("pattern"); p.Letters.Reason == "" {
-		p.Letters.Reason = pieceOf(pattern)
+	p.Which = DeadLetterFilter{Reason: form.Get("reason"), ID: form.Get("id")}
+	if pattern := form.Get("pattern"); p.Which.Reason == "" {
+		p.Which.Reason = pieceOf(pattern)
 	}
 	switch {
-	case p.Letters.ID != "":
-		p.About = fmt.Sprintf("letters of message %q", p.Letters.ID)
-	case p.Letters.Reason != "":
-		p.About = fmt.Sprintf("letters whose reason contains %q", p.Letters.Reason)
+	case p.Which.ID != "":
+		p.About = fmt.Sprintf("letters of message %q", p.Which.ID)
+	case p.Which.Reason != "":
+		p.About = fmt.Sprintf("letters whose reason contains %q", p.Which.Reason)
 	default:
 		p.About = "all letters"
 	}
-	p.Foresee, err = t.Source.Predict(ctx, p.Letters)
+	p.Foresee, err = t.Source.Predict(ctx, p.Which)
 	return err
 }
 

@@ -56,10 +56,7 @@ func (c *Console) render(w http.ResponseWriter, v *visitor, name string, p *page
 		return refuse(http.StatusInternalServerError, err)
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, err := b.WriteTo(w)
-	if err != nil { // the client is gone
-		return nil //nolint:nilerr // nobody is there to be told
-	}
+	_, _ = b.WriteTo(w) // a client that is gone cannot be told
 	return nil
 }
 
@@ -81,7 +78,7 @@ var funcs = template.FuncMap{
 	"plural":  plural,
 	"text":    func(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") },
 	"title":   title,
-	"list":    func(all ...any) []any { return all },
+	"verbs":   func() []Action { return []Action{Rerun, Complete, Archive, Forget} },
 	"dict":    dict,
 }
 

@@ -36,7 +36,7 @@ var (
 
 // A visitor is somebody who may look.
 type visitor struct {
-	who     string
+	Who     string
 	may     map[Action]bool
 	session string
 }
@@ -60,7 +60,7 @@ func (c *Console) admit(r *http.Request) (*visitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &visitor{who: who, may: map[Action]bool{View: true}}
+	v := &visitor{Who: who, may: map[Action]bool{View: true}}
 	for _, a := range append([]Action{Payloads}, verbs...) {
 		_, err := c.config.Authorize(r, a)
 		v.may[a] = err == nil

@@ -36,9 +36,9 @@ func (s *site) state() string {
 	for _, r := range page.Records {
 		all = append(all, fmt.Sprint(r.Key, r.State, r.Outcome.Kind, s.console.config.Notes.of("records", &r) != nil))
 	}
-	s.letters.mu.Lock()
-	defer s.letters.mu.Unlock()
-	return strings.Join(append(all, s.box.states()...), "\n") + fmt.Sprint(len(s.letters.redriven))
+	s.dead.mu.Lock()
+	defer s.dead.mu.Unlock()
+	return strings.Join(append(all, s.box.states()...), "\n") + fmt.Sprint(len(s.dead.redriven))
 }
 
 func TestActions_DoWhatThePlanSays(t *testing.T) {
@@ -59,10 +59,10 @@ func TestActions_DoWhatThePlanSays(t *testing.T) {
 			if !strings.Contains(body, "by ada") || !strings.Contains(body, "ticket &lt;i&gt;4711") {
 				t.Errorf("the page does not say who, and why:\n%s", body)
 			}
-			told := s.told()
-			if len(told) != 1 || told[0].Who != "ada" || told[0].Action != do || told[0].Why != "ticket <i>4711</i>" ||
-				told[0].What == "" || told[0].Time.IsZero() || told[0].Error != "" {
-				t.Errorf("the audit log has %+v", told)
+			entries := s.entries()
+			if len(entries) != 1 || entries[0].Who != "ada" || entries[0].Action != do || entries[0].Why != "ticket <i>4711</i>" ||
+				entries[0].What == "" || entries[0].Time.IsZero() || entries[0].Error != "" {
+				t.Errorf("the audit log has %+v", entries)
 			}
 		})
 	}
@@ -167,8 +167,8 @@ func TestActions_ZeroConfigIsReadOnly(t *testing.T) {
 	for do, form := range forms() {
 		form.Set("do", string(do))
 		form.Set("token", s.token())
-		if status, body, _ := s.post("plan", form); status != http.StatusForbidden || !strings.Contains(body, "read-only") {
-			t.Errorf("%s: status %d", do, status)
+		if status, body, _ := s.post("plan", form); status != http.StatusForbidden || !strings.Contains(body, "console is read-only") {
+			t.Errorf("%s: status %d\n%s", do, status, body)
 		}
 	}
 	if s.state() != before {
@@ -234,7 +234,7 @@ func TestActions_OfAGroup(t *testing.T) {
 		t.Errorf("want one changed and one refused:\n%s", body)
 	}
 	results := []string{}
-	for _, e := range s.told() {
+	for _, e := range s.entries() {
 		results = append(results, e.Result)
 	}
 	slices.Sort(results)

@@ -235,14 +235,14 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 // A failingView is the screen of failures.
 type failingView struct {
 	*livePart
-	Stores  []Store
-	Topics  []DeadLetterTopic
-	Letters string // the topic whose letters are listed
-	List    []DeadLetter
-	More    int
-	Query   *query // a group's
-	Found   *found
-	Tasks   []*taskView
+	Stores []Store
+	Topics []DeadLetterTopic
+	Topic  string // the topic whose letters are listed
+	List   []DeadLetter
+	More   int
+	Query  *query // a group's
+	Found  *found
+	Tasks  []*taskView
 }
 
 func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -250,7 +250,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 	defer cancel()
 	p := &page{Title: "Failures", At: "failures", Snap: c.now(), Now: time.Now()}
 	body := &failingView{livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Stores: c.config.Stores,
-		Topics: c.config.DeadLetters, Letters: r.FormValue("letters"), Tasks: c.recent()}
+		Topics: c.config.DeadLetters, Topic: r.FormValue("letters"), Tasks: c.recent()}
 	p.Body = body
 	q, err := readQuery(r.URL.Query(), p.Now)
 	if err != nil {
@@ -264,7 +264,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		}
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
-		if q.Pattern != "" || r.FormValue("list") != "" {
+		if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
 			q.State = cmp.Or(q.State, "failing")
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed
@@ -276,8 +276,8 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			p.Live = string(link("live", "screen", "failures", "in", s.Name))
 		}
 	}
-	if body.Letters != "" {
-		t, err := c.topic(body.Letters)
+	if body.Topic != "" {
+		t, err := c.topic(body.Topic)
 		if err != nil {
 			return err
 		}
@@ -306,9 +306,9 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 		}
 	}
 	return c.render(w, v, "letter", &page{Title: "Dead letter " + r.FormValue("id"), At: "failures", Body: struct {
-		In      string
-		ID      string
-		Letters []DeadLetter
+		In  string
+		ID  string
+		All []DeadLetter
 	}{t.Name, r.FormValue("id"), all}})
 }
 

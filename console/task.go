@@ -260,7 +260,8 @@ func (c *Console) free(ctx context.Context, t *task) error {
 			return err
 		}
 	}
-	return t.missing()
+	t.missing()
+	return nil
 }
 
 // replay publishes rows once more.
@@ -291,7 +292,8 @@ func (c *Console) replay(ctx context.Context, t *task) error {
 			}
 		}
 	}
-	return t.missing()
+	t.missing()
+	return nil
 }
 
 // ids are the message IDs of the rows, each once.
@@ -322,11 +324,10 @@ func (c *Console) slow(ctx context.Context, began time.Time, changed int) error 
 }
 
 // missing counts rows as refused that are not any more what they were.
-func (t *task) missing() error {
+func (t *task) missing() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.refused = max(0, len(t.plan.Rows)-t.changed)
-	return nil
 }
 
 func (c *Console) redrive(ctx context.Context, t *task) error {
@@ -336,7 +337,7 @@ func (c *Console) redrive(ctx context.Context, t *task) error {
 	}
 	var last Redriven
 	err = d.Source.Redrive(ctx, RedriveRequest{
-		DeadLetterFilter: t.plan.Letters, Rate: c.config.Rate, Who: t.who, Why: t.why, On: func(now Redriven) {
+		DeadLetterFilter: t.plan.Which, Rate: c.config.Rate, Who: t.who, Why: t.why, On: func(now Redriven) {
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			last = now

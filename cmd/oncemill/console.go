@@ -348,7 +348,7 @@ func (l *consoleLetters) Predict(ctx context.Context, f console.DeadLetterFilter
 		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
 	}) {
 		all = append(all, console.Prediction{
-			Reason: of.Reason, Letters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
+			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
 			Skipped: of.DeadLetters - of.Run - of.Unknown,
 		})
 	}

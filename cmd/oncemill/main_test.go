@@ -72,13 +72,14 @@ func TestCommand_OnEachStore(t *testing.T) {
 			address := start(t)
 			testscript.Run(t, testscript.Params{
 				Dir:  filepath.Join("testdata", "stores"),
-				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed},
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed, "browse": browse},
 				Setup: func(env *testscript.Env) error {
 					at := address(env.WorkDir, "t"+strings.ToLower(rand.Text()[:12]))
 					if err := alone(env); err != nil {
 						return err
 					}
 					env.Setenv("ONCEMILL_STORE", at)
+					env.Setenv("PORT", freePort(t))
 					return migrate(at)
 				},
 			})

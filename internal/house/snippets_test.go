@@ -27,7 +27,7 @@ var imported = []string{
 	"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgxpool", "github.com/nats-io/nats.go/jetstream", "github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/propagation",
-	module, module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
+	module, module + "/console", module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
 	module + "/dedupstore/sqlitestore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
 	module + "/producer/idempotencykey", module + "/producer/webhook", module + "/transport/franz", module + "/transport/natsjs",
 	module + "/transport/oncewatermill",
@@ -68,6 +68,13 @@ var given = map[string]map[int]string{
 			pub       message.Publisher
 			once      *consumer.Processor
 			router    *message.Router
+		)`},
+	"docs/console.md": {0: `
+		var (
+			ctx       context.Context
+			store     dedupstore.Inspector
+			mux       *http.ServeMux
+			authorize func(*http.Request, console.Action) (string, error)
 		)`},
 	"docs/http.md": {0: `
 		var (
