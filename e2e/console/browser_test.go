@@ -14,9 +14,11 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -192,11 +194,17 @@ func (p *tab) fill(selector, text string) {
 	p.do(chromedp.SetValue(chromedp.CSS(selector), text))
 }
 
-// key types keys, such as "g", "m" or kb.Enter.
+// keys types keys, such as "g" or kb.Enter. A letter is one event, so that a page can keep it from being written.
 func (p *tab) keys(keys ...string) {
 	p.t.Helper()
 	for _, k := range keys {
-		p.do(chromedp.KeyEvent(k))
+		if len(k) != 1 || k[0] <= ' ' {
+			p.do(chromedp.KeyEvent(k))
+			continue
+		}
+		for _, kind := range []input.DispatchKeyEventType{kb.KeyDown, kb.KeyUp} {
+			call(p, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kind, Key: k, Text: k})
+		}
 	}
 }
 

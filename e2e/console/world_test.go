@@ -254,7 +254,7 @@ func (w *world) fill() {
 
 func (w *world) duplicates(k dedupstore.Key, n int) {
 	w.t.Helper()
-	err := w.store.NoteDuplicates(w.t.Context(), []dedupstore.Duplicates{{Key: k, Count: n, Last: time.Now(), Retention: day}})
+	err := w.store.NoteDuplicates(w.t.Context(), []dedupstore.Duplicates{{Key: k, Count: n, Last: time.Now().Add(time.Second), Retention: day}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func (l *letters) Show(_ context.Context, id string) (found []console.DeadLetter
 }
 
 func (l *letters) Predict(context.Context, console.DeadLetterFilter) ([]console.Prediction, error) {
-	return []console.Prediction{{Reason: "card declined: insufficient funds", Letters: 12, Run: 9, Unknown: 1, Skipped: 2}}, nil
+	return []console.Prediction{{Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2}}, nil
 }
 
 func (l *letters) Redrive(_ context.Context, r console.RedriveRequest) error {
