@@ -44,7 +44,7 @@ func TestPicture_ShowsTheBooks(t *testing.T) {
 	light := eval[[]thing](p, pictureJS)
 	p.dark(true)
 	drawn := drawing(light, eval[[]thing](p, pictureJS), 1000, 760)
-	for _, text := range []string{"The books", "unguarded", "DOUBLE CHARGES", "Where it went wrong", "charged 2 times"} {
+	for _, text := range []string{"The books", "unguarded", "DOUBLE CHARGES", "Where it went wrong", "charged twice"} {
 		if !strings.Contains(drawn, text) {
 			t.Errorf("the picture does not show %q", text)
 		}

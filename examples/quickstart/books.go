@@ -45,9 +45,11 @@ func (e ending) Bad() bool { return e.Charges > 1 || e.Wrong > 0 || e.Lost }
 
 func (e ending) String() string {
 	switch {
-	case e.Charges > 1 && e.Wrong > 0:
-		return fmt.Sprintf("charged %d times, two amounts", e.Charges)
-	case e.Charges > 1:
+	case e.Wrong > 0:
+		return "charged two amounts"
+	case e.Charges == 2:
+		return "charged twice"
+	case e.Charges > 2:
 		return fmt.Sprintf("charged %d times", e.Charges)
 	case e.Lost:
 		return "lost"

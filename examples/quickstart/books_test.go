@@ -101,7 +101,7 @@ func TestStack_ThatCannotBeStartedEndsWhatItBegan(t *testing.T) {
 	away.url, unknown.names = "nats://127.0.0.1:1", names{run: "unknown"}
 	for what, broker := range map[string]*broker{"no connection": &away, "no stream": &unknown} {
 		for _, name := range []string{guarded, unguarded} {
-			st := &stack{name: name, shop: s, broker: broker, records: &mortality{Store: records.Leased, shop: s}}
+			st := &stack{name: name, shop: s, broker: broker, records: &mortality{Inspector: records.Leased, shop: s}}
 			ended := make(chan error, 1)
 			go func() {
 				_, err := st.start(t.Context())

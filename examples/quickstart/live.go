@@ -134,7 +134,7 @@ type wrong struct {
 }
 
 func (s *story) view(all report) view {
-	const most = 20
+	const most = 12
 	v := view{Placed: all[guarded].Orders, Orders: len(s.fates), Closed: s.closed.Load(), Lines: all.lines()}
 	for _, stack := range stacks {
 		v.Balances = append(v.Balances, all[stack].balance())

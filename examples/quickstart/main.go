@@ -134,7 +134,7 @@ func play(ctx context.Context, o options, stdout, out io.Writer) (all report, er
 	for _, name := range stacks {
 		st := &stack{name: name, shop: s.shop, broker: s.broker, fates: s.fates, telemetry: telemetry}
 		if name == guarded {
-			st.records = &mortality{Store: records.Leased, shop: s.shop}
+			st.records = &mortality{Inspector: records.Leased, shop: s.shop}
 		}
 		stop, err := st.start(ctx)
 		if err != nil {
