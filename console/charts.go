@@ -94,34 +94,33 @@ var nodes = []struct {
 	name  string
 	x, y  int
 }{
-	{dedupstore.Absent, "absent", 10, 30},
-	{dedupstore.Running, "running", 180, 30},
-	{dedupstore.Publishing, "publishing", 350, 30},
-	{dedupstore.Finished, "done", 520, 30},
-	{dedupstore.Retryable, "retryable", 180, 110},
+	{dedupstore.Absent, "absent", 2, 6},
+	{dedupstore.Running, "running", 142, 6},
+	{dedupstore.Finished, "done", 282, 6},
+	{dedupstore.Retryable, "retryable", 72, 86},
+	{dedupstore.Publishing, "publishing", 212, 86},
 }
 
 // picture draws the states of a record, with the present one lit.
 func picture(r *dedupstore.Record) template.HTML {
 	var b strings.Builder
-	b.WriteString(`<svg class="states" viewBox="0 0 640 152" role="img" aria-label="` +
+	b.WriteString(`<svg class="states" viewBox="0 0 380 124" role="img" aria-label="` +
 		`The states of a record, and the present one: ` + picturedState(r) + `"><defs>` +
-		`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">` +
-		`<path d="M0 0 8 4 0 8z"/></marker></defs>` +
-		`<path class="way" d="M120 46H178"/><path class="way" d="M290 46H348"/><path class="way" d="M460 46H518"/>` +
-		`<path class="way" d="M235 28V14q0-8 8-8H567q8 0 8 8V28"/>` +
-		`<path class="way" d="M222 62V108"/><path class="way" d="M248 110V64"/>` +
-		`<text class="by" x="149" y="38">claim</text><text class="by" x="319" y="38">finish</text>` +
-		`<text class="by" x="489" y="38">published</text><text class="by" x="405" y="20">nothing to publish</text>` +
-		`<text class="by left" x="214" y="90">release</text><text class="by right" x="256" y="90">claim again</text>`)
+		`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" ` +
+		`orient="auto-start-reverse"><path d="M0 0 8 4 0 8z"/></marker></defs>` +
+		`<path class="way" d="M98 22H141"/><path class="way" d="M238 22H281"/>` +
+		`<path class="way back" d="M167 39 137 85"/><path class="way" d="M212 38 242 85"/><path class="way" d="M278 86 308 39"/>` +
+		`<text class="by" x="118" y="15">claim</text><text class="by" x="258" y="15">finish</text>` +
+		`<text class="by left" x="144" y="66">release, claim again</text><text class="by right" x="236" y="60">finish</text>` +
+		`<text class="by right" x="302" y="66">published</text>`)
 	for _, n := range nodes {
 		class, name := "node", n.name
 		if n.state == r.State {
 			name = picturedState(r)
 			class = "node lit t-" + tone(name)
 		}
-		fmt.Fprintf(&b, `<g class="%s"><rect x="%d" y="%d" width="110" height="32" rx="6"/>`+
-			`<text x="%d" y="%d">%s</text></g>`, class, n.x, n.y, n.x+55, n.y+20, name)
+		fmt.Fprintf(&b, `<g class="%s"><rect x="%d" y="%d" width="96" height="32" rx="6"/>`+
+			`<text x="%d" y="%d">%s</text></g>`, class, n.x, n.y, n.x+48, n.y+20, name)
 	}
 	b.WriteString("</svg>")
 	return template.HTML(b.String())

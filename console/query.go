@@ -17,7 +17,7 @@ import (
 
 const (
 	pageSize = 50
-	budget   = 250 * time.Millisecond // how long a page looks for records
+	budget   = 200 * time.Millisecond // how long a page looks for records
 )
 
 var (
@@ -168,6 +168,9 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 			have[direct[i].Key] = true
 		}
 		f.Records = direct
+		if len(direct) > 0 {
+			long = 0 // where else it may be is looked for on request
+		}
 	}
 	after, skip := q.after, max(q.skip, 0)
 	for {

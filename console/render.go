@@ -149,7 +149,7 @@ func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
 // tone is the class of a state, which has its colour.
 func tone(state any) string {
 	switch fmt.Sprint(state) {
-	case "succeeded", "published", "changed":
+	case "succeeded", "published", "changed", "done":
 		return "good"
 	case "retryable", "publishing", "delayed", "pending", "warning", "stopped", "refused":
 		return "wait"

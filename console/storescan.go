@@ -201,9 +201,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		if !c.idle() {
-			within, cancel := context.WithTimeout(ctx, lookPatience)
-			w.shown.Problem = problemOf(w.step(within, s.Inspector))
-			cancel()
+			w.shown.Problem = problemOf(w.steps(ctx, s.Inspector, began.Add(c.config.Every/share)))
 			shown := w.shown
 			c.see(func(s *seen) { s.Stores[i] = &shown })
 		}
@@ -228,16 +226,31 @@ func (w *storeScan) again() {
 	}
 }
 
-// step looks at a page on each way.
-func (w *storeScan) step(ctx context.Context, store dedupstore.Inspector) error {
+// steps goes on for a while, or until one of the ways has ended.
+func (w *storeScan) steps(ctx context.Context, store dedupstore.Inspector, end time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	for {
+		if ended, err := w.step(ctx, store); ended || err != nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// step looks at a page on each way, and reports whether one of them has ended.
+func (w *storeScan) step(ctx context.Context, store dedupstore.Inspector) (ended bool, err error) {
 	w.again()
-	if err := w.fails(ctx, store); err != nil || w.hurried {
-		return err
+	if err := w.fails(ctx, store); err != nil {
+		return false, err
+	}
+	if w.hurried {
+		return false, nil
 	}
 	if err := w.works(ctx, store); err != nil {
-		return err
+		return false, err
 	}
-	return w.count(ctx, store)
+	err = w.count(ctx, store)
+	return w.groups == nil || w.scopes == nil || w.working.after == "", err
 }
 
 func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error {

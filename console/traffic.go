@@ -166,6 +166,14 @@ func (m *meter) view(err error) *traffic {
 // Ratio is the share of duplicates.
 func (t *traffic) Ratio() string { return percent(float64(t.Duplicates), float64(t.Deliveries)) }
 
+// Window is what a chart of all samples spans, as far as they come as often as the last ones.
+func (t *traffic) Window() time.Duration {
+	return t.Over / time.Duration(max(1, len(t.Columns))) * mostBeats
+}
+
+// Peak is the highest rate.
+func (t *traffic) Peak() float64 { return slices.Max(append(t.Totals(), 0)) }
+
 // Totals are deliveries a second over time.
 func (t *traffic) Totals() (sums []float64) {
 	for _, column := range t.Columns {
