@@ -92,8 +92,8 @@ func TestConsole_ActionsOfMany(t *testing.T) {
 	p.open(w.url + "failures?letters=dead.billing")
 	p.follow("#do-redrive")
 	act(p, "card declined", "9")
-	if w.letters.redriven != 1 {
-		t.Errorf("redriven %d times", w.letters.redriven)
+	if w.deadLetters.redriven != 1 {
+		t.Errorf("redriven %d times", w.deadLetters.redriven)
 	}
 }
 

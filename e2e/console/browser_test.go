@@ -1,4 +1,3 @@
-// Package console_test tries the console, and the quickstart's books, in a real headless Chromium.
 package console_test
 
 import (
@@ -23,8 +22,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// patience bounds every wait for the browser.
-const patience = 20 * time.Second
+// waitLimit bounds every wait for the browser.
+const waitLimit = 20 * time.Second
 
 // A browserProcess is one Chromium for all tests of this package.
 type browserProcess struct {
@@ -124,7 +123,7 @@ func (p *tab) forget() []string {
 
 func (p *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx(), patience)
+	ctx, cancel := context.WithTimeout(p.ctx(), waitLimit)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		p.t.Fatalf("%v\nat %s", err, p.where())
@@ -181,7 +180,7 @@ func (p *tab) click(selector string) {
 // follow clicks, and waits for the page that this leads to.
 func (p *tab) follow(selector string) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx(), patience)
+	ctx, cancel := context.WithTimeout(p.ctx(), waitLimit)
 	defer cancel()
 	_, err := chromedp.RunResponse(ctx, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
 	if err != nil {
@@ -211,7 +210,7 @@ func (p *tab) keys(keys ...string) {
 // until waits for a condition in the page's own language.
 func (p *tab) until(condition string) {
 	p.t.Helper()
-	p.untilWithin(patience, condition)
+	p.untilWithin(waitLimit, condition)
 }
 
 func (p *tab) untilWithin(atMost time.Duration, condition string) {
@@ -239,7 +238,7 @@ func eval[T any](p *tab, expression string, options ...chromedp.EvaluateOption) 
 // get returns what an action finds.
 func get[T any](p *tab, a chromedp.Action[T]) T {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.ctx(), patience)
+	ctx, cancel := context.WithTimeout(p.ctx(), waitLimit)
 	defer cancel()
 	value, err := chromedp.Run(ctx, a)
 	if err != nil {

@@ -40,10 +40,10 @@ func TestPicture_ShowsTheBooks(t *testing.T) {
 	p := newTab(t)
 	p.size(1000, 800)
 	p.open(books)
-	p.untilWithin(4*patience, `document.querySelector(".progress").innerText.includes("the books are closed")`)
+	p.untilWithin(4*waitLimit, `document.querySelector(".progress").innerText.includes("the books are closed")`)
 	light := eval[[]thing](p, pictureJS)
 	p.dark(true)
-	drawn := drawing(light, eval[[]thing](p, pictureJS), 1000, 760)
+	drawn := drawing(light, eval[[]thing](p, pictureJS), 1000, 900)
 	for _, text := range []string{"The books", "unguarded", "DOUBLE CHARGES", "Where it went wrong", "charged twice"} {
 		if !strings.Contains(drawn, text) {
 			t.Errorf("the picture does not show %q", text)

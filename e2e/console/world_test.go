@@ -22,11 +22,11 @@ import (
 
 // A world is a console and what it shows. It is mounted under a prefix.
 type world struct {
-	t       *testing.T
-	url     string // of the overview
-	store   *dedupstore.Memory
-	box     *sqliteoutbox.Outbox
-	letters *letters
+	t           *testing.T
+	url         string // of the overview
+	store       *dedupstore.Memory
+	box         *sqliteoutbox.Outbox
+	deadLetters *deadTopic
 
 	mu         sync.Mutex
 	audit      []console.Entry
@@ -39,7 +39,7 @@ func everything(*http.Request, console.Action) (string, error) { return "ada", n
 // newWorld makes a world whose visitors may do what authorize says; nil: look.
 func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (string, error)) *world {
 	t.Helper()
-	w := &world{t: t, letters: &letters{}}
+	w := &world{t: t, deadLetters: &deadTopic{}}
 	var err error
 	if w.store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{}); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (strin
 	c, err := console.New(console.Config{
 		Stores:      []console.Store{{Name: "records", Inspector: w.store}},
 		Outboxes:    []console.Outbox{{Name: "shop", Inspector: w.box}},
-		DeadLetters: []console.DeadLetterTopic{{Name: "dead.billing", Source: w.letters}},
+		DeadLetters: []console.DeadLetterTopic{{Name: "dead.billing", Source: w.deadLetters}},
 		Counters:    w.counters,
 		Findings: func(context.Context) ([]console.Finding, error) {
 			return []console.Finding{
@@ -277,13 +277,13 @@ func (w *world) entries() []console.Entry {
 	return append([]console.Entry(nil), w.audit...)
 }
 
-// letters are dead letters that are in memory.
-type letters struct {
+// A deadTopic has dead letters in memory.
+type deadTopic struct {
 	mu       sync.Mutex
 	redriven int
 }
 
-func (l *letters) all() (all []console.DeadLetter) {
+func (l *deadTopic) all() (all []console.DeadLetter) {
 	for i := range 12 {
 		all = append(all, console.DeadLetter{
 			ID: fmt.Sprintf("letter-%02d", i), Original: fmt.Sprintf("failed-%03d", i), Position: fmt.Sprintf("DEAD@%d", 100+i),
@@ -295,7 +295,7 @@ func (l *letters) all() (all []console.DeadLetter) {
 	return all
 }
 
-func (l *letters) List(_ context.Context, f console.DeadLetterFilter, limit int) ([]console.DeadLetter, int, error) {
+func (l *deadTopic) List(_ context.Context, f console.DeadLetterFilter, limit int) ([]console.DeadLetter, int, error) {
 	var found []console.DeadLetter
 	for _, d := range l.all() {
 		if strings.Contains(d.Reason, f.Reason) {
@@ -306,7 +306,7 @@ func (l *letters) List(_ context.Context, f console.DeadLetterFilter, limit int)
 	return found[:n], len(found) - n, nil
 }
 
-func (l *letters) Show(_ context.Context, id string) (found []console.DeadLetter, err error) {
+func (l *deadTopic) Show(_ context.Context, id string) (found []console.DeadLetter, err error) {
 	for _, d := range l.all() {
 		if d.ID == id || d.Original == id {
 			found = append(found, d)
@@ -315,11 +315,11 @@ func (l *letters) Show(_ context.Context, id string) (found []console.DeadLetter
 	return found, nil
 }
 
-func (l *letters) Predict(context.Context, console.DeadLetterFilter) ([]console.Prediction, error) {
+func (l *deadTopic) Predict(context.Context, console.DeadLetterFilter) ([]console.Prediction, error) {
 	return []console.Prediction{{Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2}}, nil
 }
 
-func (l *letters) Redrive(_ context.Context, r console.RedriveRequest) error {
+func (l *deadTopic) Redrive(_ context.Context, r console.RedriveRequest) error {
 	on := r.On
 	on(console.Redriven{Sent: 5, Left: 5})
 	on(console.Redriven{Sent: 10, Refused: 2, Succeeded: 9, Failed: 1})
