@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-//go:embed assets/console.css assets/console.js
+//go:embed assets/console.css assets/console.js assets/console.svg
 var assets embed.FS
 
 // A Console shows what happened to messages, and mends what failed. It is safe for concurrent use.

@@ -150,7 +150,7 @@ func TestScreens_ReadWithoutJavaScript(t *testing.T) {
 func TestHandler_Headers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	for _, page := range []string{"", "nothing", "console.css", "console.js"} {
+	for _, page := range []string{"", "nothing", "console.css", "console.js", "console.svg"} {
 		answer, err := s.browser.Get(s.url(page))
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@
 //	GET  …/plan         what an action would change: id
 //	GET  …/task         how an action comes on, and how each record ended: id
 //	GET  …/live         server-sent events: screen, in, id
-//	GET  …/console.css  …/console.js
+//	GET  …/console.css  …/console.js  …/console.svg
 //	POST …/plan         makes a plan; changes nothing
 //	POST …/act          does what a plan says
 //	POST …/refresh      counts failures, or looks for findings, now

@@ -101,7 +101,7 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 		}
 		if time.Since(allowed) > askAgain {
 			if _, err := c.config.Authorize(r, View); err != nil {
-				return nil //nolint:nilerr // the stream ends, and the page says so when it asks again
+				return nil // the page says why when it asks again
 			}
 			allowed = time.Now()
 		}
@@ -114,7 +114,7 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 			return err
 		}
 		if err != nil {
-			return nil //nolint:nilerr // as above
+			return nil
 		}
 		if first {
 			w.Header().Set("Content-Type", "text/event-stream")
@@ -122,10 +122,10 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 		}
 		_ = to.SetWriteDeadline(time.Now().Add(streamPatience)) // what cannot have one waits longer
 		if _, err := w.Write(html); err != nil {
-			return nil //nolint:nilerr // the client is gone
+			return nil // the client is gone
 		}
 		if err := to.Flush(); err != nil {
-			return nil //nolint:nilerr // the client is gone
+			return nil // the client is gone
 		}
 		select {
 		case <-snap.next:

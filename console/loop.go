@@ -132,6 +132,9 @@ func (s *seen) Lag() (oldest time.Duration) {
 	return oldest
 }
 
+// Behind reports whether an outbox has a row that has been due for long.
+func (s *seen) Behind() bool { return s.Lag() > time.Minute }
+
 // Wrong counts the findings that are errors, and the sources that did not answer.
 func (s *seen) Wrong() int {
 	n := len(s.Problems())

@@ -64,6 +64,7 @@ type query struct {
 	after  string
 	skip   int // records of the store's page that were shown before
 	looked int
+	shown  int // on the pages before
 }
 
 var states = []string{"running", "retryable", "publishing", "succeeded", "failed", "unknown"}
@@ -78,6 +79,7 @@ func readQuery(q url.Values, now time.Time) (*query, error) {
 	f.Text.Since, f.Text.Before = q.Get("since"), q.Get("before")
 	f.skip, _ = strconv.Atoi(q.Get("skip"))
 	f.looked, _ = strconv.Atoi(q.Get("looked"))
+	f.shown, _ = strconv.Atoi(q.Get("shown"))
 	switch f.State {
 	case "":
 	case "running", "retryable", "publishing":
@@ -91,7 +93,7 @@ func readQuery(q url.Values, now time.Time) (*query, error) {
 			strings.Join(states, ", ")))
 	}
 	if f.Reason == "" {
-		f.Filter.Reason = pieceOf(f.Pattern)
+		f.Reason = pieceOf(f.Pattern)
 	}
 	var err error
 	if f.Since, err = before(f.Text.Since, now); err == nil {
@@ -150,6 +152,9 @@ type found struct {
 	Next    string // the link to go on; empty: that is all
 	Looked  int
 	Total   int
+	From    int  // the number of the first record, over all pages
+	To      int  // that of the last one
+	Of      int  // how many there are, roughly; 0: not known
 	Full    bool // the page is full, so Next is the next page; else the time was over
 }
 
@@ -169,7 +174,7 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 		}
 		f.Records = direct
 		if len(direct) > 0 {
-			long = 0 // where else it may be is looked for on request
+			end = time.Now() // where else it may be is looked for on request
 		}
 	}
 	after, skip := q.after, max(q.skip, 0)
@@ -199,6 +204,13 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 		}
 	}
 	f.Total = max(f.Total, f.Looked)
+	f.From, f.To = q.shown+1, q.shown+len(f.Records)
+	if f.Next != "" {
+		f.Next += fmt.Sprintf("&shown=%d", f.To)
+	}
+	if !q.Filtered() {
+		f.Of = f.Total
+	}
 	return f, nil
 }
 
@@ -227,7 +239,7 @@ func (c *Console) lookUp(ctx context.Context, s Store, q *query) (there []dedups
 	}
 	records, err := s.Inspector.Look(ctx, keys)
 	for i := range records {
-		if q.Filter.Matches(&records[i]) && q.matches(&records[i]) {
+		if q.Matches(&records[i]) && q.matches(&records[i]) {
 			there = append(there, records[i])
 		}
 	}

@@ -97,8 +97,8 @@ func timeTag(at, now time.Time) template.HTML {
 		return `<span class="none">–</span>`
 	}
 	at = at.UTC()
-	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`, at.Format(time.RFC3339Nano),
-		at.Format("2006-01-02 15:04:05.000 UTC"), ago(at, now)))
+	return template.HTML(`<time datetime="` + at.Format(time.RFC3339Nano) + `" title="` +
+		at.Format("2006-01-02 15:04:05.000 UTC") + `">` + ago(at, now) + `</time>`)
 }
 
 func ago(at, now time.Time) string {

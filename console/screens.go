@@ -204,10 +204,10 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 		for i := range b.Rows {
 			row := &b.Rows[i]
 			all = append(all, event{row.Written, "written to the outbox " + b.Name + ", for " + row.Topic, "quiet"})
-			switch {
-			case row.State == outbox.Published:
+			switch row.State {
+			case outbox.Published:
 				all = append(all, event{row.Ended, "published to " + row.Topic, "good"})
-			case row.State == outbox.Dead:
+			case outbox.Dead:
 				all = append(all, event{row.Ended, "dead in the outbox: " + row.Error, "bad"})
 			}
 		}
@@ -229,6 +229,11 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 		all = append(all, event{e.At, e.What, class})
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return a.At.Compare(b.At) })
+	// Clocks of others, in ms, tell when duplicates came: none got an outcome before it was there.
+	came := slices.IndexFunc(all, func(e event) bool { return strings.Contains(e.What, "duplicate") })
+	for ; came >= 0 && came+1 < len(all) && all[came+1].At.Sub(all[came].At) < time.Second; came++ {
+		all[came], all[came+1] = all[came+1], all[came]
+	}
 	return all
 }
 
@@ -281,7 +286,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		if err != nil {
 			return err
 		}
-		if body.List, body.More, err = t.Source.List(ctx, DeadLetterFilter{Reason: q.Filter.Reason}, pageSize); err != nil {
+		if body.List, body.More, err = t.Source.List(ctx, DeadLetterFilter{Reason: q.Reason}, pageSize); err != nil {
 			return err
 		}
 		p.Live = ""

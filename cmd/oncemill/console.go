@@ -46,7 +46,7 @@ func (a *app) console() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "console",
 		GroupID: "run",
-		Short:   "Serve the web console: what happened to messages, what failed, and how to mend it",
+		Short:   "Serve the web console, to look at messages and mend what failed",
 		Long: `console serves the web console, to this machine only unless --listen says
 otherwise. It shows the store, the outbox and the dead letters that are named.
 

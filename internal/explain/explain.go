@@ -187,13 +187,16 @@ func (t teller) events() (events []Event) {
 		case a.Ended.IsZero() && a.Reason == "":
 			add(all[i+1].Claimed, "taken over: its lease had ended without an outcome")
 		case a.Ended.IsZero():
-			add(a.Claimed, "the run ended, nobody knows when. %s", because(a.Reason))
+			add(a.Claimed, "the run ended; when is not recorded. %s", because(a.Reason))
 		default:
 			add(a.Ended, "the run ended. %s", because(a.Reason))
 		}
 	}
-	if t.Duplicates > 0 {
-		add(t.LastDuplicate, "the last of %s that got the outcome", count(t.Duplicates, "duplicate"))
+	switch {
+	case t.Duplicates == 1:
+		add(t.LastDuplicate, "a duplicate came, and got the outcome")
+	case t.Duplicates > 1:
+		add(t.LastDuplicate, "the last of %d duplicates came, and got the outcome", t.Duplicates)
 	}
 	slices.SortStableFunc(events, func(a, b Event) int { return a.At.Compare(b.At) })
 	return events
