@@ -171,21 +171,34 @@ func call[P, R any](p *tab, c cdp.Command[P, R], params P) {
 // open goes to an address.
 func (p *tab) open(url string) { p.t.Helper(); p.do(chromedp.Navigate(url)) }
 
-// click clicks the first element, when it can be seen.
+// click clicks the first element with the mouse, when it can be seen. Elements of live parts may be replaced meanwhile.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	p.do(chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+	at := p.place(selector)
+	p.do(chromedp.MouseClickXY(at[0], at[1]))
 }
 
 // follow clicks, and waits for the page that this leads to.
 func (p *tab) follow(selector string) {
 	p.t.Helper()
+	at := p.place(selector)
 	ctx, cancel := context.WithTimeout(p.ctx(), waitLimit)
 	defer cancel()
-	_, err := chromedp.RunResponse(ctx, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
-	if err != nil {
+	if _, err := chromedp.RunResponse(ctx, chromedp.MouseClickXY(at[0], at[1])); err != nil {
 		p.t.Fatalf("follow %s: %v\nat %s", selector, err, p.where())
 	}
+}
+
+// place scrolls to an element, and returns where its middle is.
+func (p *tab) place(selector string) [2]float64 {
+	p.t.Helper()
+	p.until(fmt.Sprintf(`document.querySelector(%q)?.checkVisibility()`, selector))
+	return eval[[2]float64](p, fmt.Sprintf(`(() => {
+		const e = document.querySelector(%q);
+		e.scrollIntoView({ block: "center", behavior: "instant" });
+		const b = e.getClientRects()[0];
+		return [b.x + b.width / 2, b.y + b.height / 2];
+	})()`, selector))
 }
 
 func (p *tab) fill(selector, text string) {
@@ -316,22 +329,22 @@ func (p *tab) accessible() {
 // shots names the folder that gets a picture of each screen; empty: none are made.
 const shots = "ONCEMILL_SHOTS"
 
-// shoot takes pictures of the page: light and dark, wide and narrow. On the way it looks whether the page fits.
+// shoot takes pictures of the page: light and dark, wide and narrow. On the way it looks whether the page fits, and
+// whether it keeps anybody out.
 func (p *tab) shoot(name string) {
 	p.t.Helper()
 	for _, width := range []int64{1280, 390} {
 		p.size(width, 800)
 		p.fits()
-		for _, dark := range []bool{false, true} {
-			p.dark(dark)
-			if dark { // colours differ, widths do not
+		for _, colours := range []string{"light", "dark"} {
+			p.dark(colours == "dark")
+			if (width > 600) == (colours == "light") { // widths and colours do not depend on each other
 				p.accessible()
 			}
-			p.picture(fmt.Sprintf("%s-%d-%s.png", name, width, map[bool]string{true: "dark", false: "light"}[dark]))
+			p.picture(fmt.Sprintf("%s-%d-%s.png", name, width, colours))
 		}
 		p.dark(false)
 	}
-	p.accessible()
 	p.size(1280, 800)
 }
 

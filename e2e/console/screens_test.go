@@ -144,7 +144,7 @@ func TestConsole_ShowsWhatIsNew(t *testing.T) {
 	p.until(`document.querySelector("#pulse.on") && document.querySelector("#tiles a")`)
 	rate := func() string { return p.text("#deliveries") }
 	before := rate()
-	p.do(chromedp.Focus(chromedp.CSS(`#tiles a[href="failures"]`)))
+	eval[bool](p, `document.querySelector('#tiles a[href="failures"]').focus() ?? true`)
 	w.claim(key("charge", "brand-new"))
 	p.until(`[...document.querySelectorAll("#tiles div")].some((d) => /running/i.test(d.innerText) && d.innerText.includes("5"))`)
 	p.until(fmt.Sprintf(`document.querySelector("#deliveries").innerText !== %q`, before))
