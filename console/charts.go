@@ -109,9 +109,11 @@ func picture(r *dedupstore.Record) template.HTML {
 		`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" ` +
 		`orient="auto-start-reverse"><path d="M0 0 8 4 0 8z"/></marker></defs>` +
 		`<path class="way" d="M98 22H141"/><path class="way" d="M238 22H281"/>` +
-		`<path class="way back" d="M167 39 137 85"/><path class="way" d="M212 38 242 85"/><path class="way" d="M278 86 308 39"/>` +
+		`<path class="way back" d="M167 39 137 85"/><path class="way" d="M212 38 242 85"/>` +
+		`<path class="way" d="M278 86 308 39"/>` +
 		`<text class="by" x="118" y="15">claim</text><text class="by" x="258" y="15">finish</text>` +
-		`<text class="by left" x="144" y="66">release, claim again</text><text class="by right" x="236" y="60">finish</text>` +
+		`<text class="by left" x="144" y="66">release, claim again</text>` +
+		`<text class="by right" x="236" y="60">finish</text>` +
 		`<text class="by right" x="302" y="66">published</text>`)
 	for _, n := range nodes {
 		class, name := "node", n.name

@@ -23,7 +23,8 @@ func TestScreens_Render(t *testing.T) {
 	s.eventually("failures", "card # refused")
 	for _, page := range screens() {
 		status, body := s.get(page)
-		if status != http.StatusOK || !strings.Contains(body, `<main id="main"`) || !strings.HasSuffix(body, "</html>") {
+		if status != http.StatusOK || !strings.Contains(body, `<main id="main"`) ||
+			!strings.HasSuffix(body, "</html>") {
 			t.Errorf("%s: status %d\n%s", page, status, body)
 		}
 		for _, broken := range []string{"ZgotmplZ", "<no value>", "%!", "<nil>"} {
@@ -37,7 +38,8 @@ func TestScreens_Render(t *testing.T) {
 		messageLink(key("good")): {"It succeeded", "3 duplicates", "written to the outbox shop", "published to orders",
 			"https://traces.example/0af7651916cd43dd8448eb211c80319c", "https://traces.example/?id=good", "out-1",
 			"The same ID in other handlers", "billing / mail", "secret-result"},
-		messageLink(key("bad")):                    {"card 4711 refused", `id="do-rerun"`, `id="do-redrive"`, `id="do-archive"`, `id="do-forget"`},
+		messageLink(key("bad")): {"card 4711 refused", `id="do-rerun"`, `id="do-redrive"`,
+			`id="do-archive"`, `id="do-forget"`},
 		messageLink(key("doubtful")):               {`id="do-complete"`},
 		messageLink(key("busy")):                   {"billing-1:417", "There is nothing to do about it now"},
 		messageLink(key("gone")):                   {"There is no record of it"},
@@ -89,7 +91,8 @@ func TestScreens_WithoutRecords(t *testing.T) {
 	} {
 		s.eventually(page, text)
 	}
-	if status, body := s.get("messages?state=sleeping"); status != http.StatusBadRequest || !strings.Contains(body, "want one of") {
+	if status, body := s.get("messages?state=sleeping"); status != http.StatusBadRequest ||
+		!strings.Contains(body, "want one of") {
 		t.Errorf("a wrong state: status %d\n%s", status, body)
 	}
 	if status, _ := s.get("messages?since=yesterday"); status != http.StatusBadRequest {
@@ -112,7 +115,8 @@ func TestScreens_SourceIsDown(t *testing.T) {
 			t.Errorf("%s has the error as markup", page)
 		}
 	}
-	if status, body := s.get("messages"); status != http.StatusBadGateway || !strings.Contains(body, "connection refused") {
+	if status, body := s.get("messages"); status != http.StatusBadGateway ||
+		!strings.Contains(body, "connection refused") {
 		t.Errorf("status %d\n%s", status, body)
 	}
 }
@@ -141,7 +145,8 @@ func TestScreens_ReadWithoutJavaScript(t *testing.T) {
 		if empty.MatchString(body) {
 			t.Errorf("%s has a time without a text", page)
 		}
-		if !strings.Contains(body, `<a href="messages"`) || strings.Contains(body, `method="dialog"`) && !strings.Contains(body, "<dialog") {
+		if !strings.Contains(body, `<a href="messages"`) || strings.Contains(body, `method="dialog"`) &&
+			!strings.Contains(body, "<dialog") {
 			t.Errorf("%s has no navigation", page)
 		}
 	}
@@ -270,7 +275,8 @@ func TestImports_NoBrokerAndNoStore(t *testing.T) {
 		switch {
 		case !ok:
 			t.Errorf("the console needs %s", path)
-		case strings.HasPrefix(own, "transport/"), strings.HasPrefix(own, "dedupstore/"), strings.HasPrefix(own, "outbox/"):
+		case strings.HasPrefix(own, "transport/"), strings.HasPrefix(own, "dedupstore/"),
+			strings.HasPrefix(own, "outbox/"):
 			t.Errorf("the console needs %s", path)
 		}
 	}

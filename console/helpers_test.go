@@ -238,7 +238,8 @@ func (s *site) finishes(k dedupstore.Key, o dedupstore.Outcome) {
 func (s *site) fill() *site {
 	s.Helper()
 	s.finishes(key("good"), dedupstore.Outcome{
-		Kind: dedupstore.Succeeded, Result: []byte("secret-result"), Produced: []dedupstore.Produced{{ID: "out-1", Topic: "t"}},
+		Kind: dedupstore.Succeeded, Result: []byte("secret-result"),
+		Produced: []dedupstore.Produced{{ID: "out-1", Topic: "t"}},
 	})
 	s.finishes(key("bad"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4711 refused"})
 	s.finishes(key("bad-2"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4712 refused"})
@@ -246,7 +247,9 @@ func (s *site) fill() *site {
 	s.claims(key("busy"))
 	s.ends(key("later"), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
 	s.ends(key("half"), dedupstore.Finish{
-		Outcome:   dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "out-2", Topic: "t"}}},
+		Outcome: dedupstore.Outcome{
+			Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "out-2", Topic: "t"}},
+		},
 		Retention: time.Hour,
 	})
 	other := key("good")
@@ -261,13 +264,16 @@ func (s *site) fill() *site {
 	written := time.Now().Add(-time.Minute)
 	s.box.rows = []outbox.RowInfo{
 		{ID: "good", Topic: "orders", State: outbox.Published, Written: written, Ended: written.Add(time.Second)},
-		{ID: "row-dead", Topic: "orders", State: outbox.Dead, Written: written, Ended: written.Add(time.Second), Error: "too large"},
-		{ID: "row-dead", Topic: "audit", State: outbox.Dead, Written: written, Ended: written.Add(time.Second), Error: "too large"},
+		{ID: "row-dead", Topic: "orders", State: outbox.Dead, Written: written, Ended: written.Add(time.Second),
+			Error: "too large"},
+		{ID: "row-dead", Topic: "audit", State: outbox.Dead, Written: written, Ended: written.Add(time.Second),
+			Error: "too large"},
 		{ID: "row-wait", Topic: "orders", State: outbox.Pending, Written: written, Due: written},
 	}
 	s.dead.all = []DeadLetter{{
 		ID: "dead-1", Original: "bad", Position: "17", At: written, Handler: "default/billing/charge", Topic: "orders",
-		Outcome: "failed", Reason: "card 4711 refused", Attempts: 1, Header: map[string]string{"tenant": "secret-header"},
+		Outcome: "failed", Reason: "card 4711 refused", Attempts: 1,
+		Header:  map[string]string{"tenant": "secret-header"},
 		Payload: []byte("secret-payload"),
 	}}
 	return s
@@ -284,7 +290,8 @@ func screens() []string {
 		messageLink(key("good")), messageLink(key("bad")), messageLink(key("doubtful")), messageLink(key("busy")),
 		messageLink(key("later")), messageLink(key("half")), messageLink(key("gone")),
 		"failures", "failures?list=1", "failures?pattern=card+%23+refused&list=1", "failures?letters=dead.billing",
-		"letter?in=dead.billing&id=dead-1", "outbox", "outbox?state=published", "outbox?state=all&topic=orders", "health",
+		"letter?in=dead.billing&id=dead-1", "outbox", "outbox?state=published", "outbox?state=all&topic=orders",
+		"health",
 	}
 }
 

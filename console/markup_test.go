@@ -60,9 +60,12 @@ func skeleton(t testing.TB, html string) string {
 
 // pieces are what markup is made of.
 var pieces = []string{
-	"<script>alert(1)</script>", "</script>", "<", ">", `"`, "'", "`", "&", "&lt;", "=", "/", " ", "<!--", "-->", "<![CDATA[",
-	"</td>", "</title>", "</textarea>", "<img src=x onerror=alert(1)>", `" onmouseover="alert(1)`, "javascript:alert(1)",
-	"{{.}}", "${x}", "\u2028", "\u202e", "\ufeff", "é", "日本", "%3Cscript%3E", "\\u003c", "data:text/html,", "a", "7", "#", "..", "?", ";",
+	"<script>alert(1)</script>", "</script>", "<", ">", `"`, "'", "`", "&", "&lt;", "=", "/", " ", "<!--", "-->",
+	"<![CDATA[",
+	"</td>", "</title>", "</textarea>", "<img src=x onerror=alert(1)>", `" onmouseover="alert(1)`,
+	"javascript:alert(1)",
+	"{{.}}", "${x}", "\u2028", "\u202e", "\ufeff", "é", "日本", "%3Cscript%3E", "\\u003c", "data:text/html,", "a", "7",
+	"#", "..", "?", ";",
 }
 
 func randomText(r *rand.Rand) string {
@@ -80,11 +83,15 @@ func (s *site) setText(id, text string) dedupstore.Key {
 	if k.Validate() != nil {
 		k = key("plain")
 	}
-	text = strings.ToValidUTF8(cut(text, 900), "?")
-	s.finishes(k, dedupstore.Outcome{
-		Kind: dedupstore.Failed, Reason: text, Result: []byte(text),
-		Produced: []dedupstore.Produced{{ID: text, Topic: text, Key: text}},
-	})
+	kept := cut(strings.ToValidUTF8(text, "?"), 500) // stores take nothing else; brokers do
+	output := dedupstore.Produced{ID: kept, Topic: kept, Key: kept}
+	end := dedupstore.Finish{Retention: time.Hour, Published: true, Outcome: dedupstore.Outcome{
+		Kind: dedupstore.Failed, Reason: kept, Result: []byte(text), Produced: []dedupstore.Produced{output},
+	}}
+	if dedupstore.ValidateSettlement(end) != nil {
+		end.Outcome.Produced = nil
+	}
+	s.ends(k, end)
 	now := time.Now()
 	s.box.mu.Lock()
 	s.box.rows = []outbox.RowInfo{
@@ -93,7 +100,8 @@ func (s *site) setText(id, text string) dedupstore.Key {
 	s.box.mu.Unlock()
 	s.dead.mu.Lock()
 	s.dead.all = []DeadLetter{{
-		ID: text, Original: k.ID, Position: text, Handler: text, Topic: text, Outcome: text, Reason: text, Header: map[string]string{text: text},
+		ID: text, Original: k.ID, Position: text, Handler: text, Topic: text, Outcome: text, Reason: text,
+		Header:  map[string]string{text: text},
 		Payload: []byte(text), At: now,
 	}}
 	s.dead.mu.Unlock()
@@ -113,7 +121,8 @@ func textPages(k dedupstore.Key, text string) []string {
 	return []string{
 		"messages", "messages?" + url.Values{"id": {text}, "reason": {text}, "group": {text}}.Encode(), messageLink(k),
 		"failures?list=1", "failures?" + url.Values{"pattern": {text}, "list": {"1"}}.Encode(),
-		"failures?letters=dead.billing", "letter?" + url.Values{"in": {"dead.billing"}, "id": {text}}.Encode(), "outbox",
+		"failures?letters=dead.billing", "letter?" + url.Values{"in": {"dead.billing"}, "id": {text}}.Encode(),
+		"outbox",
 		"outbox?" + url.Values{"topic": {text}, "id": {text}, "state": {"all"}}.Encode(),
 		"messages?" + url.Values{"state": {text}}.Encode(), "messages?" + url.Values{"in": {text}}.Encode(),
 	}
@@ -169,12 +178,16 @@ func known(t *testing.T, page, bones string) {
 	}
 }
 
-var tags = strings.Fields("!doctype html head meta title link script body a header svg circle path form input kbd p span nav " +
-	"button main section h1 h2 h3 div dl dt dd dialog b label select option table thead tbody tr th td rect time ol ul li " +
+var tags = strings.Fields("!doctype html head meta title link script body a header svg circle path form input " +
+	"kbd p span nav " +
+	"button main section h1 h2 h3 div dl dt dd dialog b label select option table thead tbody tr th td rect " +
+	"time ol ul li " +
 	"small code pre defs marker text g polyline polygon progress fieldset legend")
 
-var attributes = strings.Fields("html lang data-now charset name content rel href src defer class viewBox aria-hidden cx cy r d id " +
-	"action role type placeholder aria-label autocomplete spellcheck aria-current tabindex value selected title method " +
+var attributes = strings.Fields("html lang data-now charset name content rel href src defer class viewBox " +
+	"aria-hidden cx cy r d id " +
+	"action role type placeholder aria-label autocomplete spellcheck aria-current tabindex value selected title " +
+	"method " +
 	"aria-labelledby data-copy datetime x y width height rx preserveAspectRatio points data-live data-announce size " +
 	"refX refY markerWidth markerHeight orient max required checked aria-live")
 

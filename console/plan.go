@@ -55,7 +55,8 @@ func (p *plan) What() string {
 	case Forget:
 		return "Drops the record. The next delivery runs as a first one, and its effect may happen again."
 	case Rerun:
-		return "Lets the next delivery run again. It delivers nothing. Outside of an inbox, a second effect is possible."
+		return "Lets the next delivery run again. It delivers nothing. Outside of an inbox, a second effect is " +
+			"possible."
 	case Complete:
 		return "Decides an unknown outcome. Duplicates get it from then on, and nothing runs."
 	case Archive:

@@ -112,7 +112,8 @@ func before(text string, now time.Time) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, refuse(http.StatusBadRequest, fmt.Errorf("console: %q is neither a duration nor an RFC 3339 time", text))
+		return at, refuse(http.StatusBadRequest,
+			fmt.Errorf("console: %q is neither a duration nor an RFC 3339 time", text))
 	}
 	return at, nil
 }

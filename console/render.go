@@ -91,7 +91,8 @@ func dict(pairs ...any) map[string]any {
 	return m
 }
 
-// timeTag shows a time as a distance from now. The browser keeps it true, and shows the exact time in the viewer's zone.
+// timeTag shows a time as a distance from now. The browser keeps it true, and shows the exact time in the viewer's
+// zone.
 func timeTag(at, now time.Time) template.HTML {
 	if at.IsZero() {
 		return `<span class="none">–</span>`

@@ -60,7 +60,8 @@ func TestActions_DoWhatThePlanSays(t *testing.T) {
 				t.Errorf("the page does not say who, and why:\n%s", body)
 			}
 			entries := s.entries()
-			if len(entries) != 1 || entries[0].Who != "ada" || entries[0].Action != do || entries[0].Why != "ticket <i>4711</i>" ||
+			if len(entries) != 1 || entries[0].Who != "ada" || entries[0].Action != do ||
+				entries[0].Why != "ticket <i>4711</i>" ||
 				entries[0].What == "" || entries[0].Time.IsZero() || entries[0].Error != "" {
 				t.Errorf("the audit log has %+v", entries)
 			}
@@ -87,7 +88,8 @@ func TestActions_NeedRightTokenAndOrigin(t *testing.T) {
 			form.Set("do", string(do))
 			send := func(page string, token string, change func(*http.Request)) (int, string) {
 				form.Set("token", token)
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url(page), strings.NewReader(form.Encode()))
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url(page),
+					strings.NewReader(form.Encode()))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -100,7 +102,8 @@ func TestActions_NeedRightTokenAndOrigin(t *testing.T) {
 				return read(t, answer)
 			}
 			plain := func(*http.Request) {}
-			if status, body := send("plan", token, plain); status != http.StatusForbidden || !strings.Contains(body, "not you") {
+			if status, body := send("plan", token, plain); status != http.StatusForbidden ||
+				!strings.Contains(body, "not you") {
 				t.Errorf("without the right: status %d\n%s", status, body)
 			}
 			allowed = true
@@ -167,7 +170,8 @@ func TestActions_ZeroConfigIsReadOnly(t *testing.T) {
 	for do, form := range forms() {
 		form.Set("do", string(do))
 		form.Set("token", s.token())
-		if status, body, _ := s.post("plan", form); status != http.StatusForbidden || !strings.Contains(body, "console is read-only") {
+		if status, body, _ := s.post("plan", form); status != http.StatusForbidden ||
+			!strings.Contains(body, "console is read-only") {
 			t.Errorf("%s: status %d\n%s", do, status, body)
 		}
 	}
@@ -219,7 +223,8 @@ func TestPayloads_AbsentWithoutTheRight(t *testing.T) {
 func TestActions_OfAGroup(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
-	form := url.Values{"in": {"records"}, "pattern": {"card # refused"}, "state": {"failing"}, "do": {"rerun"}, "token": {s.token()}}
+	form := url.Values{"in": {"records"}, "pattern": {"card # refused"}, "state": {"failing"}, "do": {"rerun"},
+		"token": {s.token()}}
 	status, body, _ := s.post("plan", form)
 	id := idField.FindStringSubmatch(body)
 	if status != http.StatusOK || len(id) == 0 || !strings.Contains(body, "Rerun 2 records") {
@@ -242,7 +247,8 @@ func TestActions_OfAGroup(t *testing.T) {
 		t.Errorf("the audit log has %q", results)
 	}
 	// Everything at once is not offered.
-	if status, _, _ := s.post("plan", url.Values{"do": {"forget"}, "token": {s.token()}}); status != http.StatusBadRequest {
+	form = url.Values{"do": {"forget"}, "token": {s.token()}}
+	if status, _, _ := s.post("plan", form); status != http.StatusBadRequest {
 		t.Errorf("a plan without a choice: status %d", status)
 	}
 }

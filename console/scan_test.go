@@ -160,7 +160,8 @@ func TestFind_StopsInTime(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil).fill()
 	s.store.page = 1
-	q := &query{In: "records", State: "unknown", Filter: dedupstore.Filter{Kinds: []dedupstore.Kind{dedupstore.Unknown}}}
+	q := &query{In: "records", State: "unknown",
+		Filter: dedupstore.Filter{Kinds: []dedupstore.Kind{dedupstore.Unknown}}}
 	f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, 0)
 	if err != nil || f.Full || f.Looked != 1 || f.Total != 8 || !strings.Contains(f.Next, "looked=1") ||
 		!strings.Contains(f.Next, "state=unknown") {
@@ -195,12 +196,14 @@ func TestStoreScan_Counts(t *testing.T) {
 		}
 	}
 	sum := w.shown.Counts.Sum
-	if sum.N != 8 || sum.Succeeded != 2 || sum.Failed != 2 || sum.Unknown != 1 || sum.Running != 1 || sum.Retryable != 1 ||
+	if sum.N != 8 || sum.Succeeded != 2 || sum.Failed != 2 || sum.Unknown != 1 || sum.Running != 1 ||
+		sum.Retryable != 1 ||
 		sum.Publishing != 1 || sum.Duplicates != 3 || len(w.shown.Counts.Scopes) != 2 {
 		t.Errorf("counts %+v", w.shown.Counts)
 	}
 	f := w.shown.Failures
-	if f.N != 3 || f.Unknown != 1 || len(f.Groups) != 2 || f.Groups[0].Pattern != "card # refused" || f.Groups[0].N != 2 ||
+	if f.N != 3 || f.Unknown != 1 || len(f.Groups) != 2 || f.Groups[0].Pattern != "card # refused" ||
+		f.Groups[0].N != 2 ||
 		f.Groups[0].Hours[23] != 2 || f.Part() != "" {
 		t.Errorf("failures %+v", f)
 	}
@@ -221,7 +224,8 @@ func TestStoreScan_GroupsAreBounded(t *testing.T) {
 	w.again()
 	for i := range 3 * mostGroups {
 		reason := strings.Repeat("x", i%300) + strings.Repeat("y", i/300)
-		w.fail(&dedupstore.Record{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}, Claimed: time.Now()})
+		w.fail(&dedupstore.Record{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason},
+			Claimed: time.Now()})
 	}
 	if len(w.groups) != mostGroups+1 || w.failing.N != 3*mostGroups || w.groups[otherGroup].N == 0 {
 		t.Errorf("%d groups of %d failures", len(w.groups), w.failing.N)

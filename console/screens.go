@@ -193,7 +193,8 @@ func (c *Console) offers(m *messageView, v *visitor) (all []offer) {
 	}
 	kind := m.Record.Outcome.Kind
 	if v.may[Archive] && m.Note == nil && (kind == dedupstore.Failed || kind == dedupstore.Unknown) {
-		all = append(all, offer{Archive, m.In, "put it aside with a note: Failures shows it no more, unless it fails again"})
+		all = append(all, offer{Archive, m.In,
+			"put it aside with a note: Failures shows it no more, unless it fails again"})
 	}
 	return all
 }
@@ -254,8 +255,10 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 	ctx, cancel := within(r)
 	defer cancel()
 	p := &page{Title: "Failures", At: "failures", Snap: c.now(), Now: time.Now()}
-	body := &failingView{livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Stores: c.config.Stores,
-		Topics: c.config.DeadLetters, Topic: r.FormValue("letters"), Tasks: c.recent()}
+	body := &failingView{
+		livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Stores: c.config.Stores,
+		Topics: c.config.DeadLetters, Topic: r.FormValue("letters"), Tasks: c.recent(),
+	}
 	p.Body = body
 	q, err := readQuery(r.URL.Query(), p.Now)
 	if err != nil {
@@ -340,7 +343,8 @@ func (c *Console) outbox(w http.ResponseWriter, r *http.Request, v *visitor) err
 	p := &page{Title: "Outbox", At: "outbox", Snap: c.now(), Now: time.Now()}
 	body := &outboxView{
 		livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Boxes: c.config.Outboxes,
-		State: cmp.Or(r.FormValue("state"), "dead"), Topic: r.FormValue("topic"), ID: strings.TrimSpace(r.FormValue("id")),
+		State: cmp.Or(r.FormValue("state"), "dead"), Topic: r.FormValue("topic"),
+		ID:     strings.TrimSpace(r.FormValue("id")),
 		States: rowStates, Tasks: c.recent(),
 	}
 	p.Body = body

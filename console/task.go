@@ -235,7 +235,8 @@ func (c *Console) changeOne(ctx context.Context, s Store, t *task, r *dedupstore
 		return s.Inspector.Change(within, *r, t.change)
 	}
 	return c.config.Notes.add(Note{
-		Store: s.Name, Key: r.Key.String(), Fence: r.Fence, Who: t.who, Why: t.why, Time: time.Now(), Expires: r.Expires,
+		Store: s.Name, Key: r.Key.String(), Fence: r.Fence, Who: t.who, Why: t.why, Time: time.Now(),
+		Expires: r.Expires,
 	})
 }
 

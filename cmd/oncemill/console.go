@@ -331,7 +331,9 @@ func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.D
 }
 
 // Predict implements [console.DeadLetters].
-func (l *consoleLetters) Predict(ctx context.Context, f console.DeadLetterFilter) (all []console.Prediction, err error) {
+func (l *consoleLetters) Predict(
+	ctx context.Context, f console.DeadLetterFilter,
+) (all []console.Prediction, err error) {
 	a, r, err := l.open(ctx, f, false)
 	if err != nil {
 		return nil, err

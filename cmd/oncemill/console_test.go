@@ -35,8 +35,8 @@ var (
 	planOf  = regexp.MustCompile(`name="id" value="([^"]+)"`)
 )
 
-// browse [-user NAME:TOKEN] [-host HOST] PAGE loads a page of the console, as soon as it answers. With -do ACTION it plans
-// the action for a key instead, and confirms it.
+// browse [-user NAME:TOKEN] [-host HOST] PAGE loads a page of the console, as soon as it answers. With -do ACTION it
+// plans the action for a key instead, and confirms it.
 func browse(ts *testscript.TestScript, neg bool, args []string) {
 	var user, host, do string
 	for len(args) > 1 {
