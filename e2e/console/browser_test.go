@@ -23,7 +23,7 @@ import (
 )
 
 // waitLimit bounds every wait for the browser.
-const waitLimit = 20 * time.Second
+const waitLimit = time.Minute
 
 // A browserProcess is one Chromium for all tests of this package.
 type browserProcess struct {
