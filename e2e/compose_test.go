@@ -88,8 +88,8 @@ func TestCompose_DefaultIsSmallAndTheRestHasProfiles(t *testing.T) {
 	for profile, want := range map[string]string{
 		"":              "nats postgres redis",
 		"kafka":         "kafka nats postgres redis",
-		"observability": "lgtm nats postgres quickstart redis",
-		"examples":      "kafka lgtm nats orders-kafka orders-nats orders-outbox postgres quickstart redis",
+		"observability": "lgtm nats orders-nats orders-outbox postgres redis",
+		"examples":      "kafka lgtm nats orders-kafka orders-nats orders-outbox postgres redis",
 	} {
 		names := compose(t, profile).ServiceNames()
 		slices.Sort(names)
@@ -142,7 +142,7 @@ func TestCompose_ExamplesExistAndTheirServersToo(t *testing.T) {
 			t.Errorf("%s: %v", s.Name, err)
 		}
 		for _, flag := range regexp.MustCompile(` -([a-z]+) `).FindAllStringSubmatch(command[strings.Index(command, "exec "):], -1) {
-			if !mentioned(t, `"`+flag[1]+`"`, match[1], "internal/shop") {
+			if !mentioned(t, `"`+flag[1]+`"`, match[1], "internal/billing") {
 				t.Errorf("%s: the example %s has no flag -%s", s.Name, match[1], flag[1])
 			}
 		}
@@ -155,8 +155,8 @@ func TestCompose_ExamplesExistAndTheirServersToo(t *testing.T) {
 			t.Errorf("%s does not call itself so in its telemetry", s.Name)
 		}
 	}
-	if seen != 4 {
-		t.Errorf("%d examples are run, want 4", seen)
+	if seen != 3 {
+		t.Errorf("%d examples are run, want 3", seen)
 	}
 }
 

@@ -78,9 +78,9 @@ own_requirements() {
 		index($1, root "/") == 1 && $2 ~ /^v/ { print substr($1, length(root) + 2) }' "$1/go.mod"
 }
 
-# need_packages: sets `packages` to the packages of all modules but bench, and but those of e2e that compile Prometheus,
-# which have a step of their own.
-need_packages() { packages=($(go list work | grep -Ev '/bench(/|$)|/e2e(/dashboard)?$')) || exit 1; }
+# need_packages: sets `packages` to the packages of all modules but bench, and but those of e2e that compile Prometheus or
+# drive a browser, which have a step of their own.
+need_packages() { packages=($(go list work | grep -Ev '/bench(/|$)|/e2e(/dashboard|/console)?$')) || exit 1; }
 
 # alone: each module is built and vetted without the workspace, as its users build it.
 alone() {
@@ -179,6 +179,20 @@ need_prometheus() {
 		missing+=("$program: $follows (on Debian, as root: apt-get install prometheus)")
 		return 1
 	done
+}
+
+axe_version=4.14.1
+
+# need_chromium: a browser for the tests of the console, and axe-core, which finds what keeps people with disabilities out.
+need_chromium() {
+	local follows="the console was not tried in a browser" cache=${XDG_CACHE_HOME:-$HOME/.cache}/oncemill/axe-core-$axe_version
+	need_program chromium chromium "$follows" || return
+	if [ ! -e "$cache/node_modules/axe-core/axe.min.js" ]; then
+		need_program npm npm "axe-core did not look at the console" || return
+		say "axe-core: once"
+		npm install --prefix "$cache" --ignore-scripts --no-audit --no-fund "axe-core@$axe_version" || return
+	fi
+	export ONCEMILL_TEST_AXE=$cache/node_modules/axe-core
 }
 
 has_prometheus() { command -v prometheus >/dev/null && command -v promtool >/dev/null; }

@@ -57,7 +57,7 @@ func buildPayments(t *testing.T) (program string) {
 func startPayments(t *testing.T, program string, args ...string) *paymentsRun {
 	t.Helper()
 	dir := t.TempDir()
-	p, err := testserver.StartProgram(dir, program, append(args, "-out", "json")...)
+	p, err := testserver.StartProgram(dir, program, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,11 +92,9 @@ func (r *paymentsRun) finish(within time.Duration) (b paymentsBooks) {
 	case <-time.After(within):
 		r.t.Fatalf("no books after %v\n%s", within, r.says())
 	}
-	for line := range strings.Lines(r.says()) {
-		if strings.HasPrefix(line, "{") {
-			if err := json.Unmarshal([]byte(line), &b); err != nil {
-				r.t.Fatal(err)
-			}
+	if _, books, closed := strings.Cut(r.says(), "\n{"); closed {
+		if err := json.NewDecoder(strings.NewReader("{" + books)).Decode(&b); err != nil {
+			r.t.Fatal(err)
 		}
 	}
 	if code := r.ExitCode(); code != 0 || b.Payments == 0 {

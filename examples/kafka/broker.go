@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -37,7 +38,7 @@ type broker struct {
 	pub      producer.Publisher
 }
 
-func open(ctx context.Context, o shop.Options, _ string) (_ shop.Broker, err error) {
+func open(ctx context.Context, o billing.Options, _ string) (_ billing.Broker, err error) {
 	b := &broker{names: names{o.Run}, brokers: strings.Split(o.Address, ",")}
 	if o.Embedded {
 		if b.embedded, err = kfake.NewCluster(kfake.NumBrokers(1)); err != nil {
@@ -66,17 +67,17 @@ func (b *broker) makeTopics(ctx context.Context) error {
 	return errors.Join(err1, err2)
 }
 
-// Place implements shop.Broker.
+// Place implements billing.Broker.
 func (b *broker) Place(ctx context.Context, o shop.Order) error {
 	return place(ctx, b.pub, b.orders(), o)
 }
 
-// Consume implements shop.Broker.
-func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
+// Consume implements billing.Broker.
+func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *billing.Bank) error {
 	return consume(ctx, b.names, store, b.pub, bank, kgo.SeedBrokers(b.brokers...))
 }
 
-// AtRest implements shop.Broker.
+// AtRest implements billing.Broker.
 func (b *broker) AtRest(ctx context.Context) (bool, error) {
 	ends, err := b.admin.ListEndOffsets(ctx, b.orders())
 	if err != nil {
@@ -94,7 +95,7 @@ func (b *broker) AtRest(ctx context.Context) (bool, error) {
 	return rest, nil
 }
 
-// DeadLetters implements shop.Broker.
+// DeadLetters implements billing.Broker.
 func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	ends, err := b.admin.ListEndOffsets(ctx, b.dead())
 	if err := errors.Join(err, ends.Error()); err != nil {
@@ -120,7 +121,7 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	return orders, nil
 }
 
-// Close implements shop.Broker.
+// Close implements billing.Broker.
 func (b *broker) Close(ctx context.Context) error {
 	defer b.disconnect()
 	topics, err := b.admin.DeleteTopics(ctx, b.orders(), b.dead())

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -18,7 +19,7 @@ import (
 // consume charges orders until ctx ends. Then it drains: charges that have begun are finished and committed. The
 // options say how to reach Kafka, such as kgo.SeedBrokers.
 func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher,
-	bank *shop.Bank, reach ...kgo.Opt,
+	bank *billing.Bank, reach ...kgo.Opt,
 ) error {
 	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
@@ -46,7 +47,7 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 
 // charge is the handler. It may get a record again, but not after its outcome is stored. It gets two copies at once
 // only if this process stands still for longer than the lease.
-func charge(bank *shop.Bank) franz.Handler {
+func charge(bank *billing.Bank) franz.Handler {
 	return func(ctx context.Context, record *kgo.Record) error {
 		order, err := shop.ParseOrder(record.Value)
 		if err != nil {
@@ -54,7 +55,7 @@ func charge(bank *shop.Bank) franz.Handler {
 		}
 		// The charge has one ID in all attempts: a bank that knows it closes the gap between effect and outcome.
 		err = bank.Charge(ctx, oncemill.FromContext(ctx).ID("charge"), order)
-		if errors.Is(err, shop.ErrDeclined) {
+		if errors.Is(err, billing.ErrDeclined) {
 			return oncemill.Permanent(err)
 		}
 		return err // anything else is tried again, ten times unless the policy says otherwise

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
@@ -21,9 +21,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // play runs the example, and returns its books, its exit status and what it says to people.
-func play(t *testing.T, e shop.Example, args ...string) (b shop.Books, status int, says string) {
+func play(t *testing.T, e billing.Example, args ...string) (b billing.Books, status int, says string) {
 	t.Helper()
-	e.Books = func(closed shop.Books) { b = closed }
+	e.Books = func(closed billing.Books) { b = closed }
 	var stdout, stderr bytes.Buffer
 	status = e.Main(t.Context(), args, &stdout, &stderr)
 	return b, status, stderr.String()

@@ -18,9 +18,9 @@ import (
 	"context"
 	"os"
 
-	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 )
 
 func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-var example = shop.Example{Name: "kafka", AddressFlag: "brokers", Address: "127.0.0.1:9092", Open: open}
+var example = billing.Example{Name: "kafka", AddressFlag: "brokers", Address: "127.0.0.1:9092", Open: open}

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -29,7 +30,7 @@ type broker struct {
 	closing func()
 }
 
-func open(ctx context.Context, o shop.Options, dir string) (_ shop.Broker, err error) {
+func open(ctx context.Context, o billing.Options, dir string) (_ billing.Broker, err error) {
 	b := &broker{names: names{o.Run}}
 	if o.Embedded {
 		o.Address = ""
@@ -64,23 +65,23 @@ func (b *broker) makeStreams(ctx context.Context) error {
 	return err
 }
 
-// Place implements shop.Broker.
+// Place implements billing.Broker.
 func (b *broker) Place(ctx context.Context, o shop.Order) error {
 	return place(ctx, b.pub, b.orders(), o)
 }
 
-// Consume implements shop.Broker.
-func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
+// Consume implements billing.Broker.
+func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *billing.Bank) error {
 	return consume(ctx, b.js, b.names, store, b.pub, bank)
 }
 
-// AtRest implements shop.Broker.
+// AtRest implements billing.Broker.
 func (b *broker) AtRest(ctx context.Context) (bool, error) {
 	rest, _, err := shop.AtRest(ctx, b.js, b.stream(), "billing")
 	return rest, err
 }
 
-// DeadLetters implements shop.Broker.
+// DeadLetters implements billing.Broker.
 func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	deadLetters, err := shop.Messages(ctx, b.js, b.deadStream(), b.dead())
 	orders := make([]shop.Order, len(deadLetters))
@@ -92,7 +93,7 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	return orders, err
 }
 
-// Close implements shop.Broker.
+// Close implements billing.Broker.
 func (b *broker) Close(ctx context.Context) error {
 	defer b.closing()
 	return errors.Join(b.js.DeleteStream(ctx, b.stream()), b.js.DeleteStream(ctx, b.deadStream()))

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/billing"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -17,7 +18,7 @@ import (
 
 // consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged.
 func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher,
-	bank *shop.Bank,
+	bank *billing.Bank,
 ) error {
 	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
@@ -49,7 +50,7 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 
 // charge is the handler. It may get a message again, but not after its outcome is stored. It gets two copies at once
 // only if this process stands still for longer than the lease.
-func charge(bank *shop.Bank) natsjs.Handler {
+func charge(bank *billing.Bank) natsjs.Handler {
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		order, err := shop.ParseOrder(msg.Data())
 		if err != nil {
@@ -57,7 +58,7 @@ func charge(bank *shop.Bank) natsjs.Handler {
 		}
 		// The charge has one ID in all attempts: a bank that knows it closes the gap between effect and outcome.
 		err = bank.Charge(ctx, oncemill.FromContext(ctx).ID("charge"), order)
-		if errors.Is(err, shop.ErrDeclined) {
+		if errors.Is(err, billing.ErrDeclined) {
 			return oncemill.Permanent(err)
 		}
 		return err // anything else is tried again, ten times unless the policy says otherwise

@@ -31,6 +31,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/examples/internal/observe"
+	"github.com/oncemill/oncemill/examples/internal/postgres"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -71,7 +72,7 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 func (p program) run(ctx context.Context, o options, dir string, stdout, out io.Writer) (balanced bool, err error) {
 	run := shop.RunName() // names of its own: it keeps out of the way of other runs
 	topic, stream := "outbox."+run+".orders", "OUTBOX-"+run
-	stop, err := observe.Global(ctx, "outbox")
+	stop, err := observe.Start(ctx, "outbox")
 	if err != nil {
 		return false, err
 	}
@@ -84,7 +85,7 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 		o.nats = ""
 		db.Database, err = shop.OpenSQLite(ctx, filepath.Join(dir, "shop.db"), table)
 	} else {
-		db.Database, err = shop.OpenPostgres(ctx, o.postgres, "oncemill_"+run, table)
+		db.Database, err = postgres.Open(ctx, o.postgres, "oncemill_"+run, table)
 	}
 	if err != nil {
 		return false, err

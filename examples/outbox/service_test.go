@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/examples/internal/postgres"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
@@ -44,7 +45,7 @@ func onDatabases(t *testing.T, test func(t *testing.T, open func() *database)) {
 		t.Parallel()
 		dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 		test(t, func() *database {
-			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_test", table)
+			db, err := postgres.Open(t.Context(), dsn, "oncemill_test", table)
 			return closing(t, db, err)
 		})
 	})

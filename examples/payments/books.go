@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -148,20 +147,9 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	return b, nil
 }
 
-// print prints the books, as table or json.
-func (b Books) print(w io.Writer, format string) error {
-	if format == "json" {
-		return json.NewEncoder(w).Encode(b)
+func (b Books) verdict() string {
+	if b.Balance() {
+		return "The books balance: each payment is in the ledger once, and the API was told of each once."
 	}
-	verdict := "The books balance: each payment is in the ledger once, and the API was told of each once."
-	if !b.Balance() {
-		verdict = fmt.Sprintf("THE BOOKS DO NOT BALANCE: %q", b.Mistakes[:min(10, len(b.Mistakes))])
-	}
-	return shop.Table(w, verdict,
-		"payments", b.Payments, "  charged", b.Charged, "  declined", b.Declined,
-		"requests", b.Requests,
-		"messages", b.Messages, "  published again by others", b.Republished, "  deliveries to charge", b.Deliveries,
-		"receipts", b.Receipts, "  copies beyond that", b.ReceiptMore, "  further deliveries to notify", b.Redelivered,
-		"transfers of the API", b.Transfers, "  calls", b.Calls,
-		"consumers killed", b.Kills, "MISTAKES", len(b.Mistakes))
+	return fmt.Sprintf("THE BOOKS DO NOT BALANCE: %q", b.Mistakes[:min(10, len(b.Mistakes))])
 }

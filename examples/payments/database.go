@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oncemill/oncemill/examples/internal/mysql"
+	"github.com/oncemill/oncemill/examples/internal/postgres"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
@@ -49,10 +51,10 @@ func openDatabase(ctx context.Context, o options, tables ...string) (*database, 
 		db, err := shop.OpenSQLite(ctx, o.SQLite, tables...)
 		return &database{db, nil}, err
 	case o.MySQL != "":
-		db, err := shop.OpenMySQL(ctx, o.MySQL, "oncemill_"+o.Run, tables...)
+		db, err := mysql.Open(ctx, o.MySQL, "oncemill_"+o.Run, tables...)
 		return &database{db, mysqlWords}, err
 	}
-	db, err := shop.OpenPostgres(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
+	db, err := postgres.Open(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
 	return &database{db, nil}, err
 }
 

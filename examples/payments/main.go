@@ -35,6 +35,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -70,7 +71,6 @@ type options struct {
 	Kills    int
 	Batch    int
 	Keep     string
-	Out      string // table or json
 
 	Run   string // part of all names at servers
 	Seed  uint64
@@ -92,7 +92,6 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	flags.IntVar(&o.Batch, "batch", 1, "how many payments one transaction books at most, 1 to 64")
 	flags.IntVar(&o.Kills, "kills", 6, "how many consumer processes are killed meanwhile, 0 to 10000")
 	flags.StringVar(&o.Keep, "keep", "", "leave at the servers what the run has made there, under this `name`")
-	flags.StringVar(&o.Out, "out", "table", "print the books as table or json")
 	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
 		err := errors.Join(
 			shop.CheckRange("payments", o.Payments, 20, 100_000),
@@ -102,8 +101,6 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 		switch {
 		case err != nil:
 			return false, err
-		case o.Out != "table" && o.Out != "json":
-			return false, shop.WrongFlag("-out is %q, want table or json", o.Out)
 		case o.Keep == "":
 			o.Run = shop.RunName()
 		case !runName.MatchString(o.Keep):
@@ -118,7 +115,10 @@ func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writ
 		case err != nil:
 			return false, err
 		}
-		return b.Balance(), b.print(stdout, o.Out)
+		shop.Say(stderr, "%s\n", b.verdict())
+		books, err := json.MarshalIndent(b, "", "\t")
+		shop.Say(stdout, "%s\n", books)
+		return b.Balance(), err
 	})
 }
 

@@ -42,7 +42,7 @@ var tested = options{Lease: 500 * time.Millisecond, Seed: 1}
 func play(t *testing.T, args ...string) (b Books, status int, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	status = tested.main(t.Context(), append(args, "-out", "json"), &stdout, &stderr)
+	status = tested.main(t.Context(), args, &stdout, &stderr)
 	if err := json.Unmarshal(stdout.Bytes(), &b); err != nil {
 		t.Fatalf("stdout is not one JSON object: %v\n%s%s", err, &stdout, &stderr)
 	}
@@ -219,7 +219,6 @@ func TestPayments_MistakesAreNamed(t *testing.T) {
 	for says, args := range map[string][]string{
 		"-payments is 0":                {"-payments", "0"},
 		"-kills is -1":                  {"-kills", "-1"},
-		"-out is \"xml\"":               {"-out", "xml"},
 		"-keep is \"A b\"":              {"-keep", "A b"},
 		"-postgres has no use with -em": {"-postgres", "postgres://h/shop", "-embedded"},
 		"-keep has no use with -em":     {"-keep", "it", "-embedded"},

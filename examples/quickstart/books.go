@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
@@ -28,6 +29,36 @@ type books struct {
 	LostOrders        int // neither charged nor dead-lettered
 	WrongAmounts      int // charges of another amount than their order's
 	Explained         []string
+
+	endings map[string]ending // by order
+}
+
+// An ending is what came of one order in one stack.
+type ending struct {
+	Charges, Wrong int // Wrong of them are of another amount
+	Dead, Lost     bool
+	At             int64 // when it was charged last or lost, in µs
+}
+
+// Bad reports whether somebody has to apologise.
+func (e ending) Bad() bool { return e.Charges > 1 || e.Wrong > 0 || e.Lost }
+
+func (e ending) String() string {
+	switch {
+	case e.Wrong > 0:
+		return "charged two amounts"
+	case e.Charges == 2:
+		return "charged twice"
+	case e.Charges > 2:
+		return fmt.Sprintf("charged %d times", e.Charges)
+	case e.Lost:
+		return "lost"
+	case e.Charges == 1:
+		return "charged once"
+	case e.Dead:
+		return "dead letter"
+	}
+	return "under way"
 }
 
 // balance reports whether every order was charged once and with its amount, or dead-lettered.
@@ -35,39 +66,48 @@ func (b books) balance() bool {
 	return b.DoubleCharges == 0 && b.LostOrders == 0 && b.WrongAmounts == 0
 }
 
-// add enters an order that was charged so many times, some of them with another amount than its own.
-func (b *books) add(charges, wrong int, dead bool) {
+// add enters what came of an order; settled: nothing more will.
+func (b *books) add(id string, e ending, settled bool) {
+	e.Lost = settled && e.Charges == 0 && !e.Dead
 	b.Orders++
-	b.DoubleCharges += max(0, charges-1)
-	b.WrongAmounts += wrong
-	if charges == 0 && !dead {
+	b.DoubleCharges += max(0, e.Charges-1)
+	b.WrongAmounts += e.Wrong
+	if e.Lost {
 		b.LostOrders++
 	}
+	if b.endings == nil {
+		b.endings = map[string]ending{}
+	}
+	b.endings[id] = e
 }
 
-// closeBooks compares each stack's ledger with the orders and the dead letters.
-func closeBooks(
-	ctx context.Context, s *store, b *broker, fates map[string]fault, claims map[string]int,
-) (report, error) {
+// books compares each stack's ledger with the orders and the dead letters. When all is over, what is neither charged nor
+// dead-lettered is lost; before, only what was acknowledged long enough ago.
+func (s *story) books(ctx context.Context) (report, error) {
+	claims, err := shop.Claims(ctx, s.metrics)
+	if err != nil {
+		return nil, err
+	}
+	counted := shop.Outcomes(claims)
 	all := report{}
-	for _, name := range stacks {
-		out, err := closeStack(ctx, s, b, name, fates)
+	for _, st := range s.stacks {
+		out, err := st.books(ctx, s.closed.Load())
 		if err != nil {
-			return nil, fmt.Errorf("close the books of %s: %w", name, err)
+			return nil, fmt.Errorf("close the books of %s: %w", st.name, err)
 		}
-		if name == guarded {
-			out.DuplicatesBusy = claims["duplicate_in_progress"] + claims["not_due"]
-			out.DuplicatesDone = claims["duplicate_completed"]
-			out.FailuresReplayed = claims["duplicate_failed"]
-			out.PublishedByCopies = claims["publish_only"]
+		if st.name == guarded {
+			out.DuplicatesBusy = counted["duplicate_in_progress"] + counted["not_due"]
+			out.DuplicatesDone = counted["duplicate_completed"]
+			out.FailuresReplayed = counted["duplicate_failed"]
+			out.PublishedByCopies = counted["publish_only"]
 		}
-		all[name] = out
+		all[st.name] = out
 	}
 	return all, nil
 }
 
-func closeStack(ctx context.Context, s *store, b *broker, name string, fates map[string]fault) (out books, err error) {
-	deadLetters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(name))
+func (s *stack) books(ctx context.Context, over bool) (out books, err error) {
+	deadLetters, err := shop.Messages(ctx, s.broker.js, s.broker.names.stream(), s.broker.names.dead(s.name))
 	if err != nil {
 		return out, err
 	}
@@ -81,21 +121,27 @@ func closeStack(ctx context.Context, s *store, b *broker, name string, fates map
 	}
 	out.DeadLetters = len(deadLetters)
 
-	rows, err := s.db.QueryContext(ctx, `
-		SELECT o.id, count(l.entry), count(nullif(l.amount, o.amount))
-		FROM orders o LEFT JOIN ledger l ON l.stack = ? AND l.order_id = o.id GROUP BY o.id`, name)
+	rows, err := s.shop.db.QueryContext(ctx, `
+		SELECT o.id, count(l.entry), count(nullif(l.amount, o.amount)), coalesce(max(l.at), 0)
+		FROM orders o LEFT JOIN ledger l ON l.stack = ? AND l.order_id = o.id GROUP BY o.id`, s.name)
 	if err != nil {
 		return out, err
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var id string
-		var charges, wrong int
-		if err := rows.Scan(&id, &charges, &wrong); err != nil {
+		var e ending
+		if err := rows.Scan(&id, &e.Charges, &e.Wrong, &e.At); err != nil {
 			return out, err
 		}
-		out.add(charges, wrong, dead[id])
-		if charges > 1 && name == guarded && fates[id] == diesAfterWrite {
+		e.Dead = dead[id]
+		settled := over
+		if acked, known := s.acked.Load(id); known && e.Charges == 0 {
+			settled = settled || time.Since(acked.(time.Time)) > time.Second
+			e.At = acked.(time.Time).UnixMicro()
+		}
+		out.add(id, e, settled)
+		if e.Charges > 1 && s.name == guarded && s.fates[id] == diesAfterWrite {
 			out.Explained = append(out.Explained, id)
 		}
 	}
@@ -103,65 +149,88 @@ func closeStack(ctx context.Context, s *store, b *broker, name string, fates map
 		return out, err
 	}
 	var unasked int // charges of what nobody has ordered
-	err = s.db.QueryRowContext(ctx, `SELECT
+	err = s.shop.db.QueryRowContext(ctx, `SELECT
 		(SELECT count(*) FROM log WHERE stack = ?1 AND event = 'delivery'),
 		(SELECT count(DISTINCT order_id) FROM log WHERE stack = ?1 AND event = 'delivery'),
 		(SELECT count(*) FROM log WHERE stack = ?1 AND event = 'run'),
 		(SELECT count(*) FROM ledger WHERE stack = ?1 AND order_id NOT IN (SELECT id FROM orders))`,
-		name).Scan(&out.Deliveries, &out.Duplicates, &out.Runs, &unasked)
+		s.name).Scan(&out.Deliveries, &out.Duplicates, &out.Runs, &unasked)
 	out.Duplicates = out.Deliveries - out.Duplicates
 	out.DoubleCharges += unasked
 	return out, err
 }
 
-// table shows the books to people.
-func (r report) table() string {
-	var out strings.Builder
-	line := func(name string, of ...any) {
-		fmt.Fprintf(&out, "  %-34s %10v %11v %14v\n", append([]any{name}, of...)...)
-	}
-	all := func(name string, count func(books) int) {
-		line(name, count(r[guarded]), count(r[unguarded]), count(r[deduplicator]))
-	}
-	onlyGuard := func(name string, count int) { line(name, count, "-", "-") }
-	out.WriteString("\n")
+// A line of the table is a name and what was counted, by stack.
+type line struct {
+	Name   string
+	Counts []string
+	Bad    []bool // a count that is more than nothing, and must not be
+}
+
+// Part reports whether the line counts a part of the one above, and Sum whether it is what counts in the end.
+func (l line) Part() bool { return strings.HasPrefix(l.Name, "  ") }
+func (l line) Sum() bool  { return l.Name == strings.ToUpper(l.Name) }
+
+// lines are the table.
+func (r report) lines() (lines []line) {
 	g := r[guarded]
-	line("", "oncemill", "unguarded", "Deduplicator*")
-	all("orders", func(b books) int { return b.Orders })
-	all("deliveries", func(b books) int { return b.Deliveries })
-	all("handler runs", func(b books) int { return b.Runs })
-	all("duplicates delivered", func(b books) int { return b.Duplicates })
+	all := func(name string, bad bool, count func(books) int) {
+		l := line{Name: name}
+		for _, stack := range stacks {
+			n := count(r[stack])
+			l.Counts, l.Bad = append(l.Counts, fmt.Sprint(n)), append(l.Bad, bad && n > 0)
+		}
+		lines = append(lines, l)
+	}
+	onlyGuard := func(name string, n int) {
+		lines = append(lines, line{name, []string{fmt.Sprint(n), "-", "-"}, make([]bool, len(stacks))})
+	}
+	all("orders", false, func(b books) int { return b.Orders })
+	all("deliveries", false, func(b books) int { return b.Deliveries })
+	all("handler runs", false, func(b books) int { return b.Runs })
+	all("duplicates delivered", false, func(b books) int { return b.Duplicates })
 	onlyGuard("  answered with the outcome", g.DuplicatesDone)
 	onlyGuard("  held or delayed, in progress", g.DuplicatesBusy)
 	onlyGuard("  published what a run left behind", g.PublishedByCopies)
 	onlyGuard("  failures replayed", g.FailuresReplayed)
 	onlyGuard("mismatches (same ID, other amount)", g.Mismatches)
-	all("dead letters", func(b books) int { return b.DeadLetters })
-	all("DOUBLE CHARGES", func(b books) int { return b.DoubleCharges })
-	all("LOST ORDERS", func(b books) int { return b.LostOrders })
-	all("WRONG AMOUNTS", func(b books) int { return b.WrongAmounts })
-	out.WriteString(`
-  * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a
-    handler that fails once has its redelivery dropped as a duplicate.
+	all("dead letters", false, func(b books) int { return b.DeadLetters })
+	all("DOUBLE CHARGES", true, func(b books) int { return b.DoubleCharges })
+	all("LOST ORDERS", true, func(b books) int { return b.LostOrders })
+	all("WRONG AMOUNTS", true, func(b books) int { return b.WrongAmounts })
+	return lines
+}
+
+// table shows the books to people, on a screen of 80 by 24.
+func (r report) table() string {
+	var out strings.Builder
+	row := func(name string, counts ...string) {
+		fmt.Fprintf(&out, "  %-34s %10s %11s %14s\n", name, counts[0], counts[1], counts[2])
+	}
+	row("", "oncemill", "unguarded", "Deduplicator*")
+	for _, l := range r.lines() {
+		row(l.Name, l.Counts...)
+	}
+	out.WriteString(`  * Watermill's own middleware. It marks a message before its handler runs, so
+    after a failure the redelivery is dropped as a duplicate.
 
 `)
-	out.WriteString(g.verdict())
+	out.WriteString(r[guarded].verdict())
 	return out.String()
 }
 
 func (b books) verdict() string {
 	if b.balance() {
-		return fmt.Sprintf("oncemill's ledger balances: each order is charged once; %d dead letters to look at.\n",
+		return fmt.Sprintf("oncemill's ledger balances: each order charged once, %d dead letters aside.\n",
 			b.DeadLetters)
 	}
-	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost orders, %d wrong amounts.\n",
+	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost, %d wrong.\n",
 		b.DoubleCharges, b.LostOrders, b.WrongAmounts)
 	if b.Explained == nil {
 		return s
 	}
-	return s + fmt.Sprintf(`%d of the double charges follow an injected death between effect and outcome, as that of %s.
-This is the limit of tier 1: the charge and its outcome are written to two places, and a process can die in
-between. Nothing but a common transaction (tier 2) or an ID that the payment provider deduplicates by
-(oncemill.FromContext(ctx).ID("charge")) closes that gap. docs/guarantees.md has the whole list.
+	return s + fmt.Sprintf(`%d of them follow a death between charge and outcome, as that of %s:
+the limit of tier 1. One transaction for both (tier 2) closes it, or an ID that
+the payment provider deduplicates by: see docs/guarantees.md.
 `, len(b.Explained), b.Explained[0])
 }

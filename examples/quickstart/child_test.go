@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"testing"
@@ -42,7 +43,7 @@ func playChild(args []string) int {
 	err := json.Unmarshal([]byte(args[0]), &c)
 	if err == nil {
 		var all report
-		if all, err = play(context.Background(), options{redis: c.Redis, nats: c.NATS, orders: c.Orders, dir: c.Dir, seed: 1}, os.Stderr); err == nil {
+		if all, err = play(context.Background(), options{nats: c.NATS, orders: c.Orders, dir: c.Dir, seed: 1}, io.Discard, os.Stderr); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(all)
 		}
 	}
@@ -55,8 +56,8 @@ func playChild(args []string) int {
 
 // childOptions are what the quickstart is told as a process of its own.
 type childOptions struct {
-	Redis, NATS, Dir string
-	Orders           int
+	NATS, Dir string
+	Orders    int
 }
 
 // self is the path of this test binary.

@@ -9,65 +9,49 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
-// Where dedup records are kept.
-const (
-	inSQLite = "sqlite"
-	inRedis  = "redis"
-)
-
-// TestCrash_BooksBalance kills the quickstart's process, its NATS server and, if it has the dedup records, its Redis
-// with SIGKILL at random. Then it starts them again on the same files. In the end no order is lost, and each double
-// charge goes back to a process that was killed between its effect and its outcome. A finished record survives a kill,
-// in an SQLite file as in Redis.
+// TestCrash_BooksBalance kills the quickstart's process and its NATS server with SIGKILL at random. Then it starts them
+// again on the same files. In the end no order is lost, and each double charge goes back to a process that was killed
+// between its effect and its outcome. A finished record survives a kill. (e2e/faults kills Redis.)
 func TestCrash_BooksBalance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it starts programs and kills them, for ten seconds and more")
 	}
 	kills, seed := 1, uint64(1) // of each
-	stores := map[string][]string{inSQLite: {"quickstart", "nats"}}
 	if os.Getenv("ONCEMILL_PROOF") != "" {
 		kills, seed = 12, uint64(time.Now().UnixNano())
-		stores[inRedis] = []string{"redis", "quickstart", "nats"} // which e2e/faults kills in any case
 	}
-	for store, names := range stores {
-		t.Run(store, func(t *testing.T) {
-			t.Parallel()
-			if store == inRedis {
-				redistest.Start(t) // skips, or fails, where there is no redis-server
-			}
-			t.Logf("%d kills of each of %v, seed %d", kills, names, seed)
-			c := &crashes{
-				t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store, orders: kills * len(names) * mostCharges * 3 / 2,
-				processes: map[string]*testserver.Process{},
-			}
-			c.startAll(names)
-			victims := map[string]int{}
-			for _, name := range names {
-				victims[name] = kills
-			}
-			for len(victims) > 0 {
-				c.awaitCharges(5 + c.rng.IntN(mostCharges-5))
-				victim := c.pick(victims)
-				c.kill(victim)
-				if victims[victim]--; victims[victim] == 0 {
-					delete(victims, victim)
-				}
-			}
-			c.checkBooks(c.finish())
-		})
+	t.Logf("%d kills of each of %v, seed %d", kills, programs, seed)
+	c := &crashes{
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), orders: kills * len(programs) * mostCharges * 3 / 2,
+		processes: map[string]*testserver.Process{},
 	}
+	c.startAll()
+	victims := map[string]int{}
+	for _, name := range programs {
+		victims[name] = kills
+	}
+	for len(victims) > 0 {
+		c.awaitCharges(5 + c.rng.IntN(mostCharges-5))
+		victim := c.pick(victims)
+		c.kill(victim)
+		if victims[victim]--; victims[victim] == 0 {
+			delete(victims, victim)
+		}
+	}
+	c.checkBooks(c.finish())
 }
+
+// programs are what is killed, in the order in which they start.
+var programs = []string{"nats", "quickstart"}
 
 // mostCharges is how many charges are made between two kills at most.
 const mostCharges = 30
@@ -77,9 +61,7 @@ type crashes struct {
 	t         *testing.T
 	rng       *rand.Rand
 	dir       string
-	store     string
 	orders    int
-	redisPort int
 	natsPort  int
 	processes map[string]*testserver.Process
 	db        *sql.DB // the quickstart's
@@ -93,13 +75,10 @@ type crash struct {
 	at     int64 // µs
 }
 
-// startAll starts servers and, last, the quickstart.
-func (c *crashes) startAll(names []string) {
+// startAll starts all programs.
+func (c *crashes) startAll() {
 	c.t.Helper()
 	var err error
-	if c.redisPort, err = testserver.FreePort(); err != nil {
-		c.t.Fatal(err)
-	}
 	if c.natsPort, err = testserver.FreePort(); err != nil {
 		c.t.Fatal(err)
 	}
@@ -108,10 +87,7 @@ func (c *crashes) startAll(names []string) {
 			p.Kill()
 		}
 	})
-	for _, name := range []string{"redis", "nats", "quickstart"} {
-		if !slices.Contains(names, name) {
-			continue
-		}
+	for _, name := range programs {
 		if err := os.Mkdir(filepath.Join(c.dir, name), 0o700); err != nil {
 			c.t.Fatal(err)
 		}
@@ -130,8 +106,6 @@ func (c *crashes) start(name string) {
 	var p *testserver.Process
 	var err error
 	switch name {
-	case "redis":
-		p, err = redistest.StartAt(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	case "nats":
 		p, err = testserver.StartProgram(dir, self(c.t), natsRole, strconv.Itoa(c.natsPort), dir)
 		if err == nil {
@@ -139,9 +113,6 @@ func (c *crashes) start(name string) {
 		}
 	case "quickstart":
 		o := childOptions{Dir: dir, Orders: c.orders, NATS: fmt.Sprintf("nats://127.0.0.1:%d", c.natsPort)}
-		if c.store == inRedis {
-			o.Redis = fmt.Sprintf("redis://127.0.0.1:%d", c.redisPort)
-		}
 		var text []byte
 		if text, err = json.Marshal(o); err == nil {
 			p, err = testserver.StartProgram(dir, self(c.t), quickstartRole, string(text))
@@ -198,7 +169,7 @@ func (c *crashes) charges() (n int) {
 
 func (c *crashes) pick(victims map[string]int) string {
 	names := make([]string, 0, len(victims))
-	for _, name := range []string{"quickstart", "redis", "nats"} {
+	for _, name := range programs {
 		if victims[name] > 0 {
 			names = append(names, name)
 		}
@@ -307,22 +278,13 @@ func (c *crashes) repeatedCharges() []entry {
 	return all
 }
 
-// explain finds the kill between a charge and its outcome: of its own process, or of the Redis that could not take the
-// outcome until the lease ended.
+// explain finds the kill between a charge and its outcome.
 func (c *crashes) explain(e entry) string {
-	if e.settled {
-		return ""
-	}
-	why := ""
 	for _, k := range c.log {
 		since := time.Duration(k.at-e.at) * time.Microsecond
-		switch {
-		case since < 0:
-		case k.victim == "quickstart" && k.pid == e.pid:
+		if !e.settled && since >= 0 && k.victim == "quickstart" && k.pid == e.pid {
 			return fmt.Sprintf("its process was killed %v after the charge, its outcome was not stored", since)
-		case k.victim == "redis" && since <= lease:
-			why = fmt.Sprintf("Redis was killed %v after the charge, its outcome was not stored in time", since)
 		}
 	}
-	return why
+	return ""
 }

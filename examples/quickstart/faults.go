@@ -44,7 +44,7 @@ func (s *stack) loseAcks(next message.HandlerFunc) message.HandlerFunc {
 // mortality is the dedup store as seen by handlers that may die. A dead handler's claim can neither be extended nor
 // settled, as if its process were gone; its lease ends by itself. It also notes which charges had their outcome stored.
 type mortality struct {
-	dedupstore.Store
+	dedupstore.Inspector
 	shop *store
 	dead sync.Map // fences of dead runs
 }
@@ -58,26 +58,22 @@ func (m *mortality) Extend(ctx context.Context, extensions []dedupstore.Extensio
 	return dedupstore.ExtendEach(ctx, extensions, m.extendOne)
 }
 
-// Extend implements dedupstore.Store.
 func (m *mortality) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c := x.Claim
-
-	if _, dead := m.dead.Load(c.Fence); dead {
+	if _, dead := m.dead.Load(x.Claim.Fence); dead {
 		return errDead
 	}
-	return dedupstore.ExtendOne(ctx, m.Store, x)
+	return dedupstore.ExtendOne(ctx, m.Inspector, x)
 }
 
 func (m *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	return dedupstore.SettleEach(ctx, settlings, m.settleOne)
 }
 
-// Settle implements dedupstore.Store.
 func (m *mortality) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if _, dead := m.dead.Load(c.Fence); dead {
 		return errDead
 	}
-	err := dedupstore.SettleOne(ctx, m.Store, c, s)
+	err := dedupstore.SettleOne(ctx, m.Inspector, c, s)
 	if _, finished := s.(dedupstore.Finish); err != nil || !finished {
 		return err
 	}

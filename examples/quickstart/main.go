@@ -3,6 +3,7 @@
 // of them. At the end it closes the books.
 //
 //	go run ./examples/quickstart
+//	go run ./examples/quickstart -console    # and watch it in a browser
 //
 // It needs nothing but Go: NATS JetStream is embedded, and the outbox, the ledger and the dedup store are SQLite files.
 // The function play in this file tells the story; guard in stacks.go is the guard itself. Exit status: 0 if oncemill's
@@ -19,23 +20,22 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/examples/internal/observe"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 type options struct {
-	redis  string
-	nats   string
-	orders int
-	crash  string
-	dir    string
+	nats    string
+	orders  int
+	crash   string
+	dir     string
+	console bool
 
 	seed      uint64
 	temporary bool // dir is removed at the end
@@ -46,25 +46,30 @@ func main() { os.Exit(program(context.Background(), os.Args[1:], os.Stdout, os.S
 func program(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o := options{seed: 1}
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
-	flags.StringVar(&o.redis, "redis", "", "keep dedup records in the Redis at this `URL` (default: in an SQLite file)")
 	flags.StringVar(&o.nats, "nats", "", "use the NATS JetStream server at this `URL` (default: embedded)")
 	flags.IntVar(&o.orders, "orders", 300, "how many orders to place, 10 to 100000")
 	flags.StringVar(&o.crash, "crash", "", "effect: also kill handlers between effect and outcome, the limit of tier 1")
 	flags.StringVar(&o.dir, "dir", "", "keep all files in this `directory`, and go on with those of an earlier start")
+	flags.BoolVar(&o.console, "console", false, "show the books and the console on a free loopback port, until Ctrl-C")
 	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
-		start := time.Now()
 		o.temporary, o.dir = o.dir == "", cmp.Or(o.dir, dir)
-		all, err := play(ctx, o, stderr)
-		if err != nil {
-			return false, err
-		}
-		_, err = fmt.Fprintf(stdout, "%s\n%d orders in %.1f s\n", all.table(), o.orders, time.Since(start).Seconds())
+		all, err := play(ctx, o, stdout, stderr)
 		return all[guarded].balance(), err
 	})
 }
 
-// play is the whole story.
-func play(ctx context.Context, o options, out io.Writer) (all report, err error) {
+// A story is what play is about.
+type story struct {
+	shop    *store
+	broker  *broker
+	fates   map[string]fault
+	stacks  []*stack
+	metrics *metric.ManualReader // what Oncemill counts, as a dashboard would show it
+	closed  atomic.Bool          // nothing is under way any more
+}
+
+// play is the whole story. It prints the books on stdout, and what goes on meanwhile on out.
+func play(ctx context.Context, o options, stdout, out io.Writer) (all report, err error) {
 	if err := shop.CheckRange("orders", o.orders, 10, 100_000); err != nil {
 		return nil, err
 	}
@@ -75,41 +80,34 @@ func play(ctx context.Context, o options, out io.Writer) (all report, err error)
 		return nil, fmt.Errorf("-dir: %w", err)
 	}
 	also := func(end func() error) { err = errors.Join(err, end()) }
-
-	// What Oncemill counts, as a dashboard would show it.
-	metrics := metric.NewManualReader()
-	telemetry, stop, err := observe.Start(ctx, "quickstart", metrics)
-	if err != nil {
-		return nil, err
-	}
-	defer stop(ctx)
+	start := time.Now()
+	shop.Say(out, "A shop, a NATS server and three stacks start in this process: %d orders.\n", o.orders)
+	s := &story{fates: map[string]fault{}, metrics: metric.NewManualReader()}
+	telemetry := oncemill.Telemetry{MeterProvider: metric.NewMeterProvider(metric.WithReader(s.metrics))}
 
 	// A store writes each order and its event in one transaction: the event goes into an outbox.
-	s, err := openStore(ctx, o.dir)
-	if err != nil {
+	if s.shop, err = openStore(ctx, o.dir); err != nil {
 		return nil, err
 	}
-	defer also(s.db.Close)
+	defer also(s.shop.db.Close)
 
 	// A relay publishes the events to NATS JetStream. Some acknowledgements do not reach it, so it publishes again.
-	b, err := openBroker(ctx, s.names, o, telemetry)
-	if err != nil {
+	if s.broker, err = openBroker(ctx, s.shop.names, o, telemetry); err != nil {
 		return nil, err
 	}
-	defer shop.Finish(ctx, &err, b.close)
-	orders := plan(s.names.run, o)
-	fates := map[string]fault{}
+	defer shop.Finish(ctx, &err, s.broker.close)
+	orders := plan(s.shop.names.run, o)
 	for _, p := range orders {
-		fates[p.ID] = p.fault
+		s.fates[p.ID] = p.fault
 	}
-	lossy := &shop.Forgetful{Publisher: b.publisher, Loses: func(ctx context.Context, id string) bool {
-		if fates[id] != ackOfRelay {
+	lossy := &shop.Forgetful{Publisher: s.broker.publisher, Loses: func(ctx context.Context, id string) bool {
+		if s.fates[id] != ackOfRelay {
 			return false
 		}
-		first, err := s.first(ctx, "relay", id)
+		first, err := s.shop.first(ctx, "relay", id)
 		return first && err == nil
 	}}
-	relay, err := outbox.NewRelay(s.box, lossy, outbox.Config{
+	relay, err := outbox.NewRelay(s.shop.box, lossy, outbox.Config{
 		BatchSize: 20, PublishTimeout: time.Second, Lease: 3 * time.Second,
 		Backoff: oncemill.Backoff{Min: 50 * time.Millisecond, Max: time.Second},
 		Logger:  slog.New(slog.DiscardHandler), Telemetry: telemetry,
@@ -123,60 +121,69 @@ func play(ctx context.Context, o options, out io.Writer) (all report, err error)
 	defer also(func() error { return <-relayed })
 	defer stopRelay()
 
-	// The guard's records are in a database of their own.
-	records, closeRecords, err := openRecords(ctx, o)
+	// The guard's records are in a file of their own: SQLite has one writer a file, and the shop writes much. The ledger
+	// is the outside world here, so nothing is lost by that. A handler whose effects are in its own database would keep
+	// both in one file, and use the store's inbox.
+	records, err := shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
 	if err != nil {
 		return nil, err
 	}
-	defer also(closeRecords)
+	defer also(records.Close)
 
 	// Three stacks get every event, and charge cards. Each has its own ledger.
 	for _, name := range stacks {
-		st := &stack{name: name, shop: s, broker: b, fates: fates, telemetry: telemetry}
+		st := &stack{name: name, shop: s.shop, broker: s.broker, fates: s.fates, telemetry: telemetry}
 		if name == guarded {
-			st.records = &mortality{Store: records, shop: s}
+			st.records = &mortality{Inspector: records.Leased, shop: s.shop}
 		}
 		stop, err := st.start(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("start stack %s: %w", name, err)
 		}
 		defer also(stop)
+		s.stacks = append(s.stacks, st)
+	}
+
+	// With -console people look on, and orders come slowly.
+	pace := time.Duration(0)
+	if o.console {
+		pace = 200 * time.Millisecond
+		stop, err := s.show(ctx, records.Leased, out)
+		if err != nil {
+			return nil, err
+		}
+		defer also(stop)
 	}
 
 	// Customers place orders, and producers do what careless or unlucky ones do.
-	shop.Say(out, "%d orders through three stacks. Faults are on.\n", len(orders))
+	shop.Say(out, "Placed")
+	began := time.Now()
 	err = shop.Each(ctx, len(orders), 4, func(ctx context.Context, i int) error {
-		if i%max(100, len(orders)/20) == 0 && i > 0 {
-			shop.Say(out, "  placed %d\n", i)
+		if err := shop.Pause(ctx, time.Until(began.Add(time.Duration(i)*pace))); err != nil {
+			return err
 		}
-		return placeWithLuck(ctx, s, b, orders[i])
+		if i%max(100, len(orders)/10) == 0 && i > 0 {
+			shop.Say(out, " %d", i)
+		}
+		return placeWithLuck(ctx, s.shop, s.broker, orders[i])
 	})
 	if err != nil {
 		return nil, err
 	}
 
 	// When nothing is under way any more, the books are closed.
-	shop.Say(out, "  placed %d; waiting until every message is acknowledged\n", len(orders))
-	if err := shop.Settled(ctx, s.box, b.js, b.names.stream(), stacks...); err != nil {
+	shop.Say(out, " %d; waiting until each message is acknowledged.\n", len(orders))
+	if err := shop.Settled(ctx, s.shop.box, s.broker.js, s.broker.names.stream(), stacks...); err != nil {
 		return nil, err
 	}
-	claims, err := observe.Claims(ctx, metrics)
-	if err != nil {
+	s.closed.Store(true)
+	if all, err = s.books(ctx); err != nil {
 		return nil, err
 	}
-	return closeBooks(ctx, s, b, fates, claims)
-}
-
-// openRecords opens the dedup store. SQLite has one writer a file, and the shop writes much, so the records have a file
-// of their own. The ledger is the outside world here, so nothing is lost by that. A handler whose effects are in its
-// own database would keep both in one file, and use the store's inbox.
-func openRecords(ctx context.Context, o options) (dedupstore.Store, func() error, error) {
-	if o.redis != "" {
-		return shop.OpenRedis(ctx, o.redis)
+	_, err = fmt.Fprintf(stdout, "%s%d orders in %.1f s.\n", all.table(), o.orders, time.Since(start).Seconds())
+	if o.console && err == nil {
+		shop.Say(out, "The books stay open in your browser until you press Ctrl-C.\n")
+		<-ctx.Done()
 	}
-	db, err := shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
-	if err != nil {
-		return nil, nil, err
-	}
-	return db.Leased, db.Close, nil
+	return all, err
 }

@@ -37,7 +37,7 @@ type plannedOrder struct {
 }
 
 // plan draws orders and their fates from the seed. The first orders meet every fault once, so that a small run does
-// too. The run's name is part of the IDs, since a Redis remembers earlier runs.
+// too. The run's name is part of the IDs, so that two runs are not mixed up.
 func plan(run string, o options) []plannedOrder {
 	rng := rand.New(rand.NewPCG(o.seed, 0))
 	possible := faults

@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // playTest plays the quickstart, and returns its books.
@@ -20,7 +19,7 @@ func playTest(t *testing.T, o options) (report, bool) {
 	if o.dir == "" {
 		o.dir, o.temporary = t.TempDir(), true
 	}
-	all, err := play(t.Context(), o, &out)
+	all, err := play(t.Context(), o, io.Discard, &out)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
@@ -98,22 +97,6 @@ func TestQuickstart_RestartForgetsNothing(t *testing.T) {
 	if g := all[guarded]; !balanced || g.Orders != 14 || g.DuplicatesDone == 0 || all[unguarded].DoubleCharges == 0 {
 		t.Errorf("after a restart: %+v, want 14 orders that balance, and duplicates", g)
 	}
-}
-
-func TestQuickstart_OnRedis(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	all, balanced := playTest(t, options{orders: 20, seed: 1, redis: redisURL(server)})
-	if !balanced {
-		t.Errorf("%+v", all[guarded])
-	}
-}
-
-func redisURL(server *redistest.Server) string {
-	if given := os.Getenv("ONCEMILL_TEST_REDIS"); given != "" {
-		return given
-	}
-	return "redis://" + server.Addr
 }
 
 func TestFlags_MistakesAreNamed(t *testing.T) {

@@ -47,6 +47,7 @@ type stack struct {
 	fates     map[string]fault
 	records   *mortality // of the guarded stack
 	telemetry oncemill.Telemetry
+	acked     sync.Map // when orders were, as a time.Time
 }
 
 // guard is the part that a program of yours would have.
@@ -225,10 +226,14 @@ func gateway(d time.Duration) { time.Sleep(d/2 + rand.N(d)) }
 // countDeliveries is the outermost middleware.
 func (s *stack) countDeliveries(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
-		ctx := context.WithoutCancel(msg.Context())
-		if err := s.shop.note(ctx, s.name, "delivery", msg.Metadata.Get(producer.HeaderID)); err != nil {
+		ctx, id := context.WithoutCancel(msg.Context()), msg.Metadata.Get(producer.HeaderID)
+		if err := s.shop.note(ctx, s.name, "delivery", id); err != nil {
 			return nil, err
 		}
-		return next(msg)
+		outputs, err := next(msg)
+		if err == nil {
+			s.acked.LoadOrStore(id, time.Now())
+		}
+		return outputs, err
 	}
 }

@@ -64,7 +64,7 @@ func (c *collector) note(what string, from *resourcev1.Resource) {
 }
 
 // One test, as the environment and OpenTelemetry's providers are global.
-func TestGlobal_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
+func TestStart_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 	c := &collector{ids: map[string]bool{}}
 	server := httptest.NewServer(c)
 	defer server.Close()
@@ -72,7 +72,7 @@ func TestGlobal_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 	play := func(name string) int {
 		t.Helper()
 		reader := metric.NewManualReader()
-		stop, err := observe.Global(t.Context(), name, reader)
+		stop, err := observe.Start(t.Context(), name, reader)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,17 +112,5 @@ func TestGlobal_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 	}
 	if len(c.ids) == 0 {
 		t.Error("instances cannot be told apart")
-	}
-}
-
-func TestStart_ChangesNothingGlobal(t *testing.T) {
-	before := otel.GetMeterProvider()
-	reported, stop, err := observe.Start(t.Context(), "quiet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop(t.Context())
-	if reported.MeterProvider == nil || reported.TracerProvider != nil || otel.GetMeterProvider() != before {
-		t.Errorf("without an endpoint: %+v; the global provider is another one: %v", reported, otel.GetMeterProvider() != before)
 	}
 }

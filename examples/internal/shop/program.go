@@ -1,5 +1,5 @@
-// Package shop is what the examples share and your program does not need: servers inside the process, clients that lose
-// patience, a bank that loses its nerve, books that must balance. The lessons are in the examples themselves.
+// Package shop is what the examples share and your program does not need: a NATS server inside the process, clients that
+// lose patience, publishers that forget. It needs no client of a server but NATS, so that the first example builds soon.
 package shop
 
 import (
@@ -17,8 +17,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9/logging"
 )
 
 // Main runs an example as a program and returns its exit status: 0 if its books balance, 1 if not or if something
@@ -36,7 +34,7 @@ func Main(ctx context.Context, flags *flag.FlagSet, args []string, stderr io.Wri
 		Say(stderr, "%s: unexpected argument %q\n", flags.Name(), flags.Arg(0))
 		return 2
 	}
-	quiet()
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // libraries do not log
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -104,12 +102,6 @@ func Redacted(address string) string {
 	}
 	return u.Scheme + "://" + u.Host
 }
-
-// quiet keeps libraries from logging.
-var quiet = sync.OnceFunc(func() {
-	slog.SetDefault(slog.New(slog.DiscardHandler))
-	logging.Disable() // of go-redis, which expects it before the first client
-})
 
 var saying sync.Mutex
 

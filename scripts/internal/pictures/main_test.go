@@ -17,8 +17,8 @@ func TestPictures_AreFresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(files) != len(all()) {
-		t.Errorf("docs/pictures has %d files, want %d: delete those that nothing draws", len(files), len(all()))
+	if len(files) != len(all())+1 { // e2e/console draws books.svg
+		t.Errorf("docs/pictures has %d files, want %d: delete those that nothing draws", len(files), len(all())+1)
 	}
 	for _, p := range all() {
 		text, err := os.ReadFile(filepath.Join(folder, p.name+".svg"))

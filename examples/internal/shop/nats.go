@@ -10,9 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
 
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -120,24 +118,4 @@ func Settled(
 		}
 		return quiet == 5, nil
 	})
-}
-
-// OpenRedis opens a store in Redis. Call the function when it is not used any more.
-func OpenRedis(ctx context.Context, url string) (*redisstore.Store, func() error, error) {
-	opts, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, nil, NoServer("redis", Redacted(url), err)
-	}
-	opts.ContextTimeoutEnabled = true // contexts interrupt waits for the network too
-	rdb := redis.NewClient(opts)
-	store, err := redisstore.New(rdb, redisstore.Config{})
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, AnswerTime)
-		defer cancel()
-		_, err = store.Check(ctx) // whether the server keeps what it confirms
-	}
-	if err != nil {
-		return nil, nil, errors.Join(NoServer("redis", Redacted(url), err), rdb.Close())
-	}
-	return store, rdb.Close, nil
 }

@@ -1,4 +1,6 @@
-package shop
+// Package billing is what the programs for NATS and Kafka share: their story, a bank that loses its nerve, books that must
+// balance. The lessons are in the examples themselves.
+package billing
 
 import (
 	"context"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/observe"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
 // An Example is what the programs for NATS and Kafka differ in.
@@ -39,7 +42,7 @@ type Options struct {
 // A Broker is a connection to one, with both services on it. It is safe for concurrent use.
 type Broker interface {
 	// Place publishes an order. Publishing it again is a retry.
-	Place(ctx context.Context, o Order) error
+	Place(ctx context.Context, o shop.Order) error
 
 	// Consume charges orders until ctx ends, and then drains.
 	Consume(ctx context.Context, store dedupstore.Store, bank *Bank) error
@@ -48,7 +51,7 @@ type Broker interface {
 	AtRest(ctx context.Context) (bool, error)
 
 	// DeadLetters returns the orders that were given up.
-	DeadLetters(ctx context.Context) ([]Order, error)
+	DeadLetters(ctx context.Context) ([]shop.Order, error)
 
 	// Close removes what the run has made, and disconnects.
 	Close(ctx context.Context) error
@@ -56,15 +59,15 @@ type Broker interface {
 
 // Main runs the example as a program, and returns its exit status.
 func (e Example) Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	o := Options{Run: RunName()}
+	o := Options{Run: shop.RunName()}
 	flags := flag.NewFlagSet(e.Name, flag.ContinueOnError)
 	flags.BoolVar(&o.Embedded, "embedded", false, "run everything in this process: nothing has to be installed")
 	flags.StringVar(&o.Address, e.AddressFlag, e.Address, "`where` the broker is")
 	flags.StringVar(&o.Redis, "redis", "redis://127.0.0.1:6379", "keep outcomes in the Redis at this `URL`")
 	flags.IntVar(&o.Orders, "orders", 300, "how many orders to place, 10 to 100000")
-	return Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
-		err := OnlyServers(flags, o.Embedded, e.AddressFlag, "redis")
-		if err := errors.Join(err, CheckRange("orders", o.Orders, 10, 100_000)); err != nil {
+	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
+		err := shop.OnlyServers(flags, o.Embedded, e.AddressFlag, "redis")
+		if err := errors.Join(err, shop.CheckRange("orders", o.Orders, 10, 100_000)); err != nil {
 			return false, err
 		}
 		b, err := e.run(ctx, o, dir, stderr)
@@ -81,7 +84,7 @@ func (e Example) Main(ctx context.Context, args []string, stdout, stderr io.Writ
 // run plays, and closes the books. Its messages to people go to out.
 func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) (b Books, err error) {
 	reader := metric.NewManualReader()
-	stop, err := observe.Global(ctx, e.Name, reader)
+	stop, err := observe.Start(ctx, e.Name, reader)
 	if err != nil {
 		return b, err
 	}
@@ -91,7 +94,7 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 		store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	} else {
 		var closing func() error
-		if store, closing, err = OpenRedis(ctx, o.Redis); err == nil {
+		if store, closing, err = openRedis(ctx, o.Redis); err == nil {
 			defer func() { err = errors.Join(err, closing()) }()
 		}
 	}
@@ -105,7 +108,7 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 	if err != nil {
 		return b, err
 	}
-	defer Finish(ctx, &err, broker.Close)
+	defer shop.Finish(ctx, &err, broker.Close)
 	orders, bank := plan(o), NewBank()
 	if err := play(ctx, broker, store, bank, orders, out); err != nil {
 		return b, err
@@ -115,46 +118,47 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 		return b, fmt.Errorf("read the dead letters: %w", err)
 	}
 	b = closeBooks(orders, bank, dead)
-	claims, err := observe.Claims(ctx, reader)
-	b.Suppressed = claims["duplicate_completed"] + claims["duplicate_failed"]
+	claims, err := shop.Claims(ctx, reader)
+	known := shop.Outcomes(claims)
+	b.Suppressed = known["duplicate_completed"] + known["duplicate_failed"]
 	return b, err
 }
 
 // play runs the producer, and one consumer after another: the first is stopped in the middle.
-func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []Order, out io.Writer) error {
-	Say(out, "%d orders; the consumer restarts half way\n", len(orders))
+func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []shop.Order, out io.Writer) error {
+	shop.Say(out, "%d orders; the consumer restarts half way\n", len(orders))
 	half := len(orders) / 2
 	err := consuming(ctx, br, store, bank, func(ctx context.Context) error { return produce(ctx, br, orders[:half]) })
 	if err != nil {
 		return err
 	}
-	Say(out, "the consumer has drained and stopped; the next one starts\n")
+	shop.Say(out, "the consumer has drained and stopped; the next one starts\n")
 	return consuming(ctx, br, store, bank, func(ctx context.Context) error {
 		if err := produce(ctx, br, orders[half:]); err != nil {
 			return err
 		}
 		// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this,
 		// as in production they are shorter than the retries of people, phones and outboxes.
-		if err := Pause(ctx, 400*time.Millisecond); err != nil {
+		if err := shop.Pause(ctx, 400*time.Millisecond); err != nil {
 			return err
 		}
-		var again []Order // as by a producer that missed the acknowledgement
+		var again []shop.Order // as by a producer that missed the acknowledgement
 		for i := 0; i < len(orders); i += placedAgain {
 			again = append(again, orders[i])
 		}
 		if err := produce(ctx, br, again); err != nil {
 			return err
 		}
-		return Poll(ctx, 50*time.Millisecond, func() (bool, error) {
+		return shop.Poll(ctx, 50*time.Millisecond, func() (bool, error) {
 			rest, err := br.AtRest(ctx)
 			return rest && err == nil, nil
 		})
 	})
 }
 
-func produce(ctx context.Context, br Broker, orders []Order) error {
+func produce(ctx context.Context, br Broker, orders []shop.Order) error {
 	for i, o := range orders {
-		if err := Pause(ctx, 4*time.Millisecond); err != nil {
+		if err := shop.Pause(ctx, 4*time.Millisecond); err != nil {
 			return err
 		}
 		if err := br.Place(ctx, o); err != nil {

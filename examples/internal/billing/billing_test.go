@@ -1,15 +1,13 @@
-package shop
+package billing
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
-	"io"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
 func TestBooks_EachImbalanceIsFound(t *testing.T) {
@@ -31,11 +29,11 @@ func TestBooks_EachImbalanceIsFound(t *testing.T) {
 		for _, id := range strings.Fields(tc.charged) {
 			bank.charges[id]++
 		}
-		var dead []Order
+		var dead []shop.Order
 		for _, id := range strings.Fields(tc.dead) {
-			dead = append(dead, Order{ID: id})
+			dead = append(dead, shop.Order{ID: id})
 		}
-		b := closeBooks([]Order{{ID: "a"}, {ID: "b"}}, bank, dead)
+		b := closeBooks([]shop.Order{{ID: "a"}, {ID: "b"}}, bank, dead)
 		balanced := name == "charged once" || name == "given up" || name == "two dead letters"
 		var out bytes.Buffer
 		err := b.print(&out)
@@ -73,23 +71,7 @@ func TestBank_ChargesOnlyWhenItSaysSo(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := bank.Charge(ctx, "id", Order{ID: "late"}); !errors.Is(err, context.Canceled) {
+	if err := bank.Charge(ctx, "id", shop.Order{ID: "late"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want it to stop", err)
-	}
-}
-
-func TestMain_SignalBeginsTheDrain(t *testing.T) {
-	for name, want := range map[bool]int{true: 0, false: 1} {
-		flags := flag.NewFlagSet("test", flag.ContinueOnError)
-		status := Main(t.Context(), flags, nil, io.Discard, func(ctx context.Context, _ string) (bool, error) {
-			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-				return false, err
-			}
-			<-ctx.Done()
-			return name, nil
-		})
-		if status != want {
-			t.Errorf("status %d, want %d", status, want)
-		}
 	}
 }

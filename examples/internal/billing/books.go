@@ -1,6 +1,10 @@
-package shop
+package billing
 
-import "io"
+import (
+	"io"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
+)
 
 // Books are what came of a run.
 type Books struct {
@@ -16,7 +20,7 @@ type Books struct {
 }
 
 // closeBooks compares what was ordered with what the bank did, and with the dead letters.
-func closeBooks(orders []Order, bank *Bank, dead []Order) Books {
+func closeBooks(orders []shop.Order, bank *Bank, dead []shop.Order) Books {
 	b := Books{Orders: len(orders), Copies: (len(orders) + placedAgain - 1) / placedAgain, Retries: -len(bank.calls)}
 	gaveUp := map[string]bool{}
 	for _, o := range dead {
@@ -51,7 +55,7 @@ func (b Books) print(w io.Writer) error {
 	if !b.Balance() {
 		verdict = "THE BOOKS DO NOT BALANCE."
 	}
-	return Table(w, verdict,
+	return shop.Table(w, verdict,
 		"orders", b.Orders, "copies published beyond that", b.Copies, "duplicates suppressed", b.Suppressed,
 		"handler runs", b.Runs, "  of them retries", b.Retries, "charges", b.Charges, "dead letters", b.DeadLetters,
 		"DOUBLE CHARGES", b.DoubleCharges, "LOST ORDERS", b.Lost)
