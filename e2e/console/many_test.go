@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -148,7 +149,7 @@ func serveMany(t *testing.T, store dedupstore.Inspector) (s *counted, stop func(
 	return s, stop
 }
 
-// A page of Messages or of Failures takes less than 300 ms, however many records there are.
+// A page of Messages or of Failures takes less than 300 ms, however many records there are: the median of seven times.
 func TestMany_PagesAreFast(t *testing.T) {
 	onServers(t, func(t *testing.T, store dedupstore.Inspector, records int) {
 		s, _ := serveMany(t, store)
@@ -158,7 +159,7 @@ func TestMany_PagesAreFast(t *testing.T) {
 			"/messages?handler=mail", "/messages?id=order-0000042", "/failures", "/failures?list=1", "/failures?list=1&reason=gateway+C",
 			"/message?in=records&key=" + key("charge", "order-0000042").String(), "/",
 		} {
-			longest := time.Duration(0)
+			var took []time.Duration
 			for range 7 {
 				start := time.Now()
 				response, err := s.Client().Get(s.URL + path)
@@ -170,10 +171,11 @@ func TestMany_PagesAreFast(t *testing.T) {
 				if err != nil || response.StatusCode != http.StatusOK || size < 2000 {
 					t.Errorf("%s: %s, %d bytes, %v", path, response.Status, size, err)
 				}
-				longest = max(longest, time.Since(start))
+				took = append(took, time.Since(start))
 			}
-			t.Logf("%6.1f ms at most: %s", longest.Seconds()*1000, path)
-			slowest = max(slowest, longest)
+			slices.Sort(took)
+			t.Logf("%6.1f ms, at most %6.1f: %s", took[3].Seconds()*1000, took[6].Seconds()*1000, path)
+			slowest = max(slowest, took[3])
 		}
 		if limit := full(300*time.Millisecond, 2*time.Second); slowest > limit {
 			t.Errorf("a page took %v of %d records, want at most %v", slowest, records, limit)

@@ -63,7 +63,7 @@ func TestQuickstart_NewcomerSeesWhyAMessageWasSuppressed(t *testing.T) {
 	click(`[id="` + order + `"]`)
 	p.wants("h1", order)
 	p.wants("#story", "It succeeded", "Its effect happened once.")
-	p.wants("#timeline", "duplicate that got the outcome")
+	p.wants("#timeline", "duplicate came, and got the outcome")
 	p.shoot("books-message")
 	if clicks > 4 {
 		t.Errorf("%d clicks", clicks)

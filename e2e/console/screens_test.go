@@ -112,11 +112,11 @@ func TestConsole_WorksWithKeysAlone(t *testing.T) {
 	p.keys("/")
 	p.until(`document.activeElement.id === "search"`)
 	p.keys("order-4711", kb.Enter)
-	p.until(`document.querySelector("#messages")`)
+	p.until(`document.querySelector("#messages") && document.readyState === "complete"`)
 	p.keys("j")
 	p.until(`document.activeElement.matches("#messages a.row")`)
 	p.keys(kb.Enter)
-	p.until(`document.querySelector("#story")`)
+	p.until(`document.querySelector("#story") && document.readyState === "complete"`)
 	p.wants("#story", "succeeded")
 
 	// The first stop is the way past the navigation; from there everything that can be clicked can be reached.
