@@ -109,8 +109,10 @@ func TestCommand_OnEachStore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			address := start(t)
 			testscript.Run(t, testscript.Params{
-				Dir:  filepath.Join("testdata", "stores"),
-				Cmds: map[string]func(*testscript.TestScript, bool, []string){"seed": seed, "spoil": spoil, "browse": browse},
+				Dir: filepath.Join("testdata", "stores"),
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){
+					"seed": seed, "spoil": spoil, "browse": browse,
+				},
 				Setup: func(env *testscript.Env) error {
 					at := address(env.WorkDir, "t"+strings.ToLower(rand.Text()[:12]))
 					if err := alone(env); err != nil {

@@ -91,12 +91,12 @@ func durability(c jetstream.StreamConfig) string {
 func losses(c jetstream.StreamConfig) (losses []string) {
 	lose := func(format string, args ...any) { losses = append(losses, fmt.Sprintf(format, args...)) }
 	if c.Replicas < 2 {
-		lose("the bucket has one replica: its records are lost with the server's disk, and no claim is made while that " +
-			"server is down; give its stream 3 replicas")
+		lose("the bucket has one replica: its records are lost with the server's disk, and no claim is made while " +
+			"that server is down; give its stream 3 replicas")
 	}
 	if c.Storage == jetstream.MemoryStorage {
-		lose("the bucket is in memory: its records are lost when the servers that have them stop; create it with file " +
-			"storage")
+		lose("the bucket is in memory: its records are lost when the servers that have them stop; create it with " +
+			"file storage")
 	}
 	if c.MaxAge > 0 {
 		lose("the bucket has a MaxAge (TTL) of %v: records are forgotten after it, also if their window or lease is "+

@@ -81,8 +81,8 @@ func (b *books) add(id string, e ending, settled bool) {
 	b.endings[id] = e
 }
 
-// books compares each stack's ledger with the orders and the dead letters. When all is over, what is neither charged nor
-// dead-lettered is lost; before, only what was acknowledged long enough ago.
+// books compares each stack's ledger with the orders and the dead letters. When all is over, what is neither charged
+// nor dead-lettered is lost; before, only what was acknowledged long enough ago.
 func (s *story) books(ctx context.Context) (report, error) {
 	claims, err := shop.Claims(ctx, s.metrics)
 	if err != nil {

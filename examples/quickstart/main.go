@@ -121,9 +121,9 @@ func play(ctx context.Context, o options, stdout, out io.Writer) (all report, er
 	defer also(func() error { return <-relayed })
 	defer stopRelay()
 
-	// The guard's records are in a file of their own: SQLite has one writer a file, and the shop writes much. The ledger
-	// is the outside world here, so nothing is lost by that. A handler whose effects are in its own database would keep
-	// both in one file, and use the store's inbox.
+	// The guard's records are in a file of their own: SQLite has one writer a file, and the shop writes much. The
+	// ledger is the outside world here, so nothing is lost by that. A handler whose effects are in its own database
+	// would keep both in one file, and use the store's inbox.
 	records, err := shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
 	if err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Package billing is what the programs for NATS and Kafka share: their story, a bank that loses its nerve, books that must
-// balance. The lessons are in the examples themselves.
+// Package billing is what the programs for NATS and Kafka share: their story, a bank that loses its nerve, books that
+// must balance. The lessons are in the examples themselves.
 package billing
 
 import (
@@ -125,7 +125,9 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 }
 
 // play runs the producer, and one consumer after another: the first is stopped in the middle.
-func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []shop.Order, out io.Writer) error {
+func play(
+	ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []shop.Order, out io.Writer,
+) error {
 	shop.Say(out, "%d orders; the consumer restarts half way\n", len(orders))
 	half := len(orders) / 2
 	err := consuming(ctx, br, store, bank, func(ctx context.Context) error { return produce(ctx, br, orders[:half]) })

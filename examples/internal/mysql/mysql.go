@@ -19,7 +19,8 @@ import (
 func Open(ctx context.Context, address, name string, tables ...string) (_ *shop.Database, err error) {
 	at, err := url.Parse(address)
 	if err != nil || at.Scheme != "mysql" {
-		return nil, shop.NoServer("mysql", shop.Redacted(address), errors.Join(errors.New("want mysql://USER@HOST:PORT"), err))
+		err = errors.Join(errors.New("want mysql://USER@HOST:PORT"), err)
+		return nil, shop.NoServer("mysql", shop.Redacted(address), err)
 	}
 	config, err := mysql.ParseDSN(sqlstore.MySQLDSN(at))
 	if err != nil {
