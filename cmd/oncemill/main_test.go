@@ -293,6 +293,17 @@ func spoil(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 		_, err = db.ExecContext(ctx, `UPDATE oncemill_dedup SET state = 'of a later version' WHERE key = ?`, key)
 		ts.Check(err)
+	case "nats+kv":
+		js, bucket, err := a.bucket(at)
+		ts.Check(err)
+		subject := "$KV." + bucket + "." + strings.ReplaceAll(key, ":", ".")
+		_, err = js.Publish(ctx, subject, []byte("of a later version"))
+		ts.Check(err)
+	case "mysql":
+		db, err := a.mysql(at)
+		ts.Check(err)
+		_, err = db.ExecContext(ctx, "UPDATE "+own["table"]+" SET state = 'later' WHERE record_key = ?", key)
+		ts.Check(err)
 	default:
 		pool, err := a.pool(ctx, at)
 		ts.Check(err)

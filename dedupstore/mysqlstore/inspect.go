@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -45,7 +46,8 @@ const (
 	pageBytes = 4 << 20 // of results; the page ends with the record that goes beyond
 )
 
-// List implements [dedupstore.Inspector]. It waits for nobody, and nobody waits for it.
+// List implements [dedupstore.Inspector]. It waits for nobody, and nobody waits for it. What cannot be read is an error
+// beside the page.
 func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
 	return s.list(ctx, f, after, "result, stubs, NULL")
 }
@@ -53,10 +55,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 // Count implements [dedupstore.Inspector]. It waits for nobody, as List.
 func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Count, error) {
 	page, err := s.list(ctx, f, after, "NULL, NULL, NULL")
-	if err != nil {
-		return dedupstore.Count{}, err
-	}
-	return page.Count(), nil
+	return page.Count(), err
 }
 
 func (s *Store) list(
@@ -79,6 +78,7 @@ func (s *Store) list(
 		s.config.Table)
 	query = fmt.Appendf(sqlstore.AppendRow(query, from), " ORDER BY id LIMIT %d", pageRows)
 	bytes := 0
+	var unreadable error
 	err = sqlstore.EachRow(ctx, s.db, string(query), func(rows *sql.Rows) error {
 		r, now, err := scan(rows)
 		if err != nil {
@@ -89,9 +89,8 @@ func (s *Store) list(
 			r.err = &dedupstore.RecordError{Key: r.key, Problem: err.Error()}
 		}
 		if r.err != nil {
-			return r.err
-		}
-		if seen := r.Look(key, now); f.Matches(&seen) {
+			unreadable = errors.Join(unreadable, r.err)
+		} else if seen := r.Look(key, now); f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 		page.Looked++
@@ -105,7 +104,7 @@ func (s *Store) list(
 		return dedupstore.Page{}, s.failed("list", err)
 	}
 	page.Total = max(page.Total, page.Looked)
-	return page, nil
+	return page, unreadable
 }
 
 // Change implements [dedupstore.Inspector].

@@ -67,13 +67,11 @@ func faults(seed uint64) func() mysqltest.Fault {
 	}
 }
 
-// TestLinearizable_WithLostAndDelayedReplies runs 4 histories of 200 operations, and 200 of them with ONCEMILL_PROOF=1.
+// TestLinearizable_WithLostAndDelayedReplies runs 200 histories of 200 operations.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	t.Parallel()
-	histories := 4
-	if proof {
-		histories = 200
-	}
+	onlyProved(t)
+	const histories = 200
 	stores, proxy := behindProxy(t, nil)
 	seed := rand.Uint64()
 	classes := map[string]int{}
@@ -193,15 +191,13 @@ func history(t *testing.T, stores []*Store, proxy *mysqltest.Proxy, seed uint64)
 // A checker that cannot fail proves nothing: stores that break one rule each are found out.
 func TestLinearizable_BrokenStoresAreFoundOut(t *testing.T) {
 	t.Parallel()
+	onlyProved(t)
 	for name, change := range map[string]*strings.Replacer{
 		"records are read without a lock": strings.NewReplacer(" FOR UPDATE", ""),
 		"records are made again":          strings.NewReplacer("INSERT IGNORE", "REPLACE"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if strings.Contains(name, "lock") && !proof { // it takes luck, and more than that on a busy machine
-				t.Skip("set ONCEMILL_PROOF=1")
-			}
 			stores, proxy := behindProxy(t, change)
 			for i := range 200 {
 				if porcupine.CheckOperationsTimeout(lineartest.Model(), history(t, stores, proxy, rand.Uint64()),
@@ -212,5 +208,13 @@ func TestLinearizable_BrokenStoresAreFoundOut(t *testing.T) {
 			}
 			t.Error("200 histories look linearizable")
 		})
+	}
+}
+
+// onlyProved skips what takes a quiet machine or minutes.
+func onlyProved(t *testing.T) {
+	t.Helper()
+	if !proof {
+		t.Skip("make proof-linearizability runs it")
 	}
 }

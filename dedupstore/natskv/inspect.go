@@ -65,7 +65,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	var unreadable []error
 	for _, m := range values {
 		subject := m.Header.Get(jetstream.SubjectHeader)
-		rec, err := decode(subject, m.Header, m.Data)
+		rec, err := s.decode(subject, m.Header, m.Data)
 		if err != nil {
 			unreadable = append(unreadable, err)
 			continue

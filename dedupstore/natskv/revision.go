@@ -104,18 +104,22 @@ func (s *Store) read(ctx context.Context, subject string) (revision, error) {
 			return revision{}, fmt.Errorf("natskv: key %q: %w", subject, err)
 		}
 	}
-	rec, err := decode(subject, header, got.Message.Data)
+	rec, err := s.decode(subject, header, got.Message.Data)
 	return revision{got.Message.Sequence, rec}, err
 }
 
 // decode reads a value. A marker that one was deleted, or that its time has come, is no record.
-func decode(subject string, h nats.Header, data []byte) (dedupstore.Stored, error) {
+func (s *Store) decode(subject string, h nats.Header, data []byte) (dedupstore.Stored, error) {
 	if h.Get(operationHeader) != "" || h.Get(jetstream.MarkerReasonHeader) != "" {
 		return dedupstore.Stored{}, nil
 	}
 	rec, err := recordstore.Decode(data)
 	if err != nil {
-		return rec, &dedupstore.RecordError{Key: subject, Problem: err.Error()}
+		name := subject
+		if key, ok := s.key(subject); ok {
+			name = key.String()
+		}
+		return rec, &dedupstore.RecordError{Key: name, Problem: err.Error()}
 	}
 	return rec, nil
 }
