@@ -10,7 +10,7 @@ import (
 
 const (
 	// share bounds what the loop asks of a server: after a page that took some time, it waits that many times as long.
-	share = 10
+	share = 15
 
 	idleAfter    = time.Minute
 	lookPatience = 10 * time.Second
