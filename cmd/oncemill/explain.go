@@ -70,7 +70,8 @@ reads that topic, too, and shows the message's dead letters.`,
 	f.scope(cmd.Flags())
 	cmd.Flags().StringSliceVar(&names, "derive", nil, "show the IDs that Run.ID derives from these names")
 	cmd.Flags().BoolVar(&payload, "show-payload", false, "show the result, too")
-	cmd.Flags().StringVar(&deadTopic, "dead-letters", "", "the subject or topic of dead letters, with --nats or --kafka")
+	cmd.Flags().StringVar(&deadTopic, "dead-letters", "",
+		"the subject or topic of dead letters, with --nats or --kafka")
 	d.flags(cmd.Flags())
 	return cmd
 }

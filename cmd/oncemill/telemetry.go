@@ -39,8 +39,8 @@ func observe(ctx context.Context, name string, log *slog.Logger) (o *observed, e
 			o.end(ctx)
 		}
 	}()
-	about, err := resource.New(ctx, resource.WithService(), resource.WithTelemetrySDK(),
-		resource.WithAttributes(attribute.String("service.name", name)), resource.WithFromEnv()) // what comes later wins
+	about, err := resource.New(ctx, resource.WithService(), resource.WithTelemetrySDK(), // what comes later wins
+		resource.WithAttributes(attribute.String("service.name", name)), resource.WithFromEnv())
 	if err != nil {
 		return o, err
 	}

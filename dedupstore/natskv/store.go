@@ -35,8 +35,9 @@ const defaultBucket = "oncemill"
 func Bucket(name string, replicas int) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas,
-		Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowMsgTTL: true, AllowDirect: true, AllowRollup: true,
-		DenyDelete: true, MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1,
+		Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew,
+		AllowMsgTTL: true, AllowDirect: true, AllowRollup: true, DenyDelete: true,
+		MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1,
 	}
 }
 
