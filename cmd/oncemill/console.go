@@ -224,7 +224,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// me is whoever runs the command.
+// me is the user that runs the command.
 func me() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username

@@ -37,7 +37,7 @@ func parseLogins(text string) (logins, error) {
 	return all, nil
 }
 
-// who returns the name of whoever asks; empty: nobody who is known.
+// who returns the name of the user that asks; empty: the user is not known.
 func (l logins) who(r *http.Request) (found string) {
 	name, token, basic := r.BasicAuth()
 	if !basic {
@@ -56,7 +56,7 @@ func (l logins) who(r *http.Request) (found string) {
 // visitorKey is where the context of a request has who asks.
 type visitorKey struct{}
 
-// admits lets in who has logged in. Without logins, only requests for a name of this machine: a page of another site
+// admits reports whether the user has logged in. Without logins, only requests for a name of this machine: a page of another site
 // could have its own name lead here.
 func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 	_, port, _ := net.SplitHostPort(address)

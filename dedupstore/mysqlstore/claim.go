@@ -20,7 +20,8 @@ type claiming struct {
 	absent  bool // there was no record when it was to be changed
 }
 
-// Claim implements [dedupstore.Store]. It waits for nobody but who is writing the very record at that moment.
+// Claim implements [dedupstore.Store]. It waits only for another
+// writer of the same record.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	unusable := s.usable(ctx)

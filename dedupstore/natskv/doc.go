@@ -1,7 +1,7 @@
 // Package natskv keeps records in a key-value bucket of NATS JetStream, in the NATS that is already there. It needs
 // nats-server 2.11 or later.
 //
-//	_, err := js.CreateStream(ctx, natskv.Bucket("oncemill", 3)) // once, by whoever runs NATS
+//	_, err := js.CreateStream(ctx, natskv.Bucket("oncemill", 3)) // once
 //	store, err := natskv.New(js, natskv.Config{})
 //
 // A claim creates a key, and every other write names the revision that it replaces, so the server refuses it if anybody
