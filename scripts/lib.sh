@@ -164,6 +164,9 @@ need_kafka() {
 	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver/kafkatest
 }
 
+# need_dynalite: npm, which fetches it once, into the user's cache.
+need_dynalite() { need_program npm npm "tests against dynalite, which stands in for DynamoDB, were skipped"; }
+
 # need_prometheus: Debian's package for a server, which it starts at once and at every boot: not here.
 need_prometheus() {
 	local follows="dashboards, rules and alerts were not tried on a real Prometheus"

@@ -17,7 +17,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/dynamostore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
+	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
@@ -44,6 +46,9 @@ func (s strangers) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	os.Setenv("XDG_CONFIG_HOME", dir)
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} { // dynalite takes any
+		os.Setenv(name, "test")
+	}
 	for _, name := range variables {
 		os.Unsetenv("ONCEMILL_" + name)
 	}
@@ -95,6 +100,26 @@ func TestCommand_OnEachStore(t *testing.T) {
 					t.Fatal(err)
 				}
 				return strings.Replace(server.URL(), "nats://", "nats+kv://", 1) + "/" + own
+			}
+		},
+		"dynamodb": func(t *testing.T) func(dir, own string) string {
+			endpoint := dynamotest.Shared(t)
+			return func(_, own string) string {
+				address := "dynamodb://" + own + "?region=eu-central-1&endpoint=" + url.QueryEscape(endpoint)
+				at, err := url.Parse(address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				client, err := dynamo(t.Context(), at)
+				if err == nil {
+					table := dynamostore.Table(own)
+					table.DeletionProtectionEnabled = nil
+					err = dynamostore.CreateTable(t.Context(), client, table)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return address
 			}
 		},
 		"postgres": func(t *testing.T) func(dir, own string) string {

@@ -11,12 +11,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/dynamostore"
 	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
@@ -73,9 +76,15 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		return natskv.New(js, natskv.Config{Bucket: bucket, Logger: quiet})
+	case "dynamodb":
+		client, err := dynamo(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		return dynamostore.New(client, dynamostore.Config{Table: at.Host})
 	default:
 		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
-			"postgres, mysql, sqlite, nats+kv or tls+kv", at.Scheme)
+			"postgres, mysql, sqlite, nats+kv, tls+kv or dynamodb", at.Scheme)
 	}
 }
 
@@ -169,6 +178,19 @@ func connect(at *url.URL) (redis.UniversalClient, error) {
 	}
 	options.ContextTimeoutEnabled = true
 	return redis.NewClient(options), nil
+}
+
+// dynamo makes a client with what AWS's own programs would use: credentials, and the region unless one is named.
+func dynamo(ctx context.Context, at *url.URL) (*dynamodb.Client, error) {
+	options := []func(*config.LoadOptions) error{config.WithRegion(at.Query().Get("region"))}
+	if endpoint := at.Query().Get("endpoint"); endpoint != "" {
+		options = append(options, config.WithBaseEndpoint(endpoint))
+	}
+	c, err := config.LoadDefaultConfig(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("AWS: %w", err)
+	}
+	return dynamodb.NewFromConfig(c), nil
 }
 
 func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {

@@ -16,7 +16,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -29,7 +28,7 @@ type shop struct {
 	*audit
 	task  task // of each process
 	js    jetstream.JetStream
-	store *redisstore.Store
+	store dedupstore.Store
 	pub   *natsjs.Publisher
 
 	givenUp  atomic.Int64 // messages that had the deliveries that the consumer allows
@@ -40,13 +39,14 @@ type shop struct {
 // newShop makes streams, with a consumer that gives messages up after five deliveries.
 func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j task) *shop {
 	t.Helper()
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "everysec")
-	store, err := redisstore.New(client(t, server.Addr), redisstore.Config{})
+	if j.URLs = urls; j.Dynamo == "" {
+		j.Redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "everysec").Addr
+	}
+	store, shut, err := j.open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { store.Close() })
-	j.URLs, j.Redis = urls, server.Addr
+	t.Cleanup(shut)
 	s := &shop{audit: newAudit(t), task: j, js: js, store: store}
 	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -35,6 +36,7 @@ const (
 type task struct {
 	URLs    []string      // of NATS
 	Redis   string        // host:port
+	Dynamo  string        // endpoint of DynamoDB; empty: records are in Redis
 	Journal string        // a file
 	Handler string        // one of handlers
 	Work    time.Duration // how long it takes about
@@ -81,13 +83,11 @@ func (j task) run(ctx context.Context, t *testing.T) error {
 		return err
 	}
 	defer nc.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: j.Redis, ContextTimeoutEnabled: true})
-	defer rdb.Close()
-	store, err := redisstore.New(rdb, redisstore.Config{})
+	store, shut, err := j.open()
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	defer shut()
 	w, err := j.worker(ctx, nc, newJournal(t, store, j.Journal))
 	if ctx.Err() != nil {
 		return nil // before it began
@@ -106,6 +106,19 @@ func (j task) run(ctx context.Context, t *testing.T) error {
 		err = errors.Join(err, fmt.Errorf("the worker counts %d messages that the server gave up", n))
 	}
 	return err
+}
+
+// open opens the store of the records.
+func (j task) open() (store dedupstore.Store, shut func(), err error) {
+	if j.Dynamo != "" {
+		return openDynamo(j.Dynamo)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: j.Redis, ContextTimeoutEnabled: true})
+	s, err := redisstore.New(rdb, redisstore.Config{})
+	return s, func() {
+		s.Close()
+		rdb.Close()
+	}, err
 }
 
 func (j task) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*natsjs.Worker, error) {

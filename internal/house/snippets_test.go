@@ -36,6 +36,7 @@ var imported = []string{
 	"github.com/nats-io/nats.go/jetstream",
 	"github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo",
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb",
 	"github.com/ThreeDotsLabs/watermill/message",
 	"database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware",
@@ -45,6 +46,7 @@ var imported = []string{
 	module + "/console",
 	module + "/consumer",
 	module + "/dedupstore",
+	module + "/dedupstore/dynamostore",
 	module + "/dedupstore/mysqlstore",
 	module + "/dedupstore/natskv",
 	module + "/dedupstore/pgstore",
@@ -141,6 +143,11 @@ var given = map[string]map[int]string{
 		var (
 			ctx  context.Context
 			pool *pgxpool.Pool
+		)`},
+	"docs/dynamodb.md": {0: `
+		var (
+			ctx    context.Context
+			client *dynamodb.Client
 		)`},
 	"docs/natskv.md": {0: `
 		var (

@@ -36,8 +36,10 @@ var house = table{
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
 	{1, "internal/testserver/mysqltest", "MariaDB", these(testLib, mysql)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
+	{1, "internal/testserver/dynamotest", "a server that speaks DynamoDB's protocol, behind a proxy that loses", testLib},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
+	{2, "dedupstore/dynamostore", "records in Amazon DynamoDB", awsSDK},
 	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
@@ -97,6 +99,7 @@ var (
 	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
+	awsSDK     = []string{"github.com/aws/aws-sdk-go-v2/...", "github.com/aws/smithy-go/..."}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
 	sqlite     = []string{"modernc.org/sqlite/..."}

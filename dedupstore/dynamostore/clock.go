@@ -1,0 +1,59 @@
+package dynamostore
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/smithy-go/middleware"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A clock compares this host's clock with the endpoint's, which dates its replies.
+type clock struct {
+	bound time.Duration
+	last  atomic.Pointer[offset] // of the last reply; nil: there was none
+}
+
+// An offset is how far the endpoint's clock is ahead of this host's, at least and at most.
+type offset struct{ least, most time.Duration }
+
+// dateUnit is what the Date of a reply counts in.
+const dateUnit = time.Second
+
+// learn takes the Date of a reply to what was sent then. A reply without one tells nothing.
+func (c *clock) learn(m middleware.Metadata, sent time.Time) {
+	date, dated := awsmiddleware.GetServerTime(m)
+	came, timed := awsmiddleware.GetResponseAt(m)
+	if !dated || !timed {
+		c.last.Store(&offset{})
+		return
+	}
+	c.compare(date, sent, came)
+}
+
+// compare takes what the endpoint's clock showed between two times of this host's wall clock.
+func (c *clock) compare(date, sent, came time.Time) {
+	c.last.Store(&offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0))})
+}
+
+// right reports that there was a reply, and that it did not show that the clocks are too far apart.
+func (c *clock) right() bool {
+	o := c.last.Load()
+	return o != nil && o.least <= c.bound && o.most >= -c.bound
+}
+
+// wrong says how far the clocks are apart.
+func (c *clock) wrong() error {
+	how, by := "ahead of", -c.last.Load().most
+	if by < 0 {
+		how, by = "behind", c.last.Load().least
+	}
+	return &dedupstore.SetupError{
+		Package: "dynamostore", Subject: "the clock of this host",
+		Problem: fmt.Sprintf("is %v or more %s the endpoint's, and Config.MaxSkew is %v: no claim is made, because it "+
+			"would end leases of others early, or too late; set the clock (NTP)", by.Round(time.Millisecond), how, c.bound),
+	}
+}

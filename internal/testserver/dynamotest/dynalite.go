@@ -1,0 +1,166 @@
+package dynamotest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// version is the dynalite that tests run.
+const version = "4.0.0"
+
+// endpointURL names the environment variable with the endpoint of a server to use instead of starting one.
+const endpointURL = "ONCEMILL_TEST_DYNAMODB"
+
+// errNoNPM says that dynalite is not there, and that there is nothing to get it with.
+var errNoNPM = errors.New("node and npm are not in PATH, or dynalite is not in the user's cache")
+
+// serve runs dynalite from a folder on a port. It would end at a client that goes in the middle of its request.
+const serve = `
+process.on("uncaughtException", e => { if (e.code !== "ECONNRESET") { console.error(e); process.exit(1) } })
+require(process.argv[1])({ createTableMs: 5, deleteTableMs: 5 }).listen(+process.argv[2], "127.0.0.1")`
+
+// program returns the folder of dynalite, which it fetches once for all later runs.
+var program = sync.OnceValues(func() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir, err := fetch(filepath.Join(cache, "oncemill"))
+	return filepath.Join(dir, "node_modules", "dynalite"), err
+})
+
+// fetch fetches dynalite into a folder below base, unless it is there. The folder comes into being at once, so that one
+// that is there is complete.
+func fetch(base string) (string, error) {
+	dir := filepath.Join(base, "dynalite-"+version)
+	there := func() bool {
+		_, err := os.Stat(dir)
+		return err == nil
+	}
+	if _, err := exec.LookPath("node"); err != nil {
+		return "", errNoNPM
+	}
+	if there() {
+		return dir, nil
+	}
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		return "", errNoNPM
+	}
+	if err := os.MkdirAll(base, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := testserver.LockFile(dir + ".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if there() {
+		return dir, nil
+	}
+	part, err := os.MkdirTemp(base, "dynalite-"+version+"-part-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(part)
+	fmt.Fprintf(os.Stderr, "testserver: npm fetches dynalite %s, once\n", version)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, npm, "install", "--prefix", part, "--ignore-scripts", "--no-audit", "--no-fund",
+		"dynalite@"+version)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("fetch dynalite with npm: %w", err)
+	}
+	return dir, os.Rename(part, dir)
+}
+
+// shared is the server of this process. It lives until the process ends.
+var shared struct {
+	mu       sync.Mutex
+	endpoint string
+	alive    *os.File // what the watcher of the server reads; never closed, so that it ends with this process
+	err      error
+}
+
+// Shared returns the endpoint of the server that the tests of this process share, and starts it for the first of them;
+// or the endpoint that ONCEMILL_TEST_DYNAMODB names. It takes any region and credentials. Each test makes a table of its
+// own. The server ends with the process, however that ends.
+func Shared(t testing.TB) string {
+	t.Helper()
+	testserver.Wanted(t)
+	if given := os.Getenv(endpointURL); given != "" {
+		testserver.Record(t, "DynamoDB endpoint (given by "+endpointURL+")")
+		return given
+	}
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.alive == nil && shared.err == nil {
+		for range 3 { // somebody may take a port
+			if shared.endpoint, shared.alive, shared.err = start(); shared.err == nil || errors.Is(shared.err, errNoNPM) {
+				break
+			}
+		}
+	}
+	if errors.Is(shared.err, errNoNPM) {
+		testserver.Missing(t, "%v (Debian: apt-get install npm); %s names a running server", shared.err, endpointURL)
+	}
+	if shared.err != nil {
+		t.Fatalf("testserver: dynalite: %v", shared.err)
+	}
+	testserver.Record(t, "dynalite "+version+" (started)")
+	return shared.endpoint
+}
+
+// start starts a server and waits until it answers.
+func start() (endpoint string, alive *os.File, err error) {
+	folder, err := program()
+	if err != nil {
+		return "", nil, err
+	}
+	port, err := testserver.FreePort()
+	if err != nil {
+		return "", nil, err
+	}
+	dir, err := os.MkdirTemp("", "oncemill-dynalite-")
+	if err != nil {
+		return "", nil, err
+	}
+	command := []string{"node", "-e", serve, folder, strconv.Itoa(port)}
+	if alive, err = testserver.StartWatched(dir, command); err != nil {
+		os.RemoveAll(dir)
+		return "", nil, err
+	}
+	endpoint = "http://" + testserver.Loopback(port)
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true}
+	err = testserver.Until(ctx, func() error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
+		if err != nil {
+			return err
+		}
+		reply, err := transport.RoundTrip(request)
+		if err != nil {
+			return err
+		}
+		return reply.Body.Close()
+	})
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "log"))
+		alive.Close()
+		return "", nil, fmt.Errorf("on port %d: %w\n%s", port, err, log[max(0, len(log)-4096):])
+	}
+	return endpoint, alive, nil
+}
