@@ -167,6 +167,14 @@ need_kafka() {
 # need_dynalite: npm, which fetches it once, into the user's cache.
 need_dynalite() { need_program npm npm "tests against dynalite, which stands in for DynamoDB, were skipped"; }
 
+# need_cassandra: as need_kafka. It needs Java 17, or 11, which Debian 12 has.
+need_cassandra() {
+	local follows="tests against a real Cassandra were skipped"
+	need_program java openjdk-17-jre-headless "$follows" && need_program mvn maven "$follows" || return
+	say "Cassandra's jars: about 50 MB, once"
+	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestCassandra_JarsAreFetchedOnce$' ./internal/testserver/cassandratest
+}
+
 # need_prometheus: Debian's package for a server, which it starts at once and at every boot: not here.
 need_prometheus() {
 	local follows="dashboards, rules and alerts were not tried on a real Prometheus"

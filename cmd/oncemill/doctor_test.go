@@ -25,6 +25,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -598,4 +599,15 @@ func TestDoctor_Transcript(t *testing.T) {
 	if out.String() != want.String() || status != exitFound {
 		t.Errorf("%s: status %d, the page shows\n%sand it says\n%s%s", command, status, want.String(), &out, &log)
 	}
+}
+
+func TestDoctor_Cassandra(t *testing.T) {
+	t.Parallel()
+	server := cassandratest.Shared(t)
+	at := server.URL(server.Keyspace(t))
+	wantOnly(t, []string{`error store, table: is missing`}, "--store", at)
+	if err := migrate(at); err != nil {
+		t.Fatal(err)
+	}
+	wantOnly(t, []string{"error store: the keyspace has one replica"}, "--store", at)
 }

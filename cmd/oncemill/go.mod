@@ -3,16 +3,19 @@ module github.com/oncemill/oncemill/cmd/oncemill
 go 1.26.0
 
 require (
+	github.com/apache/cassandra-gocql-driver/v2 v2.0.0
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/google/go-cmp v0.7.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oncemill/oncemill v0.0.0
 	github.com/oncemill/oncemill/console v0.0.0
+	github.com/oncemill/oncemill/dedupstore/cassandrastore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/natskv v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/cassandratest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
@@ -113,6 +116,7 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	golang.org/x/tools v0.51.0 // indirect
+	gopkg.in/inf.v0 v0.9.1 // indirect
 	modernc.org/libc v1.77.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
@@ -122,12 +126,14 @@ require (
 replace (
 	github.com/oncemill/oncemill => ../..
 	github.com/oncemill/oncemill/console => ../../console
+	github.com/oncemill/oncemill/dedupstore/cassandrastore => ../../dedupstore/cassandrastore
 	github.com/oncemill/oncemill/dedupstore/dynamostore => ../../dedupstore/dynamostore
 	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../../dedupstore/mysqlstore
 	github.com/oncemill/oncemill/dedupstore/natskv => ../../dedupstore/natskv
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../../dedupstore/sqlitestore
+	github.com/oncemill/oncemill/internal/testserver/cassandratest => ../../internal/testserver/cassandratest
 	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../../internal/testserver/mysqltest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../../internal/testserver/redistest

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/dynamostore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
+	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -121,6 +122,11 @@ func TestCommand_OnEachStore(t *testing.T) {
 				}
 				return address
 			}
+		},
+		"cassandra": func(t *testing.T) func(dir, own string) string {
+			server := cassandratest.Shared(t)
+			keyspace := server.Keyspace(t)
+			return func(_, own string) string { return server.URL(keyspace) + "?table=" + own }
 		},
 		"postgres": func(t *testing.T) func(dir, own string) string {
 			database := postgrestest.Shared(t).NewDatabase(t)

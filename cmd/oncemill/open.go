@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/go-sql-driver/mysql"
@@ -19,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/cassandrastore"
 	"github.com/oncemill/oncemill/dedupstore/dynamostore"
 	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
@@ -82,9 +84,11 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 			return nil, err
 		}
 		return dynamostore.New(client, dynamostore.Config{Table: at.Host})
+	case "cassandra":
+		return a.cassandra(at, own["table"])
 	default:
 		return nil, usagef("store address begins with %q, want redis, rediss, redis+cluster, rediss+cluster, "+
-			"postgres, mysql, sqlite, nats+kv, tls+kv or dynamodb", at.Scheme)
+			"postgres, mysql, sqlite, nats+kv, tls+kv, dynamodb or cassandra", at.Scheme)
 	}
 }
 
@@ -182,8 +186,12 @@ func connect(at *url.URL) (redis.UniversalClient, error) {
 
 // dynamo makes a client with what AWS's own programs would use: credentials, and the region unless one is named.
 func dynamo(ctx context.Context, at *url.URL) (*dynamodb.Client, error) {
-	options := []func(*config.LoadOptions) error{config.WithRegion(at.Query().Get("region"))}
-	if endpoint := at.Query().Get("endpoint"); endpoint != "" {
+	values, err := ours("--store", at.RawQuery, "region", "endpoint")
+	if err != nil {
+		return nil, err
+	}
+	options := []func(*config.LoadOptions) error{config.WithRegion(values.Get("region"))}
+	if endpoint := values.Get("endpoint"); endpoint != "" {
 		options = append(options, config.WithBaseEndpoint(endpoint))
 	}
 	c, err := config.LoadDefaultConfig(ctx, options...)
@@ -191,6 +199,37 @@ func dynamo(ctx context.Context, at *url.URL) (*dynamodb.Client, error) {
 		return nil, fmt.Errorf("AWS: %w", err)
 	}
 	return dynamodb.NewFromConfig(c), nil
+}
+
+// cassandra connects to the nodes of an address such as cassandra://USER:PASSWORD@HOST:PORT,HOST:PORT/KEYSPACE.
+func (a *app) cassandra(at *url.URL, table string) (*cassandrastore.Store, error) {
+	values, err := ours("--store", at.RawQuery, "datacenter", "tls")
+	if err != nil {
+		return nil, err
+	}
+	c := gocql.NewCluster(strings.Split(at.Host, ",")...)
+	if at.User != nil {
+		password, _ := at.User.Password()
+		c.Authenticator = gocql.PasswordAuthenticator{Username: at.User.Username(), Password: password}
+	}
+	datacenter := values.Get("datacenter")
+	if datacenter != "" {
+		c.HostFilter = gocql.DataCenterHostFilter(datacenter)
+	}
+	switch encrypted := values.Get("tls"); encrypted {
+	case "", "false":
+	case "true":
+		c.SslOpts = &gocql.SslOptions{EnableHostVerification: true}
+	default:
+		return nil, usagef("tls of --store is %q, want true or false", encrypted)
+	}
+	session, err := c.CreateSession()
+	if err != nil {
+		return nil, fmt.Errorf("connect to Cassandra: %w", err)
+	}
+	a.closers = append(a.closers, session.Close)
+	keyspace := strings.Trim(at.Path, "/")
+	return cassandrastore.New(session, cassandrastore.Config{Keyspace: keyspace, Table: table, Local: datacenter != ""})
 }
 
 func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {

@@ -36,7 +36,8 @@ const (
 type task struct {
 	URLs    []string      // of NATS
 	Redis   string        // host:port
-	Dynamo  string        // endpoint of DynamoDB; empty: records are in Redis
+	Dynamo  string        // endpoint of DynamoDB
+	Node    string        // of Cassandra, host:port/keyspace; without both, records are in Redis
 	Journal string        // a file
 	Handler string        // one of handlers
 	Work    time.Duration // how long it takes about
@@ -110,8 +111,11 @@ func (j task) run(ctx context.Context, t *testing.T) error {
 
 // open opens the store of the records.
 func (j task) open() (store dedupstore.Store, shut func(), err error) {
-	if j.Dynamo != "" {
+	switch {
+	case j.Dynamo != "":
 		return openDynamo(j.Dynamo)
+	case j.Node != "":
+		return openCassandra(j.Node)
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: j.Redis, ContextTimeoutEnabled: true})
 	s, err := redisstore.New(rdb, redisstore.Config{})

@@ -36,6 +36,7 @@ var imported = []string{
 	"github.com/nats-io/nats.go/jetstream",
 	"github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo",
+	"github.com/apache/cassandra-gocql-driver/v2",
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb",
 	"github.com/ThreeDotsLabs/watermill/message",
 	"database/sql",
@@ -46,6 +47,7 @@ var imported = []string{
 	module + "/console",
 	module + "/consumer",
 	module + "/dedupstore",
+	module + "/dedupstore/cassandrastore",
 	module + "/dedupstore/dynamostore",
 	module + "/dedupstore/mysqlstore",
 	module + "/dedupstore/natskv",
@@ -273,6 +275,9 @@ var version = regexp.MustCompile(`/v\d+$`)
 // nameOf is the name of a package, as its path has it.
 func nameOf(path string) string {
 	name := filepath.Base(version.ReplaceAllString(path, ""))
+	if name == "cassandra-gocql-driver" {
+		return "gocql"
+	}
 	return strings.TrimPrefix(name, "go-")
 }
 

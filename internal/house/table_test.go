@@ -37,9 +37,11 @@ var house = table{
 	{1, "internal/testserver/mysqltest", "MariaDB", these(testLib, mysql)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
 	{1, "internal/testserver/dynamotest", "a server that speaks DynamoDB's protocol, behind a proxy that loses", testLib},
+	{1, "internal/testserver/cassandratest", "Cassandra, behind a proxy that loses", these(testLib, gocql)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
 	{2, "dedupstore/dynamostore", "records in Amazon DynamoDB", awsSDK},
+	{2, "dedupstore/cassandrastore", "records in Cassandra", gocql},
 	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
@@ -98,6 +100,7 @@ var (
 
 	porcupine  = []string{"github.com/anishathalye/porcupine"}
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
+	gocql      = []string{"github.com/apache/cassandra-gocql-driver/v2"}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	awsSDK     = []string{"github.com/aws/aws-sdk-go-v2/...", "github.com/aws/smithy-go/..."}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}

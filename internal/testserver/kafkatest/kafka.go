@@ -226,7 +226,7 @@ func (b *kafkaBroker) prepare() (properties string, err error) {
 	if err := os.WriteFile(properties, []byte(b.properties()), 0o644); err != nil {
 		return "", err
 	}
-	if there(filepath.Join(b.data(), "meta.properties")) {
+	if _, err := os.Stat(filepath.Join(b.data(), "meta.properties")); err == nil {
 		return properties, nil
 	}
 	format := b.command("kafka.tools.StorageTool", "format", "-t", "b25jZW1pbGwtdGVzdHMhIQ", "-c", properties)

@@ -22,38 +22,6 @@ func TestKafka_JarsAreFetchedOnce(t *testing.T) {
 	}
 }
 
-func TestKafka_AnUnfinishedDownloadIsNotTakenForJars(t *testing.T) {
-	base, bin := t.TempDir(), t.TempDir()
-	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
-	fake := func(script string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(bin, "mvn"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	begin := "for arg; do case $arg in -DoutputDirectory=*) out=${arg#*=};; esac; done\nmkdir $out && touch $out/one.jar\n"
-	fake(begin + "exit 1\n")
-	if dir, err := fetchKafka(base); err == nil {
-		t.Fatalf("a download that broke off gave %s", dir)
-	}
-	fake(begin + "touch $out/two.jar\n")
-	dir, err := fetchKafka(base)
-	if jars, _ := filepath.Glob(filepath.Join(dir, "*.jar")); err != nil || len(jars) != 2 {
-		t.Fatalf("the second try gave %q, %v", jars, err)
-	}
-	fake("exit 1\n")
-	if again, err := fetchKafka(base); again != dir || err != nil {
-		t.Errorf("the third time gave %q, %v", again, err)
-	}
-}
-
-func TestKafka_WithoutMavenAndJarsThatIsSaid(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	if _, err := fetchKafka(t.TempDir()); !errors.Is(err, errNoMaven) {
-		t.Errorf("error is %v, want %v", err, errNoMaven)
-	}
-}
-
 func TestKafka_OfATest(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -132,7 +100,7 @@ func TestSharedKafka_EndsWithItsProcess(t *testing.T) {
 	}
 	alive.Close() // as the end of the process does
 	err = testserver.Until(t.Context(), func() error {
-		if there(dir) {
+		if _, err := os.Stat(dir); err == nil {
 			return errors.New("the folder is still there: the command has not ended")
 		}
 		return nil

@@ -1,0 +1,180 @@
+package cassandratest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// given names the environment variable with the host and port of a node to use instead of starting one. It has to have
+// the user that a new node has.
+const given = "ONCEMILL_TEST_CASSANDRA"
+
+// User is the name and the password of the user, who may do everything.
+const User = "cassandra"
+
+// record is the line that tells which node was used.
+const record = "cassandra " + version + " (started)"
+
+// A Server is one Cassandra node for one test or for several.
+type Server struct {
+	Addr string // host:port; it stays through restarts
+
+	t       testing.TB
+	node    node
+	process *testserver.Process // nil: shared
+}
+
+// Start starts a new, empty node for the test. The config adds lines of cassandra.yaml, "name: value", which win over
+// those of the test server. It takes half a minute or more: a test that does not kill its node uses [Shared].
+//
+// The jars are fetched through Maven into the user's cache folder, once. If Java is missing, or the jars cannot be had,
+// the test is skipped, and fails with CI=true.
+func Start(t testing.TB, config ...string) *Server {
+	t.Helper()
+	s := &Server{t: t, node: newNode(t, t.TempDir(), config)}
+	var err error
+	for range 3 { // somebody may take a port
+		if err = s.node.takePorts(); err != nil {
+			continue
+		}
+		if s.process, err = s.node.start(); err == nil {
+			t.Cleanup(func() { s.process.Kill() })
+			s.Addr = s.node.addr()
+			testserver.Record(t, record)
+			return s
+		}
+	}
+	t.Fatalf("testserver: %v", err)
+	return nil
+}
+
+// URL is where a keyspace is, as the program oncemill reads it.
+func (s *Server) URL(keyspace string) string {
+	return "cassandra://" + User + ":" + User + "@" + s.Addr + "/" + keyspace
+}
+
+// Process is the node's process. A shared node has none to give: what a test did to it, others would feel.
+func (s *Server) Process() *testserver.Process {
+	s.t.Helper()
+	if s.process == nil {
+		s.t.Fatal("testserver: a shared Cassandra is not a test's to stop: use Start")
+	}
+	return s.process
+}
+
+// Kill ends the node with SIGKILL and waits for its end.
+func (s *Server) Kill() {
+	s.t.Helper()
+	if err := s.Process().Kill(); err != nil {
+		s.t.Fatalf("testserver: kill Cassandra: %v", err)
+	}
+}
+
+// Restart starts the node again after Kill, with its ports and data, and waits until it answers.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Process()
+	var err error
+	for range 3 { // somebody may use a port for a moment
+		var p *testserver.Process
+		if p, err = s.node.start(); err == nil {
+			s.process = p
+			return
+		}
+	}
+	s.t.Fatalf("testserver: restart: %v", err)
+}
+
+// Session returns a new session, which is closed when the test ends. The functions may change its config.
+func (s *Server) Session(t testing.TB, configure ...func(*gocql.ClusterConfig)) *gocql.Session {
+	t.Helper()
+	c := cluster(s.Addr)
+	for _, f := range configure {
+		f(c)
+	}
+	session, err := c.CreateSession()
+	if err != nil {
+		t.Fatalf("testserver: session of Cassandra: %v", err)
+	}
+	t.Cleanup(session.Close)
+	return session
+}
+
+// keyspaces counts the keyspaces of this process.
+var keyspaces atomic.Int64
+
+// Keyspace makes a keyspace of one replica for a test. It stays as long as the node.
+func (s *Server) Keyspace(t testing.TB) (name string) {
+	t.Helper()
+	name = fmt.Sprintf("test_%d_%d", os.Getpid(), keyspaces.Add(1))
+	cql := "CREATE KEYSPACE " + name + " WITH replication = {'class': 'NetworkTopologyStrategy', 'datacenter1': 1}"
+	if err := s.Session(t).Query(cql).ExecContext(t.Context()); err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	return name
+}
+
+// shared is the node of this process. It lives until the process ends.
+var shared struct {
+	mu    sync.Mutex
+	node  node
+	alive *os.File // what the watcher of the node reads; never closed, so that it ends with this process
+	err   error
+}
+
+// Shared returns the node that the tests of this process share, and starts it for the first of them; or the one that
+// ONCEMILL_TEST_CASSANDRA names. Each test makes a keyspace or a table of its own. Nobody stops or configures it; it
+// ends with the process, however that ends.
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	testserver.Wanted(t)
+	if addr := os.Getenv(given); addr != "" {
+		testserver.Record(t, "cassandra (given by "+given+")")
+		return &Server{t: t, Addr: addr}
+	}
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.alive == nil && shared.err == nil {
+		shared.node = newNode(t, "", nil)
+		for range 3 { // somebody may take a port
+			if shared.alive, shared.err = startShared(&shared.node); shared.err == nil {
+				break
+			}
+		}
+	}
+	if shared.err != nil {
+		t.Fatalf("testserver: the shared Cassandra: %v", shared.err)
+	}
+	testserver.Record(t, record)
+	return &Server{t: t, Addr: shared.node.addr(), node: shared.node}
+}
+
+// startShared starts the node in a new folder and waits until it answers.
+func startShared(n *node) (alive *os.File, err error) {
+	if n.dir, err = os.MkdirTemp("", "oncemill-cassandra-"); err != nil {
+		return nil, err
+	}
+	if err := n.takePorts(); err != nil {
+		return nil, err
+	}
+	if err := n.prepare(); err != nil {
+		return nil, err
+	}
+	if alive, err = testserver.StartWatched(n.dir, n.command()); err != nil {
+		return nil, err
+	}
+	if err := n.await(nil); err != nil {
+		log, _ := os.ReadFile(filepath.Join(n.dir, "log"))
+		alive.Close()
+		return nil, fmt.Errorf("on port %d: %w\n%s", n.port, err, log[max(0, len(log)-4096):])
+	}
+	return alive, nil
+}
