@@ -146,6 +146,11 @@ var given = map[string]map[int]string{
 			ctx  context.Context
 			pool *pgxpool.Pool
 		)`},
+	"docs/cassandra.md": {0: `
+		var (
+			ctx     context.Context
+			session *gocql.Session
+		)`},
 	"docs/dynamodb.md": {0: `
 		var (
 			ctx    context.Context
