@@ -12,9 +12,10 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a table that is missing, has another
-// key or is not active, for a user who may not read or write it, and for a clock of this host that is out of MaxSkew. It
-// writes nothing. The rights to describe TTL and backups may be missing: then it warns that they are not known.
+// Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a table that is missing, has
+// another key or is not active, for a user who may not read or write it, and for a clock of this host that is out of
+// MaxSkew. It writes nothing. The rights to describe TTL and backups may be missing: then it warns that they are not
+// known.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	out, err := do(ctx, s, s.client.DescribeTable, &dynamodb.DescribeTableInput{TableName: &s.table})
 	if err != nil {
@@ -77,15 +78,15 @@ func throughput(t *types.TableDescription) []string {
 		return nil
 	}
 	units := aws.ToInt64(t.ProvisionedThroughput.WriteCapacityUnits)
-	return []string{fmt.Sprintf("the table has %d provisioned write units a second, enough for %d messages: beyond that "+
-		"requests are throttled, and messages wait; let it scale by itself, or make it on-demand", units, units/2)}
+	return []string{fmt.Sprintf("the table has %d provisioned write units a second, enough for %d messages: "+
+		"beyond that requests are throttled, and messages wait; let it scale by itself, or make it on-demand", units, units/2)}
 }
 
 // losses tell how records can be lost.
 func losses(t *types.TableDescription) (losses []string) {
 	if len(t.Replicas) > 0 && t.MultiRegionConsistency != types.MultiRegionConsistencyStrong {
-		losses = append(losses, "the table is a global one whose regions follow each other later: two regions that claim "+
-			"a key at once both run it; claim in one region only, or use strong consistency")
+		losses = append(losses, "the table is a global one whose regions follow each other later: two regions "+
+			"that claim a key at once both run it; claim in one region only, or use strong consistency")
 	}
 	if !aws.ToBool(t.DeletionProtectionEnabled) {
 		losses = append(losses, "the table can be deleted by one call, with all its records: set "+
@@ -99,11 +100,11 @@ func (s *Store) warnings(ctx context.Context) (warnings []string) {
 	on, err := expires(ctx, s.client, &s.table)
 	switch {
 	case err != nil:
-		warnings = append(warnings, fmt.Sprintf("whether the table removes records whose time has come is not known: %v",
-			s.failed(ctx, err)))
+		warnings = append(warnings, fmt.Sprintf("whether the table removes records whose time has come is not known: "+
+			"%v", s.failed(ctx, err)))
 	case !on:
-		warnings = append(warnings, "the table has no TTL on "+expiresAttribute+": records stay for ever, and are paid "+
-			"for; call CreateTable, or set it")
+		warnings = append(warnings, "the table has no TTL on "+expiresAttribute+": records stay for ever, and are "+
+			"paid for; call CreateTable, or set it")
 	}
 	backups, err := s.client.DescribeContinuousBackups(ctx,
 		&dynamodb.DescribeContinuousBackupsInput{TableName: &s.table})
@@ -113,8 +114,8 @@ func (s *Store) warnings(ctx context.Context) (warnings []string) {
 	}
 	if b := backups.ContinuousBackupsDescription; b == nil || b.PointInTimeRecoveryDescription == nil ||
 		b.PointInTimeRecoveryDescription.PointInTimeRecoveryStatus != types.PointInTimeRecoveryStatusEnabled {
-		warnings = append(warnings, "the table has no point-in-time recovery: records that are deleted by mistake do not "+
-			"come back; with it, what was claimed after the time of the recovery runs again")
+		warnings = append(warnings, "the table has no point-in-time recovery: records that are deleted by mistake do "+
+			"not come back; with it, what was claimed after the time of the recovery runs again")
 	}
 	return warnings
 }

@@ -18,8 +18,8 @@ type Config struct {
 
 	// MaxSkew is how far the clocks of hosts that use the table may be from the true time, at least a millisecond and
 	// at most a minute. All of them need the same value. Leases live twice as long longer than asked for, so that no
-	// clock within the bound ends one early. Claims are refused while the endpoint's replies show that this host's clock
-	// is out of it. Zero: 500 ms.
+	// clock within the bound ends one early. Claims are refused while the endpoint's replies show that this host's
+	// clock is out of it. Zero: 500 ms.
 	MaxSkew time.Duration
 }
 

@@ -3,10 +3,10 @@
 //	err := dynamostore.CreateTable(ctx, client, dynamostore.Table("oncemill")) // once
 //	store, err := dynamostore.New(client, dynamostore.Config{})
 //
-// A claim puts an item that is not there, and every other write names the revision that it replaces, so DynamoDB refuses
-// it if anybody wrote meanwhile. Then the store takes the item as it is, from the refusal or by a consistent read, and
-// decides anew. Operations of a batch are in flight together, at most 128 of them: give the client's transport as many
-// idle connections (MaxIdleConnsPerHost), else it dials for most.
+// A claim puts an item that is not there, and every other write names the revision that it replaces, so DynamoDB
+// refuses it if anybody wrote meanwhile. Then the store takes the item as it is, from the refusal or by a consistent
+// read, and decides anew. Operations of a batch are in flight together, at most 128 of them: give the client's
+// transport as many idle connections (MaxIdleConnsPerHost), else it dials for most.
 //
 // # What it costs
 //
@@ -17,14 +17,14 @@
 //
 // # Whose clock decides
 //
-// DynamoDB tells no time to its conditions, so the clocks of the hosts decide. Config.MaxSkew bounds how far they may be
-// off. Each lease lives twice the bound longer than asked for, and so never ends early; after a crash its key is free
-// that much later. A retry without delay does not wait for that. The store compares its host's clock with the Date of
-// every reply, which counts seconds. A clock that is off by more than MaxSkew, a second and the round trip is found by
-// the first reply, and no claim is granted on it until it is mended; one that is off by less than that, but more than
-// MaxSkew, is found by some of the replies. Until then a clock that is ahead takes over claims that are still held, and
-// one that is behind keeps crashed ones for longer. A run whose claim was taken over loses it as always: it hears of it
-// with its next extension, and cannot settle. Its effect may happen twice.
+// DynamoDB tells no time to its conditions, so the clocks of the hosts decide. Config.MaxSkew bounds how far they may
+// be off. Each lease lives twice the bound longer than asked for, and so never ends early; after a crash its key is
+// free that much later. A retry without delay does not wait for that. The store compares its host's clock with the
+// Date of every reply, which counts seconds. A clock that is off by more than MaxSkew, a second and the round trip is
+// found by the first reply, and no claim is granted on it until it is mended; one that is off by less than that, but
+// more than MaxSkew, is found by some of the replies. Until then a clock that is ahead takes over claims that are
+// still held, and one that is behind keeps crashed ones for longer. A run whose claim was taken over loses it as
+// always: it hears of it with its next extension, and cannot settle. Its effect may happen twice.
 //
 // # Records whose time has come
 //
@@ -33,9 +33,9 @@
 //
 // # Throttling
 //
-// The client sends throttled requests again, as its options say. Then the error goes to the caller. An engine waits on it
-// as on every error of a store: no attempt is counted and no delivery is lost. So a provisioned table that is too
-// small makes messages slow.
+// The client sends throttled requests again, as its options say. Then the error goes to the caller. An engine waits
+// on it as on every error of a store: no attempt is counted and no delivery is lost. So a provisioned table that is
+// too small makes messages slow.
 //
 // # Limits
 //

@@ -36,7 +36,8 @@ func newRevision(record *dedupstore.Stored) revision {
 	return revision{1 + rand.Int64N(math.MaxInt64), *record}
 }
 
-// escapeScope lets the first three colons of a name part it. With Key.String names could exceed the 2048 bytes of a key.
+// escapeScope lets the first three colons of a name part it. With Key.String names could exceed the 2048 bytes of a
+// key.
 var (
 	escapeScope   = strings.NewReplacer("%", "%25", ":", "%3A")
 	unescapeScope = strings.NewReplacer("%25", "%", "%3A", ":")

@@ -29,9 +29,9 @@ func Table(name string) *dynamodb.CreateTableInput {
 // createWithin is how long a table may take to come into being.
 const createWithin = 3 * time.Minute
 
-// CreateTable makes a table, unless it is there, waits until it can be used, and sets its TTL. Several programs may call
-// it at once. The package doc has the same as CloudFormation text. An endpoint that does not know TTLs has none then,
-// and [Store.Check] warns.
+// CreateTable makes a table, unless it is there, waits until it can be used, and sets its TTL. Several programs may
+// call it at once. The package doc has the same as CloudFormation text. An endpoint that does not know TTLs has none
+// then, and [Store.Check] warns.
 func CreateTable(ctx context.Context, client *dynamodb.Client, in *dynamodb.CreateTableInput) error {
 	if client == nil || in == nil {
 		return &dedupstore.InvalidError{Package: "dynamostore", Field: "client or in", Problem: "is nil"}
@@ -68,7 +68,8 @@ func expires(ctx context.Context, client *dynamodb.Client, table *string) (bool,
 		return false, err
 	}
 	ttl := out.TimeToLiveDescription
-	on := ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabled || ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabling
+	on := ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabled ||
+		ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabling
 	return on && aws.ToString(ttl.AttributeName) == expiresAttribute, nil
 }
 
