@@ -79,7 +79,8 @@ func throughput(t *types.TableDescription) []string {
 	}
 	units := aws.ToInt64(t.ProvisionedThroughput.WriteCapacityUnits)
 	return []string{fmt.Sprintf("the table has %d provisioned write units a second, enough for %d messages: "+
-		"beyond that requests are throttled, and messages wait; let it scale by itself, or make it on-demand", units, units/2)}
+		"beyond that requests are throttled, and messages wait; let it scale by itself, or make it "+
+		"on-demand", units, units/2)}
 }
 
 // losses tell how records can be lost.
