@@ -88,8 +88,8 @@ func TestCompose_DefaultIsSmallAndTheRestHasProfiles(t *testing.T) {
 	for profile, want := range map[string]string{
 		"":              "nats postgres redis",
 		"kafka":         "kafka nats postgres redis",
-		"observability": "lgtm nats orders-nats orders-outbox postgres redis",
-		"examples":      "kafka lgtm nats orders-kafka orders-nats orders-outbox postgres redis",
+		"observability": "lgtm nats orders-nats orders-service postgres redis",
+		"examples":      "kafka lgtm nats orders-kafka orders-nats orders-service postgres redis",
 	} {
 		names := compose(t, profile).ServiceNames()
 		slices.Sort(names)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oncemill/oncemill/examples/internal/bank"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -119,7 +120,7 @@ func closeBooks(all []planned, ledger []string, receipts, dead []letter, transfe
 }
 
 // readBooks reads the ledger, the streams and what the API has done.
-func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *api) (b Books, err error) {
+func readBooks(ctx context.Context, all []planned, db *database, br *broker, api *bank.Stub) (b Books, err error) {
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	ledger, err := db.facts(ctx)
@@ -137,8 +138,9 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	if err := errors.Join(err, err1, err2); err != nil {
 		return b, err
 	}
-	b = closeBooks(all, ledger, receipts, dead, a.transfers)
-	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charged, notified-b.Receipts, a.calls
+	transfers, calls := api.Counts()
+	b = closeBooks(all, ledger, receipts, dead, transfers)
+	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charged, notified-b.Receipts, calls
 	for _, p := range all {
 		if p.luck == repeated {
 			b.Republished++

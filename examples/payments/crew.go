@@ -18,6 +18,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/oncemill/oncemill/examples/internal/bank"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
@@ -72,15 +73,15 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	defer closing()
 	b.pub = shop.ForgetTenth(b.pub)
 	shop.Say(os.Stdout, ready)
-	client := newClient()
-	defer client.CloseIdleConnections()
+	api := bank.NewClient(o.API, window)
+	defer api.Close()
 	ctx, drain := context.WithCancel(ctx)
 	return shop.Each(context.WithoutCancel(ctx), 2, 2, func(_ context.Context, i int) error {
 		defer drain() // if one breaks, the other ends too
 		if i == 0 {
 			return b.work(ctx, o, db.Inbox, charge, b.payments(), b.bookers(o, bookPayments(db, b.receipts())))
 		}
-		return b.work(ctx, o, db.Leased, notify, b.receipts(), b.callers(callAPI(client, o.API)))
+		return b.work(ctx, o, db.Leased, notify, b.receipts(), b.callers(callAPI(api)))
 	})
 }
 

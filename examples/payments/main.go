@@ -12,7 +12,7 @@
 //	    With -batch 16 a transaction books up to 16 payments.
 //	  - notify calls an API, which no transaction can take back. Its claim is a lease in the same database. A
 //	    crash between the call and its outcome makes a second call with the same idempotency key, the ID of the run.
-//	  - api is a stub of that API, which honours idempotency keys.
+//	  - api is a stub of that API, which honours idempotency keys and loses one in ten answers.
 //
 // Three processes charge and notify. The example starts them and sends payments and duplicates of every kind: clients
 // ask again, relays and consumers lose acknowledgements, somebody publishes messages again. It kills some processes
@@ -28,7 +28,7 @@
 //	docker compose up -d --wait
 //	go run ./examples/payments
 //
-// You would write service.go, notify.go and database.go yourself. Exit status: 0 if the books balance, 1 if they do not
+// You would write service.go and database.go yourself. Exit status: 0 if the books balance, 1 if they do not
 // or something broke, 2 for wrong flags.
 package main
 
@@ -49,6 +49,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/examples/internal/bank"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
@@ -168,7 +169,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 		return b, err
 	}
 	url := "http://" + l.Addr().String()
-	mux, api := http.NewServeMux(), &api{known: map[string]string{}, transfers: map[string]int{}}
+	mux, api := http.NewServeMux(), bank.NewStub(10)
 	mux.Handle("/payments", takePayments(db, br.payments()))
 	mux.Handle("/transfers", api)
 	ctx, stop := context.WithCancelCause(ctx)

@@ -282,27 +282,6 @@ func TestPlan_ThirtyPercentMeetADuplicate(t *testing.T) {
 	}
 }
 
-func TestAPI_TransfersOnceAKey(t *testing.T) {
-	t.Parallel()
-	a := &api{known: map[string]string{}, transfers: map[string]int{}}
-	for i, want := range []int{201, 200, 422, 200, 200, 200, 200, 200, 200, 200, 504, 200} {
-		body := `{"payment":"4711","cents":1}`
-		if want == 422 {
-			body = `{"payment":"4711","cents":2}`
-		}
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/transfers", strings.NewReader(body))
-		r.Header.Set("Idempotency-Key", "key")
-		w := httptest.NewRecorder()
-		a.ServeHTTP(w, r)
-		if w.Code != want {
-			t.Errorf("call %d: %d %s, want %d", i, w.Code, w.Body, want)
-		}
-	}
-	if a.calls != 11 || a.transfers["4711"] != 1 {
-		t.Errorf("%d calls, %d transfers", a.calls, a.transfers["4711"])
-	}
-}
-
 // Copies of a program begin together at a deployment.
 func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	t.Parallel()

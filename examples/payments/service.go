@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/bank"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -87,8 +90,8 @@ func (b *broker) bookers(o options, handle natsjs.BatchHandler) making {
 	}
 }
 
-// bookPayments is the handler. All that it writes is committed together with the outcomes, or not at all: if one payment
-// fails, nothing is written, and each is booked by itself.
+// bookPayments is the handler. All that it writes is committed together with the outcomes, or nothing is. If one payment
+// fails, each is booked by itself.
 func bookPayments(db *database, receipts string) natsjs.BatchHandler {
 	return func(ctx context.Context, msgs []jetstream.Msg) []error {
 		payments, errs := make([]payment, len(msgs)), make([]error, len(msgs))
@@ -111,6 +114,17 @@ func bookPayments(db *database, receipts string) natsjs.BatchHandler {
 			return []error{err}
 		}
 		return nil
+	}
+}
+
+// callAPI is the handler. However often it calls, the idempotency key is the same.
+func callAPI(api *bank.Client) natsjs.Handler {
+	return func(ctx context.Context, msg jetstream.Msg) error {
+		var r receipt
+		if err := json.Unmarshal(msg.Data(), &r); err != nil {
+			return oncemill.Permanent(fmt.Errorf("this is not a receipt: %w", err))
+		}
+		return api.Transfer(ctx, oncemill.FromContext(ctx).ID("transfer"), bank.Transfer(r))
 	}
 }
 

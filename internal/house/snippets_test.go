@@ -156,6 +156,19 @@ var given = map[string]map[int]string{
 			ctx    context.Context
 			client *dynamodb.Client
 		)`},
+	"docs/production.md": {0: `
+		var (
+			service interface{ Start(string, func(context.Context) error) }
+			parts   interface{ HTTP(any, http.Handler) func(context.Context) error }
+			screens *console.Console
+			leased  *pgstore.Store
+			relay   *outbox.Relay
+			router  *message.Router
+			worker  *natsjs.Worker
+
+			probes, takeOrders                      func(...any) http.Handler
+			admin, public, ready, others, keys, box any
+		)`},
 	"docs/natskv.md": {0: `
 		var (
 			ctx context.Context

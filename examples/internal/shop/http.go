@@ -12,48 +12,20 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
-)
 
-// StopTime is how long requests that have begun may take once a service is told to stop.
-const StopTime = 10 * time.Second
+	"github.com/oncemill/oncemill/examples/internal/parts"
+)
 
 // Serve takes requests and publishes what they write into an outbox, until ctx ends or one of the two breaks. It stops
 // in the order in which work flows. First the server finishes the requests that it has, then the relay finishes the
 // batch that it has. Committed rows that are not published by then wait in the outbox for the next relay, of any
 // process.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, relay func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	srv := &http.Server{
-		Handler:     h,
-		ReadTimeout: 5 * time.Second, // less than StopTime: a client that never ends its body holds nothing up
-		IdleTimeout: 2 * time.Minute, // longer than proxies keep connections, or they use those that close
-	}
-	served := make(chan error, 1)
-	go func() {
-		defer stop()
-		served <- srv.Serve(l)
-	}()
-	relaying, stopRelay := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopRelay()
-	relayed := make(chan error, 1)
-	go func() {
-		defer stop()
-		relayed <- relay(relaying)
-	}()
-
-	<-ctx.Done()
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), StopTime)
-	defer cancel()
-	err := srv.Shutdown(grace)
-	if err != nil {
-		err = errors.Join(err, srv.Close()) // requests that take too long are cut off, and their clients ask again
-	}
-	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
-		err = errors.Join(err, e)
-	}
-	stopRelay()
-	return errors.Join(err, <-relayed)
+	p := parts.New(ctx)
+	p.Start("relay", relay)
+	p.Start("http", parts.HTTP(l, h))
+	<-p.Done()
+	return p.Stop()
 }
 
 // MaxBody is how long a request may be.
