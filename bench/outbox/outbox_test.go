@@ -30,13 +30,18 @@ var results = []string{
 	"ratio relays_2_vs_1",
 }
 
-func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
+func needPostgres(t *testing.T) {
+	t.Helper()
 	if _, err := kit.PostgresPrograms(); err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)
 		}
 		t.Skip(err)
 	}
+}
+
+func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
+	needPostgres(t)
 	var stdout, stderr bytes.Buffer
 	if err := kit.Run(t.Context(), []string{"-quick"}, &stdout, &stderr, experiments...); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())

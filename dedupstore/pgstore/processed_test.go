@@ -17,7 +17,7 @@ import (
 // errDeclines is what a handler returns whose row has to be rolled back.
 var errDeclines = errors.New("declined")
 
-// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/adopting.md says of a table of processed messages.
+// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/from/table.md says.
 // Processes without a guard, which only insert there, run beside those that insert in the inbox's transaction.
 func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 	t.Parallel()

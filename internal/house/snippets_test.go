@@ -35,6 +35,7 @@ var imported = []string{
 	"github.com/jackc/pgx/v5/pgxpool",
 	"github.com/nats-io/nats.go/jetstream",
 	"github.com/redis/go-redis/v9",
+	"github.com/riverqueue/river",
 	"github.com/twmb/franz-go/pkg/kgo",
 	"github.com/apache/cassandra-gocql-driver/v2",
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb",
@@ -107,6 +108,46 @@ var given = map[string]map[int]string{
 			store     dedupstore.Inspector
 			mux       *http.ServeMux
 			authorize func(*http.Request, console.Action) (string, error)
+		)`},
+	"docs/from/deduplicator.md": {0: `
+		var (
+			router *message.Router
+			rdb    *redis.Client
+			once   *consumer.Processor
+			dedup  middleware.Deduplicator
+		)`},
+	"docs/from/outbox.md": {0: `
+		var (
+			ctx     context.Context
+			tx      pgx.Tx
+			box     *pgoutbox.Outbox
+			forward message.Publisher
+			id      string
+			body    []byte
+			err     error
+		)`},
+	"docs/from/river.md": {0: `
+		type ChargeArgs struct {
+			river.JobArgs
+			Order string
+		}
+		var (
+			guard *oncemill.Guard
+			bank  interface{ Charge(ctx context.Context, order, key string) error }
+		)`},
+	"docs/from/setnx.md": {
+		0: `var rdb *redis.Client`,
+		1: `var charge func(ctx context.Context, id string) error`,
+		2: `
+		var orderID func(jetstream.Msg) string
+		var bank interface{ Charge(ctx context.Context, order []byte, key string) error }`,
+	},
+	"docs/from/table.md": {0: `
+		var (
+			ctx context.Context
+			tx  pgx.Tx
+			id  string
+			err error
 		)`},
 	"docs/http.md": {0: `
 		var (
@@ -191,11 +232,15 @@ func TestDocs_SnippetsCompile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
+	pages := []string{filepath.Join(root, "README.md")}
+	for _, pattern := range []string{"*.md", "from/*.md"} {
+		more, err := filepath.Glob(filepath.Join(root, "docs", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, more...)
 	}
-	for _, path := range append(pages, filepath.Join(root, "README.md")) {
+	for _, path := range pages {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

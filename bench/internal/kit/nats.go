@@ -77,6 +77,22 @@ func FreshStream(ctx context.Context, js jetstream.JetStream, config jetstream.S
 	}
 }
 
+// Acknowledged returns an error unless all that a stream has is acknowledged by a durable consumer of all of it.
+func Acknowledged(ctx context.Context, stream jetstream.Stream, durable string) error {
+	info, err := stream.Info(ctx)
+	if err != nil {
+		return err
+	}
+	cons, err := stream.Consumer(ctx, durable)
+	if err != nil {
+		return err
+	}
+	if floor, last := cons.CachedInfo().AckFloor.Stream, info.State.LastSeq; floor < last {
+		return fmt.Errorf("%s: messages above %d of %d are not acknowledged", info.Config.Name, floor, last)
+	}
+	return nil
+}
+
 const errNoStore = 10049 // JSStreamStoreFailedF of nats-server
 
 func startNATS(program string) (*NATS, error) {
