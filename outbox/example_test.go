@@ -12,7 +12,7 @@ import (
 func ExampleNewRelay() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	box := new(fakeStore).write("order-17", "order-18") // in your service pgoutbox.New, mysqloutbox.New or sqliteoutbox.New
+	box := new(fakeStore).write("order-17", "order-18") // in your service pgoutbox.New or another
 	publisher := &broker{answer: func(_ context.Context, messages []producer.Message) error {
 		for _, m := range messages {
 			fmt.Println("published", m.ID, "to", m.Topic)

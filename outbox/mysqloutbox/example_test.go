@@ -29,7 +29,7 @@ func ExampleNew() {
 	}
 	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
 	// … INSERT INTO orders …
-	order := producer.Message{ID: producer.DeriveID("orders", "4711"), Topic: "orders.created", Payload: []byte(`{"amount":5}`)}
+	order := producer.Message{ID: producer.DeriveID("orders", "4711"), Topic: "orders.created", Payload: []byte("{}")}
 	if err := box.InSQL(tx).Publish(ctx, order); err != nil {
 		log.Fatal(err)
 	}
