@@ -4,7 +4,7 @@
 export PATH := $(PATH):/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help check test e2e fuzz proof bench lint measure weight
+.PHONY: help check test e2e fuzz proof bench lint measure weight site
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,3 +41,6 @@ measure: ## how large the library is, by package
 
 weight: ## what typical sets of packages weigh for a user: modules, binary, time of a cold build
 	@scripts/weight
+
+site: ## the docs as a static site, in build/site; it fetches MkDocs and Mermaid once
+	@scripts/site

@@ -112,6 +112,15 @@ need_program() {
 	return 1
 }
 
+# need_venv WHAT_FOLLOWS: a Python that can make an environment of its own, which Debian packs apart.
+need_venv() {
+	python3 -c 'import ensurepip' 2>/dev/null && return
+	can_install && apt_install python3-venv
+	python3 -c 'import ensurepip' 2>/dev/null && return
+	missing+=("python3 with venv: $1 (on Debian, as root: apt-get install python3-venv)")
+	return 1
+}
+
 need_redis() {
 	local follows="tests against a real Redis were skipped; ONCEMILL_TEST_REDIS=redis://... names one to use"
 	if [ -n "${ONCEMILL_TEST_REDIS:-}" ]; then

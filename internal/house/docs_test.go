@@ -25,6 +25,32 @@ func TestDocs_EveryPackageAndExportedNameHasAComment(t *testing.T) {
 	}
 }
 
+// Where a package is looked up, examples stand beside its API: each that users import has one.
+func TestDocs_EveryPublicPackageHasAnExample(t *testing.T) {
+	t.Parallel()
+	count := 0
+	for _, p := range listed(t) {
+		if r, _ := house.row(p.path()); r.floor == programs || strings.Contains("/"+p.ImportPath+"/", "/internal/") {
+			continue
+		}
+		count++
+		names, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tests []*ast.File
+		for _, name := range names {
+			tests = append(tests, parse(t, token.NewFileSet(), name, nil))
+		}
+		if len(doc.Examples(tests...)) == 0 {
+			t.Errorf("%s has no Example: write one, of 30 lines at most", p.path())
+		}
+	}
+	if count < 20 {
+		t.Errorf("found %d public packages", count)
+	}
+}
+
 func parse(t *testing.T, fset *token.FileSet, name string, src any) *ast.File {
 	t.Helper()
 	f, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)

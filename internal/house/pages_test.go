@@ -60,7 +60,7 @@ func walk(t *testing.T, visit func(path, text string)) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."):
+		case d.IsDir() && path != root && (strings.HasPrefix(d.Name(), ".") || path == filepath.Join(root, "build")):
 			return fs.SkipDir
 		case d.IsDir() || filepath.Ext(path) != ".md" && filepath.Ext(path) != ".go":
 			return nil

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -161,7 +162,7 @@ func TestSource_NamesNothingOfOneMachine(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "bin") {
+		if entry.IsDir() && slices.Contains([]string{".git", "bin", "build"}, entry.Name()) {
 			return fs.SkipDir
 		}
 		if !entry.Type().IsRegular() || entry.Name() == ".git" { // a file in a worktree

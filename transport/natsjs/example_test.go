@@ -4,22 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 func ExampleNewPublisher() {
 	ctx := context.Background()
-	js, stop, err := exampleServer()
+	js, stop, err := natstest.ForExample()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -118,7 +116,7 @@ func ExampleNewSource() {
 
 // exampleConsumer runs a server with a stream, a message in it and a consumer.
 func exampleConsumer(ctx context.Context) (jetstream.JetStream, jetstream.Consumer, func(), error) {
-	js, stop, err := exampleServer()
+	js, stop, err := natstest.ForExample()
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -136,31 +134,4 @@ func exampleConsumer(ctx context.Context) (jetstream.JetStream, jetstream.Consum
 	}
 	order := producer.Message{ID: producer.DeriveID("orders", "4711"), Topic: "orders.created", Key: "customer 7", Payload: []byte("order 4711")}
 	return js, cons, stop, pub.Publish(ctx, order)
-}
-
-// exampleServer runs a server in this process, so that the example needs nothing else.
-func exampleServer() (jetstream.JetStream, func(), error) {
-	dir, err := os.MkdirTemp("", "natsjs")
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true})
-	if err != nil {
-		return nil, nil, err
-	}
-	s.Start()
-	if !s.ReadyForConnections(20 * time.Second) {
-		return nil, nil, errors.New("the server is not ready")
-	}
-	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
-	if err != nil {
-		return nil, nil, err
-	}
-	js, err := jetstream.New(nc)
-	return js, func() {
-		nc.Close()
-		s.Shutdown()
-		s.WaitForShutdown()
-		os.RemoveAll(dir)
-	}, err
 }
