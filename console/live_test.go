@@ -141,7 +141,9 @@ func TestRun_EndsStreamsAndRunsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	<-ended
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 	if status, body := read(t, answer); status != http.StatusOK || !strings.HasPrefix(body, "data: ") {
 		t.Errorf("status %d\n%s", status, body)
 	}

@@ -23,8 +23,8 @@ const (
 var errRunning = errors.New("console: Run runs already")
 
 // Run samples what live parts show, once for all streams, and does what was asked for. It blocks until its context
-// ends, and then ends all streams. While nobody looks, it counts deliveries only. Without it, pages show lists and
-// records, but neither figures nor live parts, and actions are refused.
+// ends, then ends all streams and returns nil. While nobody looks, it counts deliveries only. Without it, pages show
+// lists and records, but neither figures nor live parts, and actions are refused.
 func (c *Console) Run(ctx context.Context) error {
 	if !c.running.CompareAndSwap(false, true) {
 		return errRunning
@@ -56,7 +56,7 @@ func (c *Console) Run(ctx context.Context) error {
 	}
 	all.Wait()
 	c.publish(true)
-	return ctx.Err()
+	return nil
 }
 
 // idle reports whether nobody has looked for a while.

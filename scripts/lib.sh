@@ -78,9 +78,9 @@ own_requirements() {
 		index($1, root "/") == 1 && $2 ~ /^v/ { print substr($1, length(root) + 2) }' "$1/go.mod"
 }
 
-# need_packages: sets `packages` to the packages of all modules but bench, and but those of e2e that compile Prometheus or
-# drive a browser, which have a step of their own.
-need_packages() { packages=($(go list work | grep -Ev '/bench(/|$)|/e2e(/dashboard|/console)?$')) || exit 1; }
+# need_packages: sets `packages` to the packages of all modules but bench, and but those of e2e that compile Prometheus,
+# drive a browser or play the pages for newcomers, which have a step of their own.
+need_packages() { packages=($(go list work | grep -Ev '/bench(/|$)|/e2e(/dashboard|/console|/start)?$')) || exit 1; }
 
 # alone: each module is built and vetted without the workspace, as its users build it.
 alone() {

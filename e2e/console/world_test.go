@@ -2,7 +2,6 @@ package console_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -88,7 +87,7 @@ func serve(t *testing.T, c *console.Console, prefix string) string {
 	server := httptest.NewServer(mux)
 	t.Cleanup(func() {
 		stop()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
+		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 		server.Close()

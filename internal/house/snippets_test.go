@@ -68,27 +68,6 @@ var imported = []string{
 
 // The pages with snippets, and what they take for given: at 0 all of a page, at n its snippet n alone.
 var given = map[string]map[int]string{
-	"README.md": {
-		0: `
-		var (
-			ctx     context.Context
-			rdb     *redis.Client
-			pub     producer.Publisher
-			router  *message.Router
-			js      jetstream.JetStream
-			cons    jetstream.Consumer
-			brokers []string
-			ticket  string
-			pool    *pgxpool.Pool
-			receipt []byte
-		)
-		type Refund struct{}
-		var bank interface {
-			Charge(ctx context.Context, order []byte, key string) error
-			Refund(ctx context.Context, ticket, key string) (Refund, error)
-		}`,
-		2: `var chargeRecord func(context.Context, *kgo.Record) error`,
-	},
 	"docs/adopting.md": {0: `var store dedupstore.Store`},
 	"docs/brokers.md": {0: `
 		var (
@@ -101,7 +80,14 @@ var given = map[string]map[int]string{
 			pub       message.Publisher
 			once      *consumer.Processor
 			router    *message.Router
-		)`},
+			brokers   []string
+			store     dedupstore.Store
+			ticket    string
+
+			chargeRecord func(context.Context, *kgo.Record) error
+		)
+		type Refund struct{}
+		var bank interface{ Refund(ctx context.Context, ticket, key string) (Refund, error) }`},
 	"docs/console.md": {0: `
 		var (
 			ctx       context.Context
@@ -260,7 +246,7 @@ func TestDocs_SnippetsCompile(t *testing.T) {
 	}
 }
 
-// A snippet is Go code of a page.
+// A snippet is Go code of a page that is a part of something. Whole programs are no snippets: e2e/start runs them.
 type snippet struct {
 	line int // of its first line
 	code string
@@ -273,6 +259,8 @@ func snippets(page string) (found []snippet) {
 		switch {
 		case line == "```go":
 			inside, found = true, append(found, snippet{line: i + 2})
+		case line == "```" && inside && strings.HasPrefix(found[len(found)-1].code, "package "):
+			inside, found = false, found[:len(found)-1]
 		case line == "```":
 			inside = false
 		case inside:
@@ -397,6 +385,7 @@ func TestProblems_FindsWhatDoesNotCompile(t *testing.T) {
 		"an error that is overwritten": {block("s, err := 1, ctx.Err()\nerr = ctx.Err()"), ""},
 		"what is left out":             {block("_ = http.Server{Addr: \"…\", …}\n_ = http.Server{…}"), ""},
 		"another language":             {"```sh\nhttp.Gett\n```\n", ""},
+		"a whole program":              {block("package main\n\nfunc main() {}") + block("<-ctx.Done()"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := strings.Join(problems("p.md", tc.page, known, imports), "; ")
