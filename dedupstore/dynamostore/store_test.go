@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/recordstore"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 )
 
@@ -108,7 +109,7 @@ func TestStore_AnItemPastItsTTLIsNoRecordButKeepsItsFence(t *testing.T) {
 		State: dedupstore.Finished, Owner: r.Owner, Fence: ahead, Attempts: 3, Expires: time.Now().Add(-time.Second),
 		Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}, Decided: ahead,
 	}
-	if _, err := s.write(t.Context(), r.Key, newRevision(&old), 0); err != nil {
+	if _, _, err := s.write(t.Context(), r.Key, &old, 0, recordstore.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	if seen, err := s.Look(t.Context(), []dedupstore.Key{r.Key}); err != nil || seen[0].State != dedupstore.Absent {
@@ -136,8 +137,8 @@ func TestStore_OtherItemsAreLeftAlone(t *testing.T) {
 			item[numberAttribute] = &types.AttributeValueMemberN{Value: "0"}
 		},
 	} {
-		r := newRevision(&dedupstore.Stored{State: dedupstore.Running, Fence: 1, Expires: time.Now().Add(time.Hour)})
-		item := encode(key("1"), &r)
+		r := &dedupstore.Stored{State: dedupstore.Running, Fence: 1, Expires: time.Now().Add(time.Hour)}
+		item := encode(key("1"), recordstore.NewNumber(), r)
 		change(item)
 		if _, err := s.client.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &s.table, Item: item}); err != nil {
 			t.Fatal(err)
@@ -185,8 +186,7 @@ func TestStore_ItemsAreSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	written := newRevision(done)
-	if size := itemSize(encode(r.Key, &written)); size > 420 {
+	if size := itemSize(encode(r.Key, recordstore.NewNumber(), done)); size > 420 {
 		t.Errorf("a usual item has %d bytes", size)
 	}
 }
