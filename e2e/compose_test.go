@@ -88,6 +88,9 @@ func TestCompose_DefaultIsSmallAndTheRestHasProfiles(t *testing.T) {
 	for profile, want := range map[string]string{
 		"":              "nats postgres redis",
 		"kafka":         "kafka nats postgres redis",
+		"mysql":         "mysql nats postgres redis",
+		"dynamodb":      "dynamodb nats postgres redis",
+		"cassandra":     "cassandra nats postgres redis",
 		"observability": "lgtm nats orders-nats orders-service postgres redis",
 		"examples":      "kafka lgtm nats orders-kafka orders-nats orders-service postgres redis",
 	} {
@@ -105,6 +108,7 @@ func TestCompose_ServersAreWhereExamplesLookAndSetUpAsDocumented(t *testing.T) {
 	services := compose(t, "*").Services
 	for name, port := range map[string]string{
 		"redis": "6379", "nats": "4222", "postgres": "5432", "kafka": "9092", "lgtm": "3000 4317 4318 9090",
+		"mysql": "3306", "dynamodb": "8000", "cassandra": "9042",
 	} {
 		var published []string
 		for _, p := range services[name].Ports {
@@ -116,6 +120,7 @@ func TestCompose_ServersAreWhereExamplesLookAndSetUpAsDocumented(t *testing.T) {
 	}
 	for name, words := range map[string]string{
 		"redis": "--maxmemory-policy noeviction --appendonly yes", "nats": "-js", "postgres": "wal_level=logical",
+		"mysql": "--innodb-flush-log-at-trx-commit=1 --sync-binlog=1", "dynamodb": "-dbPath /data",
 	} {
 		if got := strings.Join(services[name].Command, " "); !strings.Contains(got, words) {
 			t.Errorf("%s is started by %q, which lacks %s", name, got, words)

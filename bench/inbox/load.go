@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
 // A system handles messages. It is safe for concurrent use.
@@ -44,47 +43,16 @@ func identity(number int) string {
 }
 
 // run returns the first error, and then means nothing else.
-func (l load) run(ctx context.Context, s system) (yield, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var over atomic.Bool
-	if l.duration > 0 {
-		timer := time.AfterFunc(l.duration, func() { over.Store(true) })
-		defer timer.Stop()
-	}
-	var taken atomic.Int64
-	took := make([][]time.Duration, l.workers)
-	begun := time.Now()
-	var all sync.WaitGroup
-	for w := range l.workers {
-		all.Go(func() {
-			for !over.Load() && ctx.Err() == nil {
-				n := int(taken.Add(1)) - 1
-				if n >= l.messages {
-					return
-				}
-				if l.repeats > 0 {
-					n %= l.repeats
-				}
-				before := time.Now()
-				if err := s.handle(ctx, identity(l.first+n), payload); err != nil {
-					cancel(err)
-					return
-				}
-				took[w] = append(took[w], time.Since(before))
-			}
-		})
-	}
-	all.Wait()
-	y := yield{elapsed: time.Since(begun)}
-	for _, own := range took {
-		y.took = append(y.took, own...)
-	}
-	if err := context.Cause(ctx); err != nil {
-		return y, err
-	}
-	if len(y.took) == 0 {
-		return y, errors.New("nothing was handled")
-	}
-	return y, nil
+func (l load) run(ctx context.Context, s system) (y yield, err error) {
+	drive := kit.Load{Workers: l.workers, Messages: int64(l.messages), Duration: l.duration}
+	y.elapsed, y.took, err = drive.Run(ctx, func(ctx context.Context, number int64) (time.Duration, error) {
+		n := int(number)
+		if l.repeats > 0 {
+			n %= l.repeats
+		}
+		before := time.Now()
+		err := s.handle(ctx, identity(l.first+n), payload)
+		return time.Since(before), err
+	})
+	return y, err
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,45 +52,11 @@ func newLoad(goroutines int, duration time.Duration, messages int64) load {
 
 // run returns the first error, and then means nothing else.
 func (l load) run(ctx context.Context, c client) (yield, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var over atomic.Bool
-	timer := time.AfterFunc(l.duration, func() { over.Store(true) })
-	defer timer.Stop()
-
-	var taken atomic.Int64
-	claims := make([][]time.Duration, l.goroutines)
-	begun := time.Now()
-	var workers sync.WaitGroup
-	for w := range l.goroutines {
-		workers.Go(func() {
-			for !over.Load() && ctx.Err() == nil {
-				n := taken.Add(1) - 1
-				if n >= l.messages {
-					return
-				}
-				took, err := c.process(ctx, numbered(l.cell, n))
-				if err != nil {
-					cancel(err)
-					return
-				}
-				claims[w] = append(claims[w], took)
-			}
-		})
-	}
-	workers.Wait()
-	y := yield{elapsed: time.Since(begun)}
-	for _, own := range claims {
-		y.claims = append(y.claims, own...)
-	}
-	y.messages = int64(len(y.claims))
-	if err := context.Cause(ctx); err != nil {
-		return y, err
-	}
-	if y.messages == 0 {
-		return y, errors.New("nothing was processed")
-	}
-	return y, nil
+	drive := kit.Load{Workers: l.goroutines, Messages: l.messages, Duration: l.duration}
+	elapsed, claims, err := drive.Run(ctx, func(ctx context.Context, n int64) (time.Duration, error) {
+		return c.process(ctx, numbered(l.cell, n))
+	})
+	return yield{int64(len(claims)), elapsed, claims}, err
 }
 
 // sample reads the records of 50 of the messages back, of so many that were processed.

@@ -7,9 +7,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/oncemill/oncemill/bench/internal/kit"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/batch"
 )
 
 // A client takes messages through claim and settle.
@@ -43,16 +43,9 @@ func openStore(addr string, f fields) (client, error) {
 	if _, err := store.Check(context.Background()); err != nil { // before the clock starts
 		return nil, errors.Join(err, rdb.Close())
 	}
-	claims := &batch.Line[dedupstore.Request, dedupstore.ClaimResult]{
-		Send: store.Claim, Timeout: lease / 6,
-		Failed: func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} },
-	}
-	settlings := &batch.Line[dedupstore.Settling, error]{
-		Send: store.Settle, Timeout: lease / 6, Failed: func(err error) error { return err },
-	}
-	return &storeClient{claims.Do, settlings.Do, f, func() error {
-		claims.Wait()
-		settlings.Wait()
+	lines := kit.NewLines(store, lease)
+	return &storeClient{lines.Claim, lines.Settle, f, func() error {
+		lines.Wait()
 		store.Close()
 		return rdb.Close()
 	}}, nil

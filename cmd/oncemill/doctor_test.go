@@ -194,6 +194,9 @@ func TestDoctor_MySQL(t *testing.T) {
 		"error outbox: it has no table"}, "--store", at, "--outbox", at)
 	makeTables(t, at, at)
 	wantOnly(t, []string{"error store: innodb_flush_log_at_trx_commit is 2"}, "--store", at, "--outbox", at)
+	at = mysqltest.Start(t, compose(t, "mysql")...).NewDatabase(t).URL()
+	makeTables(t, at, at)
+	wantOnly(t, nil, "--store", at, "--outbox", at)
 }
 
 // makeTables migrates.

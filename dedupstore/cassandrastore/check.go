@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
 // Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a keyspace or a table that is
@@ -42,8 +43,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		return dedupstore.Report{}, err
 	}
 	// Nothing has this number.
-	nothing := revision{record: dedupstore.Stored{State: dedupstore.Finished, Fence: 1}}
-	if _, err := s.write(ctx, probe, nothing, -1); !errors.Is(err, errConflict) {
+	nothing := &dedupstore.Stored{State: dedupstore.Finished, Fence: 1}
+	if _, _, err := s.write(ctx, probe, nothing, -1, recordstore.Time{}); !errors.Is(err, recordstore.ErrConflict) {
 		return dedupstore.Report{}, err
 	}
 	if err := s.inTime(ctx); err != nil {

@@ -1,6 +1,7 @@
 package cassandrastore
 
 import (
+	"flag"
 	"os"
 	"strings"
 	"sync"
@@ -15,7 +16,10 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for the server, and for leases
+	leaktest.Main(m)
+}
 
 // proof says whether time does not matter.
 var proof = os.Getenv("ONCEMILL_PROOF") != ""

@@ -6,28 +6,15 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
 // Look implements [dedupstore.Inspector], by a read for each key.
 func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
-	records, errs := make([]dedupstore.Record, len(keys)), make([]error, len(keys))
-	var group sync.WaitGroup
-	for i, key := range keys {
-		group.Go(func() {
-			seen, err := s.read(ctx, key)
-			records[i], errs[i] = seen.record.Look(key, s.now().Early), err
-		})
-	}
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return records, nil
+	return s.records.Look(ctx, keys)
 }
 
 // A page ends after so many records, or with the one that makes it so large. They come in parts.
@@ -48,7 +35,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (pa
 		}
 	}
 	var unreadable []error
-	now := s.now().Early
+	now := time.Now()
 	err = s.do(ctx, func(ctx context.Context) error {
 		q := s.session.Query(s.cql.list, token).Consistency(s.quorum).PageSize(partSize).Prefetch(0)
 		iter := q.IterContext(ctx)
@@ -89,27 +76,5 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 
 // Change implements [dedupstore.Inspector].
 func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
-	for range maxTries {
-		found, err := s.read(ctx, seen.Key)
-		if err != nil {
-			return err
-		}
-		next, err := found.record.Change(seen, c, s.now().Early)
-		if err != nil {
-			return err
-		}
-		s.recent.forget(seen.Key)
-		if next == nil {
-			_, err = s.conditionally(ctx, seen.Key, s.cql.remove, seen.Key.String(), found.number)
-		} else {
-			_, err = s.write(ctx, seen.Key, newRevision(next), found.number)
-		}
-		switch {
-		case !errors.Is(err, errConflict):
-			return err
-		case !pace.Sleep(ctx, firstPause):
-			return context.Cause(ctx)
-		}
-	}
-	return s.busy(seen.Key)
+	return s.records.Change(ctx, seen, c)
 }

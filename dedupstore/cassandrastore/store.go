@@ -9,7 +9,6 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
@@ -31,7 +30,7 @@ type Store struct {
 	serial   gocql.Consistency
 	slack    time.Duration // how much longer leases live than they were asked for
 	clock    clock
-	recent   recent
+	records  recordstore.Records
 	turns    turns
 	inFlight chan struct{}
 }
@@ -55,7 +54,7 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 			read:    "SELECT rev, rec FROM %s WHERE id = ?",
 			create:  "UPDATE %s USING TTL ? SET rev = ?, rec = ? WHERE id = ? IF rev = null AND rec = null",
 			replace: "UPDATE %s USING TTL ? SET rev = ?, rec = ? WHERE id = ? IF rev = ? AND rec != null",
-			remove:  "DELETE FROM %s WHERE id = ? IF rev = ?",
+			remove:  "DELETE FROM %s WHERE id = ? IF rev = ? AND rec != null",
 			list:    fmt.Sprintf("SELECT token(id), id, rec FROM %%s WHERE token(id) > ? LIMIT %d", pageSize),
 		},
 	}
@@ -65,6 +64,7 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 	if c.Local {
 		s.quorum, s.serial = gocql.LocalQuorum, gocql.LocalSerial
 	}
+	s.records = recordstore.Records{Package: "cassandrastore", Now: s.now, Read: s.read, Write: s.write}
 	return s, nil
 }
 
@@ -76,111 +76,35 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 			return err
 		}
 		defer end()
-		_, claimed := s.recent.get(w.Key)
 		// A clock that is wrong grants nothing, but outcomes can be told.
-		return s.change(ctx, w, revision{}, !claimed && s.inTime(ctx) == nil, true)
+		return s.records.Claim(ctx, w, func(ctx context.Context) bool { return s.inTime(ctx) == nil }, s.grant)
 	})
 }
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return recordstore.Extend(ctx, extensions, s.changeRecent)
+	return recordstore.Extend(ctx, extensions, s.records.Do)
 }
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return recordstore.Settle(ctx, settlings, s.changeRecent)
+	return recordstore.Settle(ctx, settlings, s.records.Do)
 }
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	return recordstore.Note(ctx, duplicates, s.changeRecent)
-}
-
-// changeRecent does a work with the record that this store wrote last, if it knows it.
-func (s *Store) changeRecent(ctx context.Context, w *recordstore.Work) error {
-	seen, known := s.recent.get(w.Key)
-	return s.change(ctx, w, seen, known, false)
+	return recordstore.Note(ctx, duplicates, s.records.Do)
 }
 
 // now is the time by this host's clock. Whatever lasts gets the slack.
-func (s *Store) now() recordstore.Time {
+func (s *Store) now(context.Context) (recordstore.Time, error) {
 	now := time.Now().Truncate(time.Microsecond)
-	return recordstore.Time{Early: now, Late: now.Add(s.slack)}
+	return recordstore.Time{Early: now, Late: now.Add(s.slack)}, nil
 }
-
-// Pauses between tries to change a record that others change, too. Each try that fails means that somebody's succeeded.
-const (
-	maxTries   = 32
-	firstPause = time.Millisecond
-	lastPause  = 64 * time.Millisecond
-)
-
-// change does a work. Guessed says that what was seen may be out of date. A write proves that it was not; what writes
-// nothing is decided by what the table has. Claims need a clock that is right. If Cassandra does not know whether a
-// write was done, and a read does not tell either, the caller gets the error and may ask again.
-func (s *Store) change(
-	ctx context.Context, w *recordstore.Work, seen revision, guessed, claims bool,
-) (err error) {
-	unread, pause := !guessed, firstPause
-	for range maxTries {
-		if unread {
-			if seen, err = s.read(ctx, w.Key); err != nil {
-				return err
-			}
-			unread, guessed = false, false
-		}
-		next := w.Apply(seen.record, s.now())
-		switch {
-		case next == nil && !guessed:
-			return nil
-		case next == nil:
-			unread = true
-			continue
-		case claims:
-			if err := s.inTime(ctx); err != nil {
-				return err
-			}
-		}
-		written := newRevision(next)
-		old, err := s.write(ctx, w.Key, written, seen.number)
-		if inDoubt(err) {
-			if found, unknown := s.read(ctx, w.Key); unknown == nil && found.number == written.number {
-				err = nil
-			} else if unknown == nil && found.number == seen.number { // it was not done, and will not be
-				old, err = &found, errConflict
-			}
-		}
-		if err == nil {
-			s.recent.put(w.Key, written)
-			return nil
-		}
-		s.recent.forget(w.Key)
-		switch {
-		case errors.Is(err, errConflict) && guessed:
-			seen, guessed = *old, false
-		case errors.Is(err, errConflict):
-			if !pace.Sleep(ctx, pause) {
-				return context.Cause(ctx)
-			}
-			pause, unread = min(2*pause, lastPause), true
-		default:
-			return err
-		}
-	}
-	return s.busy(w.Key)
-}
-
-func (s *Store) busy(key dedupstore.Key) error {
-	return fmt.Errorf("cassandrastore: key %q: others changed it %d times meanwhile", key, maxTries)
-}
-
-// errConflict says that a record is not the one that was seen.
-var errConflict = errors.New("cassandrastore: somebody else wrote the record meanwhile")
 
 // read asks for a record. It is a transaction of its own: it has all writes before it, and what was under way is done
 // by then, or never.
-func (s *Store) read(ctx context.Context, key dedupstore.Key) (revision, error) {
+func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revision, error) {
 	var number int64
 	var rec []byte
 	err := s.do(ctx, func(ctx context.Context) error {
@@ -188,28 +112,52 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (revision, error) 
 	})
 	switch {
 	case errors.Is(err, gocql.ErrNotFound):
-		return revision{}, nil
+		return recordstore.Revision{}, nil
 	case err != nil:
-		return revision{}, err
+		return recordstore.Revision{}, err
 	}
 	return decode(key.String(), number, rec)
 }
 
-// write writes a record if the number of the one that is there is the given one; 0: if there is none. With errConflict
-// it returns the one that is there.
+// grant is write for claims, which need a clock that is right.
+func (s *Store) grant(
+	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
+) (number int64, there *recordstore.Revision, err error) {
+	if err := s.inTime(ctx); err != nil {
+		return 0, nil, err
+	}
+	return s.write(ctx, key, next, seen, now)
+}
+
+// write writes a record if the number of the one that is there is the given one; 0: if there is none. With a conflict
+// it returns the one that is there. If Cassandra does not know whether a write was done, and a read does not tell
+// either, the caller gets the error and may ask again. It is a [recordstore.Write].
 func (s *Store) write(
-	ctx context.Context, key dedupstore.Key, written revision, last int64,
-) (old *revision, err error) {
-	rec := recordstore.Encode(&written.record)
+	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, _ recordstore.Time,
+) (number int64, there *recordstore.Revision, err error) {
+	if next == nil {
+		there, err = s.conditionally(ctx, key, s.cql.remove, key.String(), seen)
+		return 0, there, err
+	}
+	rec := recordstore.Encode(next)
 	if len(rec) > maxRecord {
-		return nil, fmt.Errorf("cassandrastore: %w: a record of %d bytes, the limit is %d", dedupstore.ErrFull,
+		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of %d bytes, the limit is %d", dedupstore.ErrFull,
 			len(rec), maxRecord)
 	}
-	values := []any{s.ttl(&written.record), written.number, rec, key.String()}
-	if last == 0 {
-		return s.conditionally(ctx, key, s.cql.create, values...)
+	number = recordstore.NewNumber()
+	cql, values := s.cql.create, []any{s.ttl(next), number, rec, key.String()}
+	if seen != 0 {
+		cql, values = s.cql.replace, append(values, seen)
 	}
-	return s.conditionally(ctx, key, s.cql.replace, append(values, last)...)
+	there, err = s.conditionally(ctx, key, cql, values...)
+	if inDoubt(err) {
+		if found, unknown := s.read(ctx, key); unknown == nil && found.Number == number {
+			err = nil
+		} else if unknown == nil && found.Number == seen { // it was not done, and will not be
+			there, err = &found, recordstore.ErrConflict
+		}
+	}
+	return number, there, err
 }
 
 // maxTTL is the longest time for which a row gets a TTL, in seconds. Cassandra's limits are 20 years, and 2038 until
@@ -225,29 +173,29 @@ func (s *Store) ttl(rec *dedupstore.Stored) int {
 	return max(1, int(seconds))
 }
 
-// conditionally makes a lightweight transaction. With errConflict it returns the record that is there.
+// conditionally makes a lightweight transaction. With a conflict it returns the record that is there.
 func (s *Store) conditionally(
 	ctx context.Context, key dedupstore.Key, cql string, values ...any,
-) (old *revision, err error) {
-	found := map[string]any{}
+) (there *recordstore.Revision, err error) {
+	row := map[string]any{}
 	err = s.do(ctx, func(ctx context.Context) error {
 		q := s.session.Query(cql, values...).Consistency(s.quorum).SerialConsistency(s.serial)
-		applied, err := q.MapScanCASContext(ctx, found)
+		applied, err := q.MapScanCASContext(ctx, row)
 		if err == nil && !applied {
-			err = errConflict
+			err = recordstore.ErrConflict
 		}
 		return err
 	})
-	if !errors.Is(err, errConflict) {
+	if !errors.Is(err, recordstore.ErrConflict) {
 		return nil, err
 	}
-	number, _ := found["rev"].(int64)
-	rec, _ := found["rec"].([]byte)
-	seen, err := decode(key.String(), number, rec)
+	number, _ := row["rev"].(int64)
+	rec, _ := row["rec"].([]byte)
+	found, err := decode(key.String(), number, rec)
 	if err != nil {
 		return nil, err
 	}
-	return &seen, errConflict
+	return &found, recordstore.ErrConflict
 }
 
 // do sends a statement when there is room for it.
@@ -261,7 +209,7 @@ func (s *Store) do(ctx context.Context, send func(context.Context) error) error 
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	err := send(bounded)
-	if err == nil || errors.Is(err, errConflict) || errors.Is(err, gocql.ErrNotFound) {
+	if err == nil || errors.Is(err, recordstore.ErrConflict) || errors.Is(err, gocql.ErrNotFound) {
 		return err
 	}
 	return s.failed(ctx, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
 // Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a table that is missing, has
@@ -30,8 +31,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		return dedupstore.Report{}, err
 	}
 	// Nothing has this number.
-	nothing := revision{record: dedupstore.Stored{State: dedupstore.Finished, Fence: 1}}
-	if _, err := s.write(ctx, probe, nothing, -1); !errors.Is(err, errConflict) {
+	nothing := &dedupstore.Stored{State: dedupstore.Finished, Fence: 1}
+	if _, _, err := s.write(ctx, probe, nothing, -1, recordstore.Time{}); !errors.Is(err, recordstore.ErrConflict) {
 		return dedupstore.Report{}, err
 	}
 	if !s.clock.right() {

@@ -2,6 +2,7 @@ package dynamostore
 
 import (
 	"context"
+	"flag"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -17,7 +18,10 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for the server, and for leases
+	leaktest.Main(m)
+}
 
 // proof says whether time does not matter.
 var proof = os.Getenv("ONCEMILL_PROOF") != ""

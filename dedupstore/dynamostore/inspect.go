@@ -3,32 +3,18 @@ package dynamostore
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // Look implements [dedupstore.Inspector], by a read for each key.
 func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
-	records, errs := make([]dedupstore.Record, len(keys)), make([]error, len(keys))
-	var group sync.WaitGroup
-	for i, key := range keys {
-		group.Go(func() {
-			seen, err := s.read(ctx, key)
-			records[i], errs[i] = seen.record.Look(key, s.now().Early), err
-		})
-	}
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return records, nil
+	return s.records.Look(ctx, keys)
 }
 
 // pageSize is how many records a page looks at, at most. DynamoDB ends one after a MB, too.
@@ -54,7 +40,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	if err != nil {
 		return dedupstore.Page{}, err
 	}
-	page, now := dedupstore.Page{Looked: int(out.ScannedCount)}, s.now().Early
+	page, now := dedupstore.Page{Looked: int(out.ScannedCount)}, time.Now()
 	if last, ok := out.LastEvaluatedKey[keyAttribute].(*types.AttributeValueMemberS); ok {
 		page.Next = last.Value
 	}
@@ -70,7 +56,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 			continue
 		}
 		key, ok := keyOf(name.Value)
-		if seen := r.record.Look(key, now); ok && f.Matches(&seen) {
+		if seen := r.Record.Look(key, now); ok && f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 	}
@@ -97,39 +83,5 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 
 // Change implements [dedupstore.Inspector].
 func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
-	for range maxTries {
-		found, err := s.read(ctx, seen.Key)
-		if err != nil {
-			return err
-		}
-		next, err := found.record.Change(seen, c, s.now().Early)
-		if err != nil {
-			return err
-		}
-		s.recent.forget(seen.Key)
-		if next == nil {
-			err = s.remove(ctx, seen.Key, found.number)
-		} else {
-			_, err = s.write(ctx, seen.Key, newRevision(next), found.number)
-		}
-		switch {
-		case !errors.Is(err, errConflict):
-			return err
-		case !pace.Sleep(ctx, firstPause):
-			return context.Cause(ctx)
-		}
-	}
-	return fmt.Errorf("dynamostore: key %q: others changed it %d times meanwhile", nameOf(seen.Key), maxTries)
-}
-
-// remove removes a record if its number is the given one.
-func (s *Store) remove(ctx context.Context, key dedupstore.Key, last int64) error {
-	in := &dynamodb.DeleteItemInput{TableName: &s.table, Key: primary(nameOf(key))}
-	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(last)
-	_, err := do(ctx, s, s.client.DeleteItem, in)
-	var failed *types.ConditionalCheckFailedException
-	if errors.As(err, &failed) {
-		return errConflict
-	}
-	return err
+	return s.records.Change(ctx, seen, c)
 }

@@ -2,11 +2,8 @@ package dynamostore
 
 import (
 	"errors"
-	"math"
-	"math/rand/v2"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
@@ -25,16 +22,6 @@ const (
 
 // maxItem is DynamoDB's limit of an item.
 const maxItem = 400 << 10
-
-// A revision is a record as it was written once. Its number is random, and 0 if there is none.
-type revision struct {
-	number int64
-	record dedupstore.Stored
-}
-
-func newRevision(record *dedupstore.Stored) revision {
-	return revision{1 + rand.Int64N(math.MaxInt64), *record}
-}
 
 // escapeScope lets the first three colons of a name part it. With Key.String names could exceed the 2048 bytes of a
 // key.
@@ -77,11 +64,11 @@ func number(n int64) types.AttributeValue {
 	return &types.AttributeValueMemberN{Value: strconv.FormatInt(n, 10)}
 }
 
-func encode(key dedupstore.Key, r *revision) map[string]types.AttributeValue {
+func encode(key dedupstore.Key, n int64, record *dedupstore.Stored) map[string]types.AttributeValue {
 	item := primary(nameOf(key))
-	item[numberAttribute] = number(r.number)
-	item[recordAttribute] = &types.AttributeValueMemberB{Value: recordstore.Encode(&r.record)}
-	item[expiresAttribute] = number(r.record.Expires.Add(time.Second - 1).Unix())
+	item[numberAttribute] = number(n)
+	item[recordAttribute] = &types.AttributeValueMemberB{Value: recordstore.Encode(record)}
+	item[expiresAttribute] = number(record.Expires.Add(time.Second - 1).Unix())
 	return item
 }
 
@@ -102,7 +89,7 @@ func itemSize(item map[string]types.AttributeValue) (size int) {
 }
 
 // decode reads an item; none is no record. The error is a [*dedupstore.RecordError].
-func decode(name string, item map[string]types.AttributeValue) (r revision, err error) {
+func decode(name string, item map[string]types.AttributeValue) (r recordstore.Revision, err error) {
 	if len(item) == 0 {
 		return r, nil
 	}
@@ -110,59 +97,13 @@ func decode(name string, item map[string]types.AttributeValue) (r revision, err 
 	rec, _ := item[recordAttribute].(*types.AttributeValueMemberB)
 	if n == nil || rec == nil {
 		err = errors.New("is no record of this store: it lacks " + numberAttribute + " or " + recordAttribute)
-	} else if r.record, err = recordstore.Decode(rec.Value); err == nil {
-		if r.number, err = strconv.ParseInt(n.Value, 10, 64); r.number == 0 {
+	} else if r.Record, err = recordstore.Decode(rec.Value); err == nil {
+		if r.Number, err = strconv.ParseInt(n.Value, 10, 64); r.Number == 0 {
 			err = errors.New("has no number in " + numberAttribute)
 		}
 	}
 	if err != nil {
-		return revision{}, &dedupstore.RecordError{Key: name, Problem: err.Error()}
+		return recordstore.Revision{}, &dedupstore.RecordError{Key: name, Problem: err.Error()}
 	}
 	return r, nil
-}
-
-// recent are the records of claims that this store granted, as it wrote them last: what comes next need not be read.
-// The zero value is ready to use.
-type recent struct {
-	mu   sync.Mutex
-	last map[dedupstore.Key]revision
-}
-
-// maxRecent is how many records are remembered, of a few hundred bytes each.
-const maxRecent = 1 << 14
-
-func (r *recent) get(key dedupstore.Key) (revision, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	seen, known := r.last[key]
-	return seen, known
-}
-
-// put remembers a record that somebody owns, and forgets others, which nobody writes soon. Outcomes are not remembered:
-// they may be large, and their bytes are the caller's. If there are too many records, any other goes.
-func (r *recent) put(key dedupstore.Key, written revision) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	rec := &written.record
-	if rec.State != dedupstore.Running &&
-		(rec.State != dedupstore.Publishing || len(rec.Outcome.Result)+len(rec.Outcome.Produced) > 0) {
-		delete(r.last, key)
-		return
-	}
-	if r.last == nil {
-		r.last = map[dedupstore.Key]revision{}
-	}
-	if _, known := r.last[key]; !known && len(r.last) >= maxRecent {
-		for other := range r.last {
-			delete(r.last, other)
-			break
-		}
-	}
-	r.last[key] = written
-}
-
-func (r *recent) forget(key dedupstore.Key) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.last, key)
 }

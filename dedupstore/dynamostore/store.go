@@ -11,7 +11,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
@@ -30,7 +29,7 @@ type Store struct {
 	table    string
 	slack    time.Duration // how much longer leases live than they were asked for
 	clock    clock
-	recent   recent
+	records  recordstore.Records
 	inFlight chan struct{}
 }
 
@@ -41,151 +40,117 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 		return nil, err
 	}
 	c = c.withDefaults()
-	return &Store{
+	s := &Store{
 		client: client, table: c.Table, slack: 2 * c.MaxSkew, clock: clock{bound: c.MaxSkew},
 		inFlight: make(chan struct{}, maxInFlight),
-	}, nil
+	}
+	s.records = recordstore.Records{Package: "dynamostore", Now: s.now, Read: s.read, Write: s.write}
+	return s, nil
 }
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
-		_, claimed := s.recent.get(w.Key)
 		// Where the clock is not known to be right, a read comes first, whose reply tells the time.
-		return s.change(ctx, w, revision{}, !claimed && s.clock.right(), true)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() }, s.grant)
 	})
 }
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return recordstore.Extend(ctx, extensions, s.changeRecent)
+	return recordstore.Extend(ctx, extensions, s.records.Do)
 }
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return recordstore.Settle(ctx, settlings, s.changeRecent)
+	return recordstore.Settle(ctx, settlings, s.records.Do)
 }
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	return recordstore.Note(ctx, duplicates, s.changeRecent)
-}
-
-// changeRecent does a work with the record that this store wrote last, if it knows it.
-func (s *Store) changeRecent(ctx context.Context, w *recordstore.Work) error {
-	seen, known := s.recent.get(w.Key)
-	return s.change(ctx, w, seen, known, false)
+	return recordstore.Note(ctx, duplicates, s.records.Do)
 }
 
 // now is the time by this host's clock. Whatever lasts gets the slack.
-func (s *Store) now() recordstore.Time {
+func (s *Store) now(context.Context) (recordstore.Time, error) {
 	now := time.Now().Truncate(time.Microsecond)
-	return recordstore.Time{Early: now, Late: now.Add(s.slack)}
+	return recordstore.Time{Early: now, Late: now.Add(s.slack)}, nil
 }
-
-// Pauses between tries to change a record that others change, too. Each try that fails means that somebody's succeeded.
-const (
-	maxTries   = 32
-	firstPause = time.Millisecond
-	lastPause  = 64 * time.Millisecond
-)
-
-// change does a work. Guessed says that what was seen may be out of date. A write proves that it was not; what writes
-// nothing is decided by what the table has. Claims need a clock that is right.
-func (s *Store) change(
-	ctx context.Context, w *recordstore.Work, seen revision, guessed, claims bool,
-) (err error) {
-	unread, pause := !guessed, firstPause
-	for range maxTries {
-		if unread {
-			if seen, err = s.read(ctx, w.Key); err != nil {
-				return err
-			}
-			unread, guessed = false, false
-		}
-		next := w.Apply(seen.record, s.now())
-		switch {
-		case next == nil && !guessed:
-			return nil
-		case next == nil:
-			unread = true
-			continue
-		case claims && !s.clock.right():
-			return s.clock.wrong()
-		}
-		written := newRevision(next)
-		old, err := s.write(ctx, w.Key, written, seen.number)
-		switch {
-		case err == nil && claims && !s.clock.right(): // the reply showed it: nobody may run on this lease
-			return s.clock.wrong()
-		case err == nil:
-			s.recent.put(w.Key, written)
-			return nil
-		}
-		s.recent.forget(w.Key)
-		if !errors.Is(err, errConflict) {
-			return err
-		}
-		if !guessed {
-			if !pace.Sleep(ctx, pause) {
-				return context.Cause(ctx)
-			}
-			pause = min(2*pause, lastPause)
-		}
-		if unread = old == nil || !guessed; !unread {
-			seen, guessed = *old, false
-		}
-	}
-	return fmt.Errorf("dynamostore: key %q: others changed it %d times meanwhile", nameOf(w.Key), maxTries)
-}
-
-// errConflict says that a record is not the one that was seen.
-var errConflict = errors.New("dynamostore: somebody else wrote the record meanwhile")
 
 // read asks for a record. The answer has all writes that were confirmed before.
-func (s *Store) read(ctx context.Context, key dedupstore.Key) (revision, error) {
+func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revision, error) {
 	in := &dynamodb.GetItemInput{TableName: &s.table, Key: primary(nameOf(key)), ConsistentRead: aws.Bool(true)}
 	sent := time.Now()
 	out, err := do(ctx, s, s.client.GetItem, in)
 	if err != nil {
-		return revision{}, err
+		return recordstore.Revision{}, err
 	}
 	s.clock.learn(out.ResultMetadata, sent)
 	return decode(nameOf(key), out.Item)
 }
 
-// write writes a record if the number of the one that is there is the given one; 0: if there is none. With errConflict
-// it returns the one that is there, if the endpoint tells, and nil if not.
+// grant is write for claims, which need a clock that is right.
+func (s *Store) grant(
+	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
+) (number int64, there *recordstore.Revision, err error) {
+	if !s.clock.right() {
+		return 0, nil, s.clock.wrong()
+	}
+	number, there, err = s.write(ctx, key, next, seen, now)
+	if err == nil && !s.clock.right() { // the reply showed it: nobody may run on this lease
+		err = s.clock.wrong()
+	}
+	return number, there, err
+}
+
+// write writes a record if the number of the one that is there is the given one; 0: if there is none. With a conflict
+// it returns the one that is there, if the endpoint tells. It is a [recordstore.Write].
 func (s *Store) write(
-	ctx context.Context, key dedupstore.Key, written revision, last int64,
-) (old *revision, err error) {
+	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, _ recordstore.Time,
+) (number int64, there *recordstore.Revision, err error) {
+	if next == nil {
+		return 0, nil, s.remove(ctx, key, seen)
+	}
+	number = recordstore.NewNumber()
 	in := &dynamodb.PutItemInput{
-		TableName: &s.table, Item: encode(key, &written),
+		TableName: &s.table, Item: encode(key, number, next),
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	}
 	if size := itemSize(in.Item); size > maxItem {
-		return nil, fmt.Errorf("dynamostore: %w: a record of %d bytes does not fit an item of %d", dedupstore.ErrFull,
-			size, maxItem)
+		return 0, nil, fmt.Errorf("dynamostore: %w: a record of %d bytes does not fit an item of %d",
+			dedupstore.ErrFull, size, maxItem)
 	}
-	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(last)
+	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(seen)
 	sent := time.Now()
 	out, err := do(ctx, s, s.client.PutItem, in)
 	if err == nil {
 		s.clock.learn(out.ResultMetadata, sent)
-		return nil, nil
+		return number, nil, nil
 	}
 	var failed *types.ConditionalCheckFailedException
 	if !errors.As(err, &failed) {
-		return nil, err
+		return 0, nil, err
 	}
 	if failed.Item == nil {
-		return nil, errConflict
+		return 0, nil, recordstore.ErrConflict
 	}
-	seen, err := decode(nameOf(key), failed.Item)
+	found, err := decode(nameOf(key), failed.Item)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	return &seen, errConflict
+	return 0, &found, recordstore.ErrConflict
+}
+
+// remove removes a record if its number is the given one.
+func (s *Store) remove(ctx context.Context, key dedupstore.Key, seen int64) error {
+	in := &dynamodb.DeleteItemInput{TableName: &s.table, Key: primary(nameOf(key))}
+	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(seen)
+	_, err := do(ctx, s, s.client.DeleteItem, in)
+	var failed *types.ConditionalCheckFailedException
+	if errors.As(err, &failed) {
+		return recordstore.ErrConflict
+	}
+	return err
 }
 
 // condition is that the record that is there has a number; 0: that there is none.

@@ -24,12 +24,12 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err != nil {
 		return dedupstore.Report{}, err
 	}
-	probe := s.subject(dedupstore.Key{Tenant: "oncemill", Group: "check", Handler: "check", ID: "check"})
+	probe := dedupstore.Key{Tenant: "oncemill", Group: "check", Handler: "check", ID: "check"}
 	if _, err := s.read(ctx, probe); err != nil {
 		return dedupstore.Report{}, err
 	}
 	// Another stream is named than the one that gets the message, and so it is refused after rights are looked at.
-	_, err = s.publish(ctx, probe, nil, 0, nats.Header{jetstream.ExpectedStreamHeader: {"none"}})
+	_, err = s.publish(ctx, s.subject(probe), nil, 0, nats.Header{jetstream.ExpectedStreamHeader: {"none"}})
 	if api := (*jetstream.APIError)(nil); err != nil && !errors.As(err, &api) {
 		return dedupstore.Report{}, s.failed(ctx, err)
 	}

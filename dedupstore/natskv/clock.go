@@ -28,20 +28,15 @@ type sample struct {
 	wide       time.Duration
 }
 
-// age is how long ago the sample came, by the monotonic clock and by the wall clock. In a machine that sleeps one of
-// them stops.
-func (s *sample) age(now time.Time) (least, most time.Duration) {
+// at bounds the server's time, and returns how long ago the sample came at most. That is measured by the monotonic clock
+// and by the wall clock: in a machine that sleeps one of them stops.
+func (s *sample) at(now time.Time) (t recordstore.Time, age time.Duration) {
 	a, b := max(0, now.Sub(s.came)), max(0, now.Round(0).Sub(s.came.Round(0)))
-	return min(a, b), max(a, b)
-}
-
-// at bounds the server's time.
-func (s *sample) at(now time.Time) recordstore.Time {
-	least, most := s.age(now)
+	least, most := min(a, b), max(a, b)
 	return recordstore.Time{
 		Early: s.time.Add(least - least/maxDrift).Truncate(time.Microsecond),
 		Late:  s.time.Add(most + most/maxDrift + s.wide),
-	}
+	}, most
 }
 
 // learn takes the time from an answer. What was known before bounds it, too, unless the two exclude each other: then
@@ -49,7 +44,7 @@ func (s *sample) at(now time.Time) recordstore.Time {
 func (c *clock) learn(theirs, sent, came time.Time) {
 	early, late := theirs, theirs.Add(came.Sub(sent))
 	if last := c.last.Load(); last != nil {
-		known := last.at(came)
+		known, _ := last.at(came)
 		if known.Early.After(early) && !known.Early.After(late) {
 			early = known.Early
 		}
@@ -63,12 +58,12 @@ func (c *clock) learn(theirs, sent, came time.Time) {
 // now is the server's time. It asks for it if that was long ago.
 func (s *Store) now(ctx context.Context) (recordstore.Time, error) {
 	fresh := func(limit time.Duration) (recordstore.Time, bool) {
-		now, last := time.Now(), s.clock.last.Load()
+		last := s.clock.last.Load()
 		if last == nil {
 			return recordstore.Time{}, false
 		}
-		_, age := last.age(now)
-		return last.at(now), age < limit
+		t, age := last.at(time.Now())
+		return t, age < limit
 	}
 	if t, ok := fresh(sampleAfter); ok {
 		return t, nil

@@ -7,35 +7,16 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // Look implements [dedupstore.Inspector].
 func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
-	now, err := s.now(ctx)
-	if err != nil {
-		return nil, err
-	}
-	records, errs := make([]dedupstore.Record, len(keys)), make([]error, len(keys))
-	var group sync.WaitGroup
-	for i, key := range keys {
-		group.Go(func() {
-			seen, err := s.read(ctx, s.subject(key))
-			records[i], errs[i] = seen.record.Look(key, now.Early), err
-		})
-	}
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return records, nil
+	return s.records.Look(ctx, keys)
 }
 
 const (
@@ -150,41 +131,7 @@ func (s *Store) filter(f dedupstore.Filter) string {
 	return b.String()
 }
 
-// markerTTL is how long the bucket shows that a record was removed.
-const markerTTL = time.Minute
-
 // Change implements [dedupstore.Inspector].
 func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
-	subject := s.subject(seen.Key)
-	for range maxTries {
-		found, err := s.read(ctx, subject)
-		if err != nil {
-			return err
-		}
-		now, err := s.now(ctx)
-		if err != nil {
-			return err
-		}
-		next, err := found.record.Change(seen, c, now.Early)
-		if err != nil {
-			return err
-		}
-		s.recent.forget(subject)
-		if next == nil {
-			_, err = s.publish(ctx, subject, nil, found.sequence, nats.Header{
-				operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()},
-			})
-		} else {
-			_, err = s.write(ctx, subject, next, found.sequence, now)
-		}
-		switch {
-		case err == nil:
-			return nil
-		case !conflict(err):
-			return s.failed(ctx, err)
-		case !pace.Sleep(ctx, firstPause):
-			return context.Cause(ctx)
-		}
-	}
-	return fmt.Errorf("natskv: key %q: others changed it %d times meanwhile", subject, maxTries)
+	return s.records.Change(ctx, seen, c)
 }

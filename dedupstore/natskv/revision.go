@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,12 +12,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
-
-// A revision is the last value of a key. Without one, or after a deletion, the record is the zero value.
-type revision struct {
-	sequence uint64
-	record   dedupstore.Stored
-}
 
 // Bytes of a key that stand for themselves. Others are written as =XX, "=" and "." among them.
 const plainBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
@@ -68,44 +61,47 @@ func (s *Store) key(subject string) (dedupstore.Key, bool) {
 	return k, k.Validate() == nil && s.subject(k) == subject
 }
 
-// read asks the leader of the stream for the last revision of a key. Others, which answer direct gets, may be behind.
-func (s *Store) read(ctx context.Context, subject string) (revision, error) {
+// read asks the leader of the stream for the last revision of a key: without one, or after a deletion, the record is
+// the zero value. Others, which answer direct gets, may be behind.
+func (s *Store) read(ctx context.Context, key dedupstore.Key) (last recordstore.Revision, err error) {
+	subject := s.subject(key)
 	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
-		return revision{}, err
+		return last, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	reply, err := s.js.Conn().RequestWithContext(bounded, s.api+"STREAM.MSG.GET."+s.stream(), request)
 	if err != nil {
-		return revision{}, s.failed(ctx, err)
+		return last, s.failed(ctx, err)
 	}
 	var got struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
-			Sequence uint64 `json:"seq"`
+			Sequence int64  `json:"seq"`
 			Header   []byte `json:"hdrs"`
 			Data     []byte `json:"data"`
 		} `json:"message"`
 	}
 	switch err := json.Unmarshal(reply.Data, &got); {
 	case err != nil:
-		return revision{}, fmt.Errorf("natskv: key %q: %w", subject, err)
+		return last, fmt.Errorf("natskv: key %q: %w", subject, err)
 	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
-		return revision{}, nil
+		return last, nil
 	case got.Error != nil:
-		return revision{}, s.failed(ctx, got.Error)
+		return last, s.failed(ctx, got.Error)
 	case got.Message == nil:
-		return revision{}, fmt.Errorf("natskv: key %q: the server's answer has no message", subject)
+		return last, fmt.Errorf("natskv: key %q: the server's answer has no message", subject)
 	}
 	header := nats.Header{}
 	if len(got.Message.Header) > 0 {
 		if header, err = nats.DecodeHeadersMsg(got.Message.Header); err != nil {
-			return revision{}, fmt.Errorf("natskv: key %q: %w", subject, err)
+			return last, fmt.Errorf("natskv: key %q: %w", subject, err)
 		}
 	}
-	rec, err := s.decode(subject, header, got.Message.Data)
-	return revision{got.Message.Sequence, rec}, err
+	last.Number = got.Message.Sequence
+	last.Record, err = s.decode(subject, header, got.Message.Data)
+	return last, err
 }
 
 // decode reads a value. A marker that one was deleted, or that its time has come, is no record.
@@ -126,49 +122,3 @@ func (s *Store) decode(subject string, h nats.Header, data []byte) (dedupstore.S
 
 // operationHeader says of a revision of a bucket that it deletes its key.
 const operationHeader = "KV-Operation"
-
-// recent are the records of claims that this store granted, as it wrote them last: what comes next need not be read.
-// The zero value is ready to use.
-type recent struct {
-	mu   sync.Mutex
-	last map[string]revision // by subject
-}
-
-// maxRecent is how many records are remembered, of a few hundred bytes each.
-const maxRecent = 1 << 14
-
-func (r *recent) get(subject string) (revision, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	seen, known := r.last[subject]
-	return seen, known
-}
-
-// put remembers a record that somebody owns, and forgets others, which nobody writes soon. Outcomes are not remembered:
-// they may be large, and their bytes are the caller's. If there are too many records, any other goes.
-func (r *recent) put(subject string, written revision) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	rec := &written.record
-	if rec.State != dedupstore.Running &&
-		(rec.State != dedupstore.Publishing || len(rec.Outcome.Result)+len(rec.Outcome.Produced) > 0) {
-		delete(r.last, subject)
-		return
-	}
-	if r.last == nil {
-		r.last = map[string]revision{}
-	}
-	if _, known := r.last[subject]; !known && len(r.last) >= maxRecent {
-		for other := range r.last {
-			delete(r.last, other)
-			break
-		}
-	}
-	r.last[subject] = written
-}
-
-func (r *recent) forget(subject string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.last, subject)
-}

@@ -14,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
 
@@ -43,13 +42,13 @@ func Bucket(name string, replicas int) jetstream.StreamConfig {
 
 // Store keeps records in a bucket. It is a [dedupstore.Inspector] and a [dedupstore.Checker].
 type Store struct {
-	js     jetstream.JetStream
-	bucket string
-	api    string // what subjects of requests begin with
-	log    *slog.Logger
-	clock  clock
-	recent recent
-	warned atomic.Bool
+	js      jetstream.JetStream
+	bucket  string
+	api     string // what subjects of requests begin with
+	log     *slog.Logger
+	clock   clock
+	records recordstore.Records
+	warned  atomic.Bool
 }
 
 // New returns a store. It asks the server for nothing: a bucket that is missing, or does not fit, is a
@@ -76,6 +75,7 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 		s.api = strings.TrimSuffix(o.APIPrefix, ".") + "."
 	}
 	s.clock.asking = make(chan struct{}, 1)
+	s.records = recordstore.Records{Package: "natskv", Now: s.now, Read: s.read, Write: s.write}
 	return s, nil
 }
 
@@ -84,102 +84,59 @@ func (s *Store) stream() string { return "KV_" + s.bucket }
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
-		subject := s.subject(w.Key)
-		_, claimed := s.recent.get(subject)
-		return s.change(ctx, w, subject, revision{}, !claimed)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return true }, s.write)
 	})
 }
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return recordstore.Extend(ctx, extensions, s.changeRecent)
+	return recordstore.Extend(ctx, extensions, s.records.Do)
 }
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return recordstore.Settle(ctx, settlings, s.changeRecent)
+	return recordstore.Settle(ctx, settlings, s.records.Do)
 }
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	return recordstore.Note(ctx, duplicates, s.changeRecent)
+	return recordstore.Note(ctx, duplicates, s.records.Do)
 }
 
-// changeRecent does a work with the record that this store wrote last, if it knows it.
-func (s *Store) changeRecent(ctx context.Context, w *recordstore.Work) error {
-	subject := s.subject(w.Key)
-	seen, known := s.recent.get(subject)
-	return s.change(ctx, w, subject, seen, known)
-}
+// markerTTL is how long the bucket shows that a record was removed.
+const markerTTL = time.Minute
 
-// Pauses between tries to change a record that others change, too. Each try that fails means that somebody's succeeded.
-const (
-	maxTries   = 32
-	firstPause = time.Millisecond
-	lastPause  = 64 * time.Millisecond
-)
-
-// change does a work. Guessed says that what was seen may be out of date. A write proves that it was not; what writes
-// nothing is decided by what the leader has.
-func (s *Store) change(
-	ctx context.Context, w *recordstore.Work, subject string, seen revision, guessed bool,
-) error {
-	pause := firstPause
-	for range maxTries {
-		if !guessed {
-			var err error
-			if seen, err = s.read(ctx, subject); err != nil {
-				return err
-			}
-		}
-		now, err := s.now(ctx)
-		if err != nil {
-			return err
-		}
-		next := w.Apply(seen.record, now)
-		if next == nil && !guessed {
-			return nil
-		}
-		if next != nil {
-			written := revision{record: *next}
-			written.sequence, err = s.write(ctx, subject, next, seen.sequence, now)
-			if err == nil {
-				s.recent.put(subject, written)
-				return nil
-			}
-			s.recent.forget(subject)
-			if !conflict(err) {
-				return s.failed(ctx, err)
-			}
-			if !guessed && !pace.Sleep(ctx, pause) {
-				return context.Cause(ctx)
-			}
-			pause = min(2*pause, lastPause)
-		}
-		guessed = false
-	}
-	return fmt.Errorf("natskv: key %q: others changed it %d times meanwhile", subject, maxTries)
-}
-
-// write writes a record if the last revision of its key is the given one, 0 for none.
+// write writes a record if the last revision of its key is the given one, 0 for none. A conflict does not tell which
+// one there is. It is a [recordstore.Write].
 func (s *Store) write(
-	ctx context.Context, subject string, rec *dedupstore.Stored, last uint64, now recordstore.Time,
-) (uint64, error) {
-	// The server counts whole seconds, from when it gets the message.
-	ttl := int64(rec.Expires.Sub(now.Early)/time.Second) + 2
-	return s.publish(ctx, subject, recordstore.Encode(rec), last, nats.Header{
-		jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"},
-	})
+	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
+) (number int64, there *recordstore.Revision, err error) {
+	var data []byte
+	header := nats.Header{operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()}}
+	if next != nil {
+		data = recordstore.Encode(next)
+		// The server counts whole seconds, from when it gets the message.
+		ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2
+		header = nats.Header{jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"}}
+	}
+	number, err = s.publish(ctx, s.subject(key), data, seen, header)
+	switch {
+	case conflict(err):
+		return 0, nil, recordstore.ErrConflict
+	case err != nil:
+		return 0, nil, s.failed(ctx, err)
+	}
+	return number, nil, nil
 }
 
 // publish puts a value if the last revision of its key is the given one.
 func (s *Store) publish(
-	ctx context.Context, subject string, data []byte, last uint64, h nats.Header,
-) (uint64, error) {
+	ctx context.Context, subject string, data []byte, last int64, h nats.Header,
+) (int64, error) {
 	if limit := s.js.Conn().MaxPayload(); int64(len(data)) > limit-maxHeaders {
 		return 0, &tooLargeError{len(data), limit}
 	}
-	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(last, 10)}
+	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
 	target := subject
 	if s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue
 		target = s.api + subject
@@ -188,7 +145,7 @@ func (s *Store) publish(
 	if err != nil {
 		return 0, err
 	}
-	return ack.Sequence, nil
+	return int64(ack.Sequence), nil
 }
 
 // conflict reports that the key has another last revision. A cluster may say so without telling which.

@@ -3,7 +3,6 @@ package faults_test
 import (
 	"context"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -71,7 +70,7 @@ func TestCassandra_NodeKilledRepeatsNothing(t *testing.T) {
 // 5,000 messages; 50 SIGKILLs of consumers.
 func TestCassandra_ConsumersKilled(t *testing.T) {
 	t.Parallel()
-	const lease, messages, kills = 5 * time.Second, 5000, 50
+	const lease = 5 * time.Second
 	_, at, _ := newCassandra(t)
 	nats := natstest.Start(t)
 	s := newShop(t, []string{nats.URL()}, nats.JetStream(), jetstream.StreamConfig{Replicas: 1}, lease, task{
@@ -79,23 +78,7 @@ func TestCassandra_ConsumersKilled(t *testing.T) {
 		Grace: 5 * time.Second, Window: 24,
 	})
 	m := &massacre{shop: s, killed: map[int]time.Time{}}
-	for range 3 {
-		m.alive = append(m.alive, s.start())
-	}
-	var offering sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	defer offering.Wait()
-	defer cancel()
-	offering.Go(func() { s.offer(ctx, messages, 100) })
-	m.kill(kills, 0, messages)
-	offering.Wait()
-	deliveries := s.drain()
-	s.terminate(m.alive...)
-	var ids []string
-	for n := range messages {
-		ids = append(ids, orderID(n))
-	}
-	b := s.balance(ids, deliveries, s.deadLetters(), m.killed, s.finished)
+	b := m.survives(5000, 100, 50, 0)
 	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
 	s.mustHaveGivenUpNothing()
 }

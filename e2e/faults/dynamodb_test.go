@@ -3,7 +3,6 @@ package faults_test
 import (
 	"context"
 	"net/http"
-	"sync"
 	"testing"
 	"time"
 
@@ -38,24 +37,7 @@ func TestDynamoDB_ConsumersKilled(t *testing.T) {
 		Grace: 5 * time.Second, Window: 24,
 	})
 	m := &massacre{shop: s, killed: map[int]time.Time{}}
-	for range 3 {
-		m.alive = append(m.alive, s.start())
-	}
-	messages := full(10000, 1000)
-	var offering sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	defer offering.Wait()
-	defer cancel()
-	offering.Go(func() { s.offer(ctx, messages, 200) })
-	m.kill(full(50, 4), 0, messages)
-	offering.Wait()
-	deliveries := s.drain()
-	s.terminate(m.alive...)
-	var ids []string
-	for n := range messages {
-		ids = append(ids, orderID(n))
-	}
-	b := s.balance(ids, deliveries, s.deadLetters(), m.killed, s.finished)
+	b := m.survives(full(10000, 1000), 200, full(50, 4), 0)
 	b.mustExplain(t, handlerFailed, holderKilled, lostLease, lostOutcome)
 	s.mustHaveGivenUpNothing()
 }

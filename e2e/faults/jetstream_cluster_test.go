@@ -26,24 +26,8 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 		Handler: "unsteady", Work: 10 * time.Millisecond, Lease: lease, MaxWait: lease / 2, Grace: 5 * time.Second, Window: 24,
 	})
 	m := &massacre{shop: s, cluster: cluster, killed: map[int]time.Time{}}
-	for range 3 {
-		m.alive = append(m.alive, s.start())
-	}
 	messages := full(20000, 2000)
-	var offering sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	defer offering.Wait()
-	defer cancel()
-	offering.Go(func() { s.offer(ctx, messages, 500) })
-	m.kill(full(20, 4), full(2, 1), messages)
-	offering.Wait()
-	deliveries := s.drain()
-	s.terminate(m.alive...)
-	var ids []string
-	for n := range messages {
-		ids = append(ids, orderID(n))
-	}
-	b := s.balance(ids, deliveries, s.deadLetters(), m.killed, s.finished)
+	b := m.survives(messages, 500, full(20, 4), full(2, 1))
 	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
 	if refused := messages / 200; b.deadLetters < refused || b.deadLetters > refused+messages/100 {
 		t.Errorf("%d dead letters, want %d for messages that were refused, and few more", b.deadLetters, refused)
@@ -72,6 +56,29 @@ type massacre struct {
 
 // An outage is a time in which nobody led the stream or the consumer.
 type outage struct{ from, to time.Time }
+
+// survives offers messages at a rate to three workers, some of which are killed, and leaders, and closes the books when
+// all is handled.
+func (m *massacre) survives(messages, rate, workers, leaders int) books {
+	m.t.Helper()
+	for range 3 {
+		m.alive = append(m.alive, m.start())
+	}
+	var offering sync.WaitGroup
+	ctx, cancel := context.WithCancel(m.t.Context())
+	defer offering.Wait()
+	defer cancel()
+	offering.Go(func() { m.offer(ctx, messages, rate) })
+	m.kill(workers, leaders, messages)
+	offering.Wait()
+	deliveries := m.drain()
+	m.terminate(m.alive...)
+	var ids []string
+	for n := range messages {
+		ids = append(ids, orderID(n))
+	}
+	return m.balance(ids, deliveries, m.deadLetters(), m.killed, m.finished)
+}
 
 // kill kills workers at random moments, and leaders while they are at it.
 func (m *massacre) kill(workers, leaders, messages int) {

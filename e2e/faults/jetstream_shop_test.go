@@ -39,7 +39,7 @@ type shop struct {
 // newShop makes streams, with a consumer that gives messages up after five deliveries.
 func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j task) *shop {
 	t.Helper()
-	if j.URLs = urls; j.Dynamo == "" && j.Node == "" {
+	if j.URLs = urls; j.Dynamo+j.Node+j.Bucket == "" {
 		j.Redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "everysec").Addr
 	}
 	store, shut, err := j.open()

@@ -37,7 +37,8 @@ type task struct {
 	URLs    []string      // of NATS
 	Redis   string        // host:port
 	Dynamo  string        // endpoint of DynamoDB
-	Node    string        // of Cassandra, host:port/keyspace; without both, records are in Redis
+	Node    string        // of Cassandra, host:port/keyspace
+	Bucket  string        // in the same NATS; without these three, records are in Redis
 	Journal string        // a file
 	Handler string        // one of handlers
 	Work    time.Duration // how long it takes about
@@ -116,6 +117,8 @@ func (j task) open() (store dedupstore.Store, shut func(), err error) {
 		return openDynamo(j.Dynamo)
 	case j.Node != "":
 		return openCassandra(j.Node)
+	case j.Bucket != "":
+		return openNATSKV(j.URLs, j.Bucket)
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: j.Redis, ContextTimeoutEnabled: true})
 	s, err := redisstore.New(rdb, redisstore.Config{})

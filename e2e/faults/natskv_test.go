@@ -2,12 +2,15 @@ package faults_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
@@ -38,4 +41,35 @@ func TestNATSKV_LeaderKilledRepeatsNothing(t *testing.T) {
 	}
 	r.progress(200)
 	r.finish().mustExplain(t)
+}
+
+// Full: 10,000 messages, 50 SIGKILLs of workers. The bucket is in the server that has the messages.
+func TestNATSKV_ConsumersKilled(t *testing.T) {
+	t.Parallel()
+	const lease = 2 * time.Second
+	server := natstest.Start(t)
+	js := server.JetStream()
+	createStream(t, js, natskv.Bucket("oncemill", 1))
+	s := newShop(t, []string{server.URL()}, js, jetstream.StreamConfig{Replicas: 1}, lease, task{
+		Bucket: "oncemill", Handler: "unsteady", Work: 10 * time.Millisecond, Lease: lease, MaxWait: lease / 2,
+		Grace: 5 * time.Second, Window: 24,
+	})
+	m := &massacre{shop: s, killed: map[int]time.Time{}}
+	b := m.survives(full(10000, 1000), 200, full(50, 4), 0)
+	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
+	s.mustHaveGivenUpNothing()
+}
+
+func openNATSKV(urls []string, bucket string) (dedupstore.Store, func(), error) {
+	nc, err := nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	s, err := natskv.New(js, natskv.Config{Bucket: bucket})
+	return s, nc.Close, err
 }

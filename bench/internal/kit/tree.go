@@ -14,6 +14,16 @@ import (
 // clockTick is the unit of times in /proc on Linux, whatever the kernel's own clock is.
 const clockTick = time.Second / 100
 
+// ServersCPU is what all processes have used that this one has started. Without /proc it is 0.
+func ServersCPU() (time.Duration, error) {
+	own, err := statOf(os.Getpid())
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	used, err2 := childrenCPU(os.Getpid())
+	return own.waited + used, errors.Join(err, err2)
+}
+
 // treeCPU is what a process, its children and those that it has waited for have used. Without /proc it is 0.
 func treeCPU(pid int) (time.Duration, error) {
 	all, err := statOf(pid)
@@ -23,7 +33,11 @@ func treeCPU(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	used := all.own + all.waited
+	used, err := childrenCPU(pid)
+	return all.own + all.waited + used, err
+}
+
+func childrenCPU(pid int) (used time.Duration, err error) {
 	children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {
 		return 0, err
@@ -38,8 +52,8 @@ func treeCPU(pid int) (time.Duration, error) {
 			if err != nil {
 				return 0, err
 			}
-			if c, err := statOf(n); err == nil { // else it has ended, and the parent knows what it used
-				used += c.own
+			if c, err := treeCPU(n); err == nil { // else it has ended, and the parent knows what it used
+				used += c
 			}
 		}
 	}
