@@ -82,7 +82,8 @@ func TestPrometheus_ReadsClaims(t *testing.T) {
 		switch r.URL.Path {
 		case "/metrics":
 			w.Write([]byte(`# TYPE oncemill_claims_total counter
-oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",oncemill_outcome="claimed"} 1.2e+03 1700000000000
+oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",` +
+				`oncemill_outcome="claimed"} 1.2e+03 1700000000000
 oncemill_claims_total{oncemill_duplicate_cause="producer_retry",oncemill_outcome="duplicate_completed",} 7
 oncemill_claims_created{oncemill_outcome="claimed"} 1
 go_goroutines 12

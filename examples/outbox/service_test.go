@@ -93,9 +93,11 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 			{"GET", ``, http.StatusMethodNotAllowed, 2},
 		} {
 			answer := httptest.NewRecorder()
-			h.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), step.method, "/orders", strings.NewReader(step.body)))
+			h.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), step.method, "/orders",
+				strings.NewReader(step.body)))
 			if n := pending(t, db); answer.Code != step.status || n != step.pending {
-				t.Errorf("step %d: status %d, %d events; want %d, %d\n%s", i, answer.Code, n, step.status, step.pending, answer.Body)
+				t.Errorf("step %d: status %d, %d events; want %d, %d\n%s", i, answer.Code, n, step.status,
+					step.pending, answer.Body)
 			}
 		}
 		var orders, cents int
@@ -215,7 +217,8 @@ func TestServe_ShutdownWaitsForTheRelaysBatch(t *testing.T) {
 	onDatabases(t, func(t *testing.T, open func() *database) {
 		db, pub := open(), newHeld()
 		s := startService(t, db, pub)
-		if status, err := s.Post(t.Context(), shop.Order{ID: "first", Cents: 1}.JSON()); err != nil || status != http.StatusCreated {
+		status, err := s.Post(t.Context(), shop.Order{ID: "first", Cents: 1}.JSON())
+		if err != nil || status != http.StatusCreated {
 			t.Fatal(status, err)
 		}
 		<-pub.began
@@ -253,7 +256,8 @@ func TestServe_BrokenRelayEndsTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
-	if err := shop.Serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
+	err = shop.Serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken })
+	if !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -149,7 +149,8 @@ func queryLines(text string) (n int) {
 	return n
 }
 
-// addTypes counts the exported structs of a file that are errors, and the exported fields of those that configure: *Config, Policy.
+// addTypes counts the exported structs of a file that are errors, and the exported fields of those that configure:
+// *Config, Policy.
 func (s *sizes) addTypes(file *ast.File) {
 	if file.Name.Name == "main" {
 		return
