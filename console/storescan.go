@@ -3,12 +3,12 @@ package console
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/census"
 )
 
 // A storeSeen is what the loop knows of a store. Each part is of the last whole pass through the store, or of as much
@@ -52,37 +52,13 @@ func (p *pass) next(after string, looked, total int) bool {
 // Counts are records by scope and state.
 type counts struct {
 	pass
-	Scopes []scopeCount
-	Sum    scopeCount
+	Scopes []census.Scope
+	Sum    census.Scope
 }
 
-type scopeCount struct {
-	Tenant, Group, Handler                                        string
-	Running, Retryable, Publishing, Succeeded, Failed, Unknown, N int
-	Duplicates                                                    int
-}
-
-func (s *scopeCount) add(t dedupstore.Tally) {
-	s.N += t.Records
-	s.Duplicates += t.Duplicates
-	switch {
-	case t.State == dedupstore.Running:
-		s.Running += t.Records
-	case t.State == dedupstore.Retryable:
-		s.Retryable += t.Records
-	case t.State == dedupstore.Publishing:
-		s.Publishing += t.Records
-	case t.Kind == dedupstore.Succeeded:
-		s.Succeeded += t.Records
-	case t.Kind == dedupstore.Failed:
-		s.Failed += t.Records
-	default:
-		s.Unknown += t.Records
-	}
-}
-
-// States are the counts by state, for a bar.
-func (s scopeCount) States() []amount {
+// States are the sums by state, for a bar.
+func (c counts) States() []amount {
+	s := c.Sum
 	return []amount{
 		{"succeeded", "good", "", int64(s.Succeeded)}, {"running", "busy", "", int64(s.Running)},
 		{"retryable", "wait", "", int64(s.Retryable)}, {"publishing", "wait", "", int64(s.Publishing)},
@@ -184,7 +160,7 @@ type storeScan struct {
 	notes *Notes
 
 	counts  counts
-	scopes  map[string]*scopeCount
+	scopes  census.Scopes
 	failing failing
 	groups  map[string]*group
 	working working
@@ -219,7 +195,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 // again begins all ways that have ended.
 func (w *storeScan) again() {
 	if w.scopes == nil {
-		w.counts, w.scopes = counts{}, map[string]*scopeCount{}
+		w.counts, w.scopes = counts{}, census.Scopes{}
 	}
 	if w.groups == nil {
 		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
@@ -259,19 +235,13 @@ func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error
 		return err
 	}
 	for _, t := range page.Tallies {
-		name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
-		if w.scopes[name] == nil {
-			w.scopes[name] = &scopeCount{Tenant: t.Tenant, Group: t.Group, Handler: t.Handler}
-		}
-		w.scopes[name].add(t)
-		w.counts.Sum.add(t)
+		w.scopes.Add(t)
+		w.counts.Sum.Add(t)
 	}
 	done := w.counts.next(page.Next, page.Looked, page.Total)
 	if done || w.shown.Counts.Done.IsZero() {
 		w.shown.Counts = w.counts
-		for _, name := range slices.Sorted(maps.Keys(w.scopes)) {
-			w.shown.Counts.Scopes = append(w.shown.Counts.Scopes, *w.scopes[name])
-		}
+		w.shown.Counts.Scopes = w.scopes.Sorted()
 	}
 	if done {
 		w.scopes = nil

@@ -28,6 +28,7 @@ var house = table{
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
+	{1, "internal/census", "adds up records by scope", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
@@ -58,6 +59,7 @@ var house = table{
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
 
+	{4, "internal/relaytest", "relays in the tests of outboxes", testLib},
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
 	{4, "outbox/mysqloutbox", "rows in MySQL", mysql},

@@ -49,7 +49,7 @@ func main() {
 var notLibrary = []string{
 	"bench", "cmd", "docs", "e2e", "examples", "model", "scripts",
 	"dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
-	"internal/house", "internal/keytest", "internal/testserver",
+	"internal/house", "internal/keytest", "internal/relaytest", "internal/testserver",
 }
 
 type sizes struct {
