@@ -72,7 +72,7 @@ func (s Stored) Claim(r Request, now time.Time) (next *Stored, a Answer) {
 		return nil, a
 	}
 	s.Expires = s.Lease.Add(r.Retention)
-	return &s, a
+	return new(s), a // a refusal allocates nothing
 }
 
 // decide answers a claim in the order that Store.Claim documents.
