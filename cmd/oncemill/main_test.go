@@ -275,7 +275,7 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 	history(g)
 }
 
-// spoil ID makes a record one that cannot be read.
+// spoil ID makes a record unreadable.
 func spoil(ts *testscript.TestScript, _ bool, args []string) {
 	at, own, err := split(ts.Getenv("ONCEMILL_STORE"), "prefix", "table", "schema")
 	ts.Check(err)

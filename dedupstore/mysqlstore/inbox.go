@@ -24,8 +24,8 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the form of the store that settles in the handler's transaction. The handler finds it by [Tx]. Claims
-// are those of the store: both forms share the record of a key. Nobody waits for a handler's transaction but for its
-// commit, because only that writes the record.
+// are those of the store: both forms share the record of a key. Others wait for a handler's commit only, because
+// nothing before it writes the record.
 //
 // The transaction is READ COMMITTED, whatever the server's default is: it locks no gaps, and sees what others commit.
 // Where a handler decides by what it reads, it reads with FOR UPDATE.

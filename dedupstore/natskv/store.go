@@ -119,8 +119,8 @@ const (
 	lastPause  = 64 * time.Millisecond
 )
 
-// change does a work. Guessed says that what was seen may be out of date. A write proves that it was not; what writes
-// nothing is decided by what the leader has.
+// change does a work. Guessed says that what was seen may be out of date. A write proves that it was not. If there is
+// nothing to write, the store asks the leader and decides again.
 func (s *Store) change(
 	ctx context.Context, w *recordstore.Work, subject string, seen revision, guessed bool,
 ) error {

@@ -135,7 +135,7 @@ func TestConsole_ActionsOfTheOutbox(t *testing.T) {
 	}
 }
 
-// Whoever may only look is offered nothing, sees no payload, and is refused what is asked for all the same.
+// A visitor who may only look is offered no action, sees no payload, and is refused a form made by hand.
 func TestConsole_ReadOnly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

@@ -46,7 +46,7 @@ func StartProgram(dir, program string, args ...string) (*Process, error) {
 	return p, <-started
 }
 
-// StartServer runs a server as [StartProgram] does, and waits until look succeeds, which asks the server something.
+// StartServer runs a server as [StartProgram] does, and waits until look, which asks the server something, succeeds.
 func StartServer(dir string, command []string, limit time.Duration, look func() error) (*Process, error) {
 	p, err := StartProgram(dir, command[0], command[1:]...)
 	if err != nil {
