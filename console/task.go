@@ -432,10 +432,11 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	defer cancel()
 	id := r.FormValue("id")
 	snap := c.now()
-	body, err := c.livePart(ctx, snap, "task", r.URL.Query())
+	body, err := c.livePart(snap, "task", r.URL.Query())
 	if err != nil {
 		return err
 	}
+	body.Task = c.viewTask(ctx, body.task)
 	return c.render(w, v, "task", &page{
 		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
 		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
