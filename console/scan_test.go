@@ -218,6 +218,27 @@ func TestStoreScan_Counts(t *testing.T) {
 	}
 }
 
+// A record that another version wrote hides no other: neither from the loop nor from a page.
+func TestConsole_RecordsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.page, s.store.bad = 3, &dedupstore.RecordError{Key: "acme:billing:charge:newer", Problem: "has version 9"}
+	w := &storeScan{name: "records", notes: &Notes{}}
+	for range 18 {
+		if _, err := w.step(t.Context(), s.store); !errors.Is(err, s.store.bad) {
+			t.Errorf("a step returned %v", err)
+		}
+	}
+	if n, f := w.shown.Counts.Sum.N, w.shown.Failures; n != 8 || f.N != 3 || f.Part() != "" {
+		t.Errorf("%d counted, failures %+v", n, f)
+	}
+	for _, page := range []string{"messages", "failures?list=1"} {
+		if _, text := s.get(page); !strings.Contains(text, "bad-2") || !strings.Contains(text, "has version 9") {
+			t.Errorf("%s: %s", page, text)
+		}
+	}
+}
+
 // Reasons without end are counted together.
 func TestStoreScan_GroupsAreBounded(t *testing.T) {
 	t.Parallel()

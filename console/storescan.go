@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -166,7 +167,8 @@ type storeScan struct {
 	working working
 	oldest  []dedupstore.Record
 
-	hurried bool // only failures are counted, until a whole pass is done
+	unread  error // what the last step could not read
+	hurried bool  // only failures are counted, until a whole pass is done
 	shown   storeSeen
 }
 
@@ -216,22 +218,32 @@ func (w *storeScan) steps(ctx context.Context, store dedupstore.Inspector, end t
 // step looks at a page on each way, and reports whether one of them has ended.
 func (w *storeScan) step(ctx context.Context, store dedupstore.Inspector) (ended bool, err error) {
 	w.again()
+	w.unread = nil
 	if err := w.fails(ctx, store); err != nil {
 		return false, err
 	}
 	if w.hurried {
-		return false, nil
+		return false, w.unread
 	}
 	if err := w.works(ctx, store); err != nil {
 		return false, err
 	}
 	err = w.count(ctx, store)
-	return w.groups == nil || w.scopes == nil || w.working.after == "", err
+	return w.groups == nil || w.scopes == nil || w.working.after == "", cmp.Or(err, w.unread)
+}
+
+// read reports whether there is a page. Records that cannot be read hide no others.
+func (w *storeScan) read(err error) bool {
+	_, ok := dedupstore.Unreadable(err)
+	if ok {
+		w.unread = errors.Join(w.unread, err)
+	}
+	return ok
 }
 
 func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.Count(ctx, dedupstore.Filter{}, w.counts.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	for _, t := range page.Tallies {
@@ -251,7 +263,7 @@ func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error
 
 func (w *storeScan) works(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.List(ctx, dedupstore.Filter{States: []dedupstore.State{dedupstore.Running}}, w.working.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	now := time.Now()
@@ -282,7 +294,7 @@ var failed = []dedupstore.Kind{dedupstore.Failed, dedupstore.Unknown}
 
 func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.List(ctx, dedupstore.Filter{Kinds: failed}, w.failing.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	for i := range page.Records {
