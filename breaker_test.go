@@ -335,7 +335,8 @@ func TestGuard_TimeHeldWithoutAQuestionIsNotTakenFromTheLease(t *testing.T) {
 		var h counter
 		taken(t, g, 1, &h).Wait()
 		if store.extension != 0 {
-			t.Errorf("a lease of which nothing was used was renewed %d times before its handler started", store.extension)
+			t.Errorf("a lease of which nothing was used was renewed %d times before its handler started",
+				store.extension)
 		}
 	})
 }
@@ -371,7 +372,8 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 		store.set(nil)
 		wg.Wait()
 		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) || !strings.Contains(lines[0], "policy=closed") ||
+		if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) ||
+			!strings.Contains(lines[0], "policy=closed") ||
 			!strings.Contains(lines[1], "answers again") || !strings.Contains(lines[1], "down=") {
 			t.Errorf("logged:\n%s\nwant that it is down, why, and after which time it answered", log.String())
 		}
@@ -392,9 +394,11 @@ func TestGuard_OutageThatLastsIsLoggedAgainWithWhatIsWrongByThen(t *testing.T) {
 		store.set(nil)
 		wg.Wait()
 		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		if len(lines) != 4 || !strings.Contains(lines[1], "still down") || !strings.Contains(lines[1], "the certificate has expired") ||
+		if len(lines) != 4 || !strings.Contains(lines[1], "still down") ||
+			!strings.Contains(lines[1], "the certificate has expired") ||
 			!strings.Contains(lines[2], "still down") || !strings.Contains(lines[3], "answers again") {
-			t.Errorf("logged:\n%s\nwant that it is down, each minute that it still is, and why, and that it answered", log.String())
+			t.Errorf("logged:\n%s\nwant that it is down, each minute that it still is, and why, and that it answered",
+				log.String())
 		}
 	})
 }
@@ -413,9 +417,11 @@ func TestGuard_OutageThatOneMessageMeetsForLongIsLoggedAgain(t *testing.T) {
 		store.set(nil)
 		wg.Wait()
 		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-		if len(lines) != 4 || !strings.Contains(lines[1], "claims fail") || !strings.Contains(lines[1], "the certificate has expired") ||
+		if len(lines) != 4 || !strings.Contains(lines[1], "claims fail") ||
+			!strings.Contains(lines[1], "the certificate has expired") ||
 			!strings.Contains(lines[2], "claims fail") || !strings.Contains(lines[3], "answers again") {
-			t.Errorf("logged:\n%s\nwant that claims fail, each minute that they still do, and why, and that one was answered", log.String())
+			t.Errorf("logged:\n%s\nwant that claims fail, each minute that they still do, and why, and that one "+
+				"was answered", log.String())
 		}
 	})
 }
@@ -434,8 +440,10 @@ func TestGuard_OutageThatOneMessageMeetsIsLoggedOnceWhenItBeginsAndOnceWhenItEnd
 			store.set(nil)
 			wg.Wait()
 			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
-			if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) || !strings.Contains(lines[0], "policy=closed") ||
-				!strings.Contains(lines[0], `id="held 0"`) || !strings.Contains(lines[1], "answers again") || !strings.Contains(lines[1], "down=") {
+			if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) ||
+				!strings.Contains(lines[0], "policy=closed") ||
+				!strings.Contains(lines[0], `id="held 0"`) || !strings.Contains(lines[1], "answers again") ||
+				!strings.Contains(lines[1], "down=") {
 				t.Errorf("logged:\n%s\nwant that claims fail, why, and after which time one was answered", log.String())
 			}
 			time.Sleep(100 * 24 * time.Hour) // the key is forgotten
@@ -448,7 +456,9 @@ func TestGuard_ClaimThatPanicsIsNotLoggedAsAnOutageOfNoMessage(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var log bytes.Buffer
 		store := newStore(t)
-		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) { panic("a hook of the client") }
+		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			panic("a hook of the client")
+		}
 		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for range 5 {
 			_, err := g.Run(t.Context(), call("m1"), nil)
@@ -466,7 +476,8 @@ func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
 		var log bytes.Buffer
 		store := newOutage(t)
 		store.set(refuses)
-		wg := taken(t, newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}), 1, &counter{})
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		wg := taken(t, g, 1, &counter{})
 		time.Sleep(500 * time.Millisecond)
 		store.set(nil)
 		wg.Wait()
@@ -483,7 +494,9 @@ func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilenc
 	virtual(t, func(t *testing.T) {
 		store := newOutage(t)
 		var log bytes.Buffer
-		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		g := newGuard(t, store, oncemill.Policy{
+			StoreDown: oncemill.FailOpen, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
 		slow := make(chan struct{})
 		store.set(func(_ context.Context, r dedupstore.Request) error {
 			if r.Key.ID == "slow" {
@@ -524,7 +537,9 @@ func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilenc
 func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for word, refusal := range map[string]error{
-			"version 9": &dedupstore.RecordError{Key: "k", Problem: "has version 9"}, "full": dedupstore.ErrFull, "not durable": dedupstore.ErrNotDurable,
+			"version 9":   &dedupstore.RecordError{Key: "k", Problem: "has version 9"},
+			"full":        dedupstore.ErrFull,
+			"not durable": dedupstore.ErrNotDurable,
 		} {
 			var log bytes.Buffer
 			store := newStore(t)
@@ -540,7 +555,8 @@ func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 			}
 			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 			if len(lines) != 2 || !strings.Contains(lines[0], word) || !strings.Contains(lines[0], "id=m1") {
-				t.Errorf("%v in 100 s, logged:\n%s\nwant one line a minute that names the message", refusal, log.String())
+				t.Errorf("%v in 100 s, logged:\n%s\nwant one line a minute that names the message",
+					refusal, log.String())
 			}
 		}
 	})

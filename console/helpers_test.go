@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -299,6 +300,7 @@ func screens() []string {
 type pagedStore struct {
 	*dedupstore.Memory
 	page int
+	bad  error // comes with each page
 
 	mu    sync.Mutex
 	asked int
@@ -326,7 +328,14 @@ func (p *pagedStore) List(ctx context.Context, f dedupstore.Filter, after string
 	if to < len(all.Records) {
 		page.Next = strconv.Itoa(to)
 	}
-	return page, nil
+	return page, p.bad
+}
+
+func (p *pagedStore) Count(
+	ctx context.Context, f dedupstore.Filter, after string,
+) (dedupstore.Count, error) {
+	c, err := p.Memory.Count(ctx, f, after)
+	return c, errors.Join(err, p.bad)
 }
 
 func (p *pagedStore) lists() int {

@@ -28,11 +28,14 @@ type livePart struct {
 	Store   *storeSeen
 	Outbox  *outboxSeen
 	Task    *taskView
+
+	name string // by screen and source
+	task *task
 }
 
-// livePart finds what a live part shows.
-func (c *Console) livePart(ctx context.Context, snap *snapshot, screen string, q url.Values) (*livePart, error) {
-	p := &livePart{Snap: snap, Now: snap.At, Running: c.running.Load()}
+// livePart finds what a live part shows, without asking a store.
+func (c *Console) livePart(snap *snapshot, screen string, q url.Values) (*livePart, error) {
+	p := &livePart{Snap: snap, Now: snap.At, Running: c.running.Load(), name: screen}
 	if !p.Running {
 		p.Now = time.Now()
 	}
@@ -43,19 +46,18 @@ func (c *Console) livePart(ctx context.Context, snap *snapshot, screen string, q
 		if err != nil {
 			return nil, err
 		}
-		p.Store = snap.store(s.Name)
+		p.Store, p.name = snap.store(s.Name), screen+"\x00"+s.Name
 	case "outbox":
 		o, err := c.box(q.Get("in"))
 		if err != nil {
 			return nil, err
 		}
-		p.Outbox = snap.outbox(o.Name)
+		p.Outbox, p.name = snap.outbox(o.Name), screen+"\x00"+o.Name
 	case "task":
-		t := c.task(q.Get("id"))
-		if t == nil {
+		if p.task = c.task(q.Get("id")); p.task == nil {
 			return nil, refuse(http.StatusNotFound, errNoTask)
 		}
-		p.Task, p.Now = c.viewTask(ctx, t), time.Now()
+		p.Now, p.name = time.Now(), screen+"\x00"+p.task.id
 	default:
 		return nil, refuse(http.StatusNotFound, errNoPage)
 	}
@@ -91,7 +93,6 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 	}
 	q := r.URL.Query()
 	screen := q.Get("screen")
-	name := screen + "\x00" + q.Get("in") + "\x00" + q.Get("id")
 	to := http.NewResponseController(w)
 	allowed := time.Now()
 	for first := true; ; first = false {
@@ -105,18 +106,21 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 			}
 			allowed = time.Now()
 		}
-		html, err := snap.part(name, func() ([]byte, error) {
-			within, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), lookPatience)
-			defer cancel()
-			return c.event(within, snap, screen, q)
-		})
-		if err != nil && first {
+		p, err := c.livePart(snap, screen, q)
+		var html []byte
+		if err == nil {
+			html, err = snap.part(p.name, func() ([]byte, error) {
+				within, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), lookPatience)
+				defer cancel()
+				return c.event(within, p, screen)
+			})
+		}
+		switch {
+		case err != nil && first:
 			return err
-		}
-		if err != nil {
+		case err != nil:
 			return nil
-		}
-		if first {
+		case first:
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("X-Accel-Buffering", "no")
 		}
@@ -135,10 +139,9 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 }
 
 // event is a live part as a server-sent event.
-func (c *Console) event(ctx context.Context, snap *snapshot, screen string, q url.Values) ([]byte, error) {
-	p, err := c.livePart(ctx, snap, screen, q)
-	if err != nil {
-		return nil, err
+func (c *Console) event(ctx context.Context, p *livePart, screen string) ([]byte, error) {
+	if p.task != nil {
+		p.Task = c.viewTask(ctx, p.task)
 	}
 	var b, event bytes.Buffer
 	if err := pages[screen].ExecuteTemplate(&b, "live", p); err != nil {

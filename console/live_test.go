@@ -3,6 +3,7 @@ package console
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -82,6 +83,38 @@ func TestLive_200StreamsCostOneSample(t *testing.T) {
 	}
 	if n := s.console.streams.Load(); n != 0 {
 		t.Errorf("%d streams are left", n)
+	}
+}
+
+// Parameters that a screen does not have cost no memory.
+func TestLive_AnyParametersMakeOnePart(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Every = time.Hour }).fill().runs()
+	for i := range 50 {
+		for _, screen := range []string{"overview", "failures", "task"} {
+			ctx, leave := context.WithCancel(t.Context())
+			at := s.url(fmt.Sprintf("live?screen=%s&id=%d&other=%d", screen, i, i))
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := s.browser.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found := answer.StatusCode == http.StatusOK; found != (screen != "task") {
+				t.Errorf("%s: status %d", screen, answer.StatusCode)
+			}
+			_, _ = bufio.NewReader(answer.Body).ReadString('\n')
+			leave()
+			answer.Body.Close()
+		}
+	}
+	snap := s.console.now()
+	snap.mu.Lock()
+	defer snap.mu.Unlock()
+	if n := len(snap.parts); n != 2 {
+		t.Errorf("%d parts, want 2", n)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/census"
 )
 
 const (
@@ -167,7 +169,7 @@ func (s *seen) Problems() (all []Finding) {
 }
 
 // Noted sums records, and the duplicates that are noted beside them.
-func (s *seen) Noted() (sum scopeCount) {
+func (s *seen) Noted() (sum census.Scope) {
 	for _, one := range s.Stores {
 		sum.N += one.Counts.Sum.N
 		sum.Duplicates += one.Counts.Sum.Duplicates

@@ -1,9 +1,10 @@
 package console
 
 import (
-	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -43,10 +44,12 @@ func OpenNotes(path string) (*Notes, error) {
 		return nil, fmt.Errorf("console: notes: %w", err)
 	}
 	n := &Notes{file: f}
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
+	for lines := json.NewDecoder(f); ; {
 		var note Note
-		if err := json.Unmarshal(lines.Bytes(), &note); err != nil {
+		switch err := lines.Decode(&note); {
+		case errors.Is(err, io.EOF):
+			return n, nil
+		case err != nil:
 			f.Close()
 			return nil, fmt.Errorf("console: notes: %s: %w", path, err)
 		}
@@ -54,11 +57,6 @@ func OpenNotes(path string) (*Notes, error) {
 			n.keep(note)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("console: notes: %w", err)
-	}
-	return n, nil
 }
 
 // Close closes the file.

@@ -153,10 +153,11 @@ type found struct {
 	Next    string // the link to go on; empty: that is all
 	Looked  int
 	Total   int
-	From    int  // the number of the first record, over all pages
-	To      int  // that of the last one
-	Of      int  // how many there are, roughly; 0: not known
-	Full    bool // the page is full, so Next is the next page; else the time was over
+	From    int    // the number of the first record, over all pages
+	To      int    // that of the last one
+	Of      int    // how many there are, roughly; 0: not known
+	Unread  string // which records could not be read
+	Full    bool   // the page is full, so Next is the next page; else the time was over
 }
 
 // find looks for records until the page is full, the time is over, or the store has no more. An ID is first looked up
@@ -181,9 +182,10 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 	after, skip := q.after, max(q.skip, 0)
 	for {
 		page, err := s.Inspector.List(ctx, q.Filter, after)
-		if err != nil {
+		if _, ok := dedupstore.Unreadable(err); !ok {
 			return nil, err
 		}
+		f.Unread = cmp.Or(f.Unread, problemOf(err))
 		f.Total = max(f.Total, page.Total)
 		all := slices.DeleteFunc(page.Records, func(r dedupstore.Record) bool { return have[r.Key] || !q.matches(&r) })
 		newestFirst(all)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -308,5 +309,26 @@ func TestNotes_AreKeptInAFile(t *testing.T) {
 	}
 	if _, err := OpenNotes(t.TempDir()); err == nil {
 		t.Error("a folder was opened")
+	}
+}
+
+// Whatever somebody wrote, the notes can be read again.
+func TestNotes_LongOnesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "notes")
+	n, err := OpenNotes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := strings.Repeat("why ", 50_000)
+	if err := errors.Join(n.add(Note{Store: "records", Key: "k", Why: why}), n.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err = OpenNotes(path); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if note := n.all[noted{"records", "k", 0}]; note == nil || note.Why != why {
+		t.Error("the note is not there")
 	}
 }

@@ -82,7 +82,8 @@ func TestPrometheus_ReadsClaims(t *testing.T) {
 		switch r.URL.Path {
 		case "/metrics":
 			w.Write([]byte(`# TYPE oncemill_claims_total counter
-oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",oncemill_outcome="claimed"} 1.2e+03 1700000000000
+oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",` +
+				`oncemill_outcome="claimed"} 1.2e+03 1700000000000
 oncemill_claims_total{oncemill_duplicate_cause="producer_retry",oncemill_outcome="duplicate_completed",} 7
 oncemill_claims_created{oncemill_outcome="claimed"} 1
 go_goroutines 12
@@ -214,6 +215,27 @@ func TestStoreScan_Counts(t *testing.T) {
 	stop()
 	if _, err := w.step(ctx, s.store); !errors.Is(err, context.Canceled) || w.shown.Failures.N != 3 {
 		t.Errorf("%v, %+v", err, w.shown.Failures)
+	}
+}
+
+// A record that another version wrote hides no other: neither from the loop nor from a page.
+func TestConsole_RecordsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.page, s.store.bad = 3, &dedupstore.RecordError{Key: "acme:billing:charge:newer", Problem: "has version 9"}
+	w := &storeScan{name: "records", notes: &Notes{}}
+	for range 18 {
+		if _, err := w.step(t.Context(), s.store); !errors.Is(err, s.store.bad) {
+			t.Errorf("a step returned %v", err)
+		}
+	}
+	if n, f := w.shown.Counts.Sum.N, w.shown.Failures; n != 8 || f.N != 3 || f.Part() != "" {
+		t.Errorf("%d counted, failures %+v", n, f)
+	}
+	for _, page := range []string{"messages", "failures?list=1"} {
+		if _, text := s.get(page); !strings.Contains(text, "bad-2") || !strings.Contains(text, "has version 9") {
+			t.Errorf("%s: %s", page, text)
+		}
 	}
 }
 

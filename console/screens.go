@@ -15,7 +15,7 @@ import (
 
 func (c *Console) overview(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	snap := c.now()
-	body, err := c.livePart(r.Context(), snap, "overview", nil)
+	body, err := c.livePart(snap, "overview", nil)
 	if err != nil {
 		return err
 	}
@@ -27,7 +27,7 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request, v *visitor) e
 
 func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	snap := c.now()
-	body, err := c.livePart(r.Context(), snap, "health", nil)
+	body, err := c.livePart(snap, "health", nil)
 	if err != nil {
 		return err
 	}

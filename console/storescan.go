@@ -3,12 +3,13 @@ package console
 import (
 	"cmp"
 	"context"
-	"maps"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/census"
 )
 
 // A storeSeen is what the loop knows of a store. Each part is of the last whole pass through the store, or of as much
@@ -52,37 +53,13 @@ func (p *pass) next(after string, looked, total int) bool {
 // Counts are records by scope and state.
 type counts struct {
 	pass
-	Scopes []scopeCount
-	Sum    scopeCount
+	Scopes []census.Scope
+	Sum    census.Scope
 }
 
-type scopeCount struct {
-	Tenant, Group, Handler                                        string
-	Running, Retryable, Publishing, Succeeded, Failed, Unknown, N int
-	Duplicates                                                    int
-}
-
-func (s *scopeCount) add(t dedupstore.Tally) {
-	s.N += t.Records
-	s.Duplicates += t.Duplicates
-	switch {
-	case t.State == dedupstore.Running:
-		s.Running += t.Records
-	case t.State == dedupstore.Retryable:
-		s.Retryable += t.Records
-	case t.State == dedupstore.Publishing:
-		s.Publishing += t.Records
-	case t.Kind == dedupstore.Succeeded:
-		s.Succeeded += t.Records
-	case t.Kind == dedupstore.Failed:
-		s.Failed += t.Records
-	default:
-		s.Unknown += t.Records
-	}
-}
-
-// States are the counts by state, for a bar.
-func (s scopeCount) States() []amount {
+// States are the sums by state, for a bar.
+func (c counts) States() []amount {
+	s := c.Sum
 	return []amount{
 		{"succeeded", "good", "", int64(s.Succeeded)}, {"running", "busy", "", int64(s.Running)},
 		{"retryable", "wait", "", int64(s.Retryable)}, {"publishing", "wait", "", int64(s.Publishing)},
@@ -184,13 +161,14 @@ type storeScan struct {
 	notes *Notes
 
 	counts  counts
-	scopes  map[string]*scopeCount
+	scopes  census.Scopes
 	failing failing
 	groups  map[string]*group
 	working working
 	oldest  []dedupstore.Record
 
-	hurried bool // only failures are counted, until a whole pass is done
+	unread  error // what the last step could not read
+	hurried bool  // only failures are counted, until a whole pass is done
 	shown   storeSeen
 }
 
@@ -219,7 +197,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 // again begins all ways that have ended.
 func (w *storeScan) again() {
 	if w.scopes == nil {
-		w.counts, w.scopes = counts{}, map[string]*scopeCount{}
+		w.counts, w.scopes = counts{}, census.Scopes{}
 	}
 	if w.groups == nil {
 		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
@@ -240,38 +218,42 @@ func (w *storeScan) steps(ctx context.Context, store dedupstore.Inspector, end t
 // step looks at a page on each way, and reports whether one of them has ended.
 func (w *storeScan) step(ctx context.Context, store dedupstore.Inspector) (ended bool, err error) {
 	w.again()
+	w.unread = nil
 	if err := w.fails(ctx, store); err != nil {
 		return false, err
 	}
 	if w.hurried {
-		return false, nil
+		return false, w.unread
 	}
 	if err := w.works(ctx, store); err != nil {
 		return false, err
 	}
 	err = w.count(ctx, store)
-	return w.groups == nil || w.scopes == nil || w.working.after == "", err
+	return w.groups == nil || w.scopes == nil || w.working.after == "", cmp.Or(err, w.unread)
+}
+
+// read reports whether there is a page. Records that cannot be read hide no others.
+func (w *storeScan) read(err error) bool {
+	_, ok := dedupstore.Unreadable(err)
+	if ok {
+		w.unread = errors.Join(w.unread, err)
+	}
+	return ok
 }
 
 func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.Count(ctx, dedupstore.Filter{}, w.counts.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	for _, t := range page.Tallies {
-		name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
-		if w.scopes[name] == nil {
-			w.scopes[name] = &scopeCount{Tenant: t.Tenant, Group: t.Group, Handler: t.Handler}
-		}
-		w.scopes[name].add(t)
-		w.counts.Sum.add(t)
+		w.scopes.Add(t)
+		w.counts.Sum.Add(t)
 	}
 	done := w.counts.next(page.Next, page.Looked, page.Total)
 	if done || w.shown.Counts.Done.IsZero() {
 		w.shown.Counts = w.counts
-		for _, name := range slices.Sorted(maps.Keys(w.scopes)) {
-			w.shown.Counts.Scopes = append(w.shown.Counts.Scopes, *w.scopes[name])
-		}
+		w.shown.Counts.Scopes = w.scopes.Sorted()
 	}
 	if done {
 		w.scopes = nil
@@ -281,7 +263,7 @@ func (w *storeScan) count(ctx context.Context, store dedupstore.Inspector) error
 
 func (w *storeScan) works(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.List(ctx, dedupstore.Filter{States: []dedupstore.State{dedupstore.Running}}, w.working.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	now := time.Now()
@@ -312,7 +294,7 @@ var failed = []dedupstore.Kind{dedupstore.Failed, dedupstore.Unknown}
 
 func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error {
 	page, err := store.List(ctx, dedupstore.Filter{Kinds: failed}, w.failing.after)
-	if err != nil {
+	if !w.read(err) {
 		return err
 	}
 	for i := range page.Records {

@@ -275,7 +275,7 @@ func (c *Console) replay(ctx context.Context, t *task) error {
 	if !ok || len(t.plan.Rows) == 0 {
 		return errReplay
 	}
-	// What was shown, and not again what relays publish meanwhile: that would never end.
+	// Replay the rows that were shown only. With those that relays publish meanwhile it would never end.
 	last := slices.MaxFunc(t.plan.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
 	r := outbox.ReplayRequest{
 		Before: last.Add(time.Microsecond), IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
@@ -315,7 +315,7 @@ func (c *Console) rows(ctx context.Context, t *task, what string, changed int, e
 	c.audit(ctx, t, e, err)
 }
 
-// slow waits until so many changes have taken as long as they may at least.
+// slow waits as long as the rate wants after so many changes.
 func (c *Console) slow(ctx context.Context, began time.Time, changed int) error {
 	pause(ctx, time.Until(began.Add(time.Second*time.Duration(changed)/time.Duration(c.config.Rate))), nil)
 	if ctx.Err() != nil {
@@ -324,7 +324,7 @@ func (c *Console) slow(ctx context.Context, began time.Time, changed int) error 
 	return nil
 }
 
-// missing counts rows as refused that are not any more what they were.
+// missing counts the rows that were not changed as refused: they are no longer what they were.
 func (t *task) missing() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -432,10 +432,11 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	defer cancel()
 	id := r.FormValue("id")
 	snap := c.now()
-	body, err := c.livePart(ctx, snap, "task", r.URL.Query())
+	body, err := c.livePart(snap, "task", r.URL.Query())
 	if err != nil {
 		return err
 	}
+	body.Task = c.viewTask(ctx, body.task)
 	return c.render(w, v, "task", &page{
 		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
 		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A Stored is a record as stores keep it that read a record, decide, and write it if nobody else did meanwhile. Its
-// methods are the protocol. They change nothing, and take what Validate accepts. Now is the store's clock. They return
-// the record to write, and nil if it stays as it is. Slices may be shared with the record before and with arguments.
+// A Stored is a record of a store that reads it, decides, and writes it if nobody else did meanwhile. Its methods are
+// the protocol. They change nothing, and take what Validate accepts. Now is the store's clock. They return the record
+// to write, and nil if it stays as it is. Slices may be shared with the record before and with arguments.
 //
 // The zero value is a key without a record. A record whose time has come counts as none, but for its fence.
 type Stored struct {
@@ -72,7 +72,7 @@ func (s Stored) Claim(r Request, now time.Time) (next *Stored, a Answer) {
 		return nil, a
 	}
 	s.Expires = s.Lease.Add(r.Retention)
-	return &s, a
+	return new(s), a // a refusal allocates nothing
 }
 
 // decide answers a claim in the order that Store.Claim documents.
@@ -265,7 +265,7 @@ func (s Stored) Look(key Key, now time.Time) Record {
 	return seen
 }
 
-// Change makes a change, or refuses it as [Refuse] does. Without an error, nil means that the record is to be removed.
+// Change makes a change, or refuses it as [Refuse] does. If next and err are nil, remove the record.
 func (s Stored) Change(seen Record, c Change, now time.Time) (next *Stored, err error) {
 	s = s.at(now)
 	if err := Refuse(c, seen, s.Look(seen.Key, now), now); err != nil {

@@ -120,7 +120,8 @@ func TestStored_AnswersClaimsInTheOrderOfTheContract(t *testing.T) {
 				c.r.Rerun = s.Decided
 			}
 			next, a := s.Claim(c.r, epoch)
-			if a.Status != c.want || a.Outcome.Kind != c.kind || a.Claim.Attempt != c.attempt || (next != nil) != c.writes {
+			if a.Status != c.want || a.Outcome.Kind != c.kind || a.Claim.Attempt != c.attempt ||
+				(next != nil) != c.writes {
 				t.Errorf("answered %s, outcome %q, attempt %d, writes %v; want %s, %q, %d, %v",
 					a.Status, a.Outcome.Kind, a.Claim.Attempt, next != nil, c.want, c.kind, c.attempt, c.writes)
 			}

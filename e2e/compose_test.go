@@ -44,7 +44,8 @@ func problems(s types.ServiceConfig) (found []string) {
 	if !exactTag.MatchString(s.Image) {
 		say("has the image %s, which is no exact version", s.Image)
 	}
-	if h := s.HealthCheck; h == nil || h.Disable || len(h.Test) < 2 || h.Interval == nil || h.Timeout == nil || h.Retries == nil {
+	if h := s.HealthCheck; h == nil || h.Disable || len(h.Test) < 2 || h.Interval == nil || h.Timeout == nil ||
+		h.Retries == nil {
 		say("has no health check, or none with an interval, a timeout and retries")
 	}
 	for _, p := range s.Ports {
@@ -146,12 +147,14 @@ func TestCompose_ExamplesExistAndTheirServersToo(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(root, "examples", match[1], "main.go")); err != nil {
 			t.Errorf("%s: %v", s.Name, err)
 		}
-		for _, flag := range regexp.MustCompile(` -([a-z]+) `).FindAllStringSubmatch(command[strings.Index(command, "exec "):], -1) {
+		arguments := command[strings.Index(command, "exec "):]
+		for _, flag := range regexp.MustCompile(` -([a-z]+) `).FindAllStringSubmatch(arguments, -1) {
 			if !mentioned(t, `"`+flag[1]+`"`, match[1], "internal/billing") {
 				t.Errorf("%s: the example %s has no flag -%s", s.Name, match[1], flag[1])
 			}
 		}
-		for _, address := range regexp.MustCompile(`(?:@|//|-brokers )([a-z]+):\d+`).FindAllStringSubmatch(command, -1) {
+		servers := regexp.MustCompile(`(?:@|//|-brokers )([a-z]+):\d+`)
+		for _, address := range servers.FindAllStringSubmatch(command, -1) {
 			if _, ok := s.DependsOn[address[1]]; !ok {
 				t.Errorf("%s uses %s and does not wait for it", s.Name, address[1])
 			}

@@ -114,7 +114,7 @@ func ExampleCase_CrashAfterEffect_inbox() {
 	// runs: 2 rows: map[booking:1] error: <nil>
 }
 
-// What must rather not happen than happen twice ends as unknown.
+// An effect that must never happen twice ends as unknown instead.
 func ExampleCase_CrashAfterEffect_irreversible() {
 	var bank bank
 	charge := oncemilltest.Case{

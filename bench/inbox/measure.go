@@ -13,7 +13,7 @@ import (
 
 const (
 	waitLimit = 3 * time.Minute // how long a measurement may take
-	warming   = 3_000           // messages before the clock starts, times Options.Scale: connections, statements, functions
+	warming   = 3_000           // messages before the clock starts, times Options.Scale
 	cells     = 2               // of Options.Cell
 	known     = 5_000           // how many messages the duplicates are of
 )

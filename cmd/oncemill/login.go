@@ -56,8 +56,8 @@ func (l logins) who(r *http.Request) (found string) {
 // visitorKey is where the context of a request has who asks.
 type visitorKey struct{}
 
-// admits reports whether the user has logged in. Without logins, only requests for a name of this machine: a page of another site
-// could have its own name lead here.
+// admits lets requests of logged-in users through. Without logins, it lets requests for a name of this machine
+// through, and no others: a page of another site could have its own name lead here.
 func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 	_, port, _ := net.SplitHostPort(address)
 	names := []string{address}

@@ -306,7 +306,7 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 	history(g)
 }
 
-// spoil ID makes a record one that cannot be read.
+// spoil ID makes a record unreadable.
 func spoil(ts *testscript.TestScript, _ bool, args []string) {
 	at, own, err := split(ts.Getenv("ONCEMILL_STORE"), "prefix", "table", "schema")
 	ts.Check(err)
@@ -386,7 +386,8 @@ var seeds = map[string]func(g *seeder){
 	"failed":    func(g *seeder) { g.finish(dedupstore.Failed, "card refused") },
 	"unknown":   func(g *seeder) { g.finish(dedupstore.Unknown, "no answer from the bank") },
 	"retryable": func(g *seeder) {
-		g.ends(g.claims(window, "billing-1:417"), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
+		g.ends(g.claims(window, "billing-1:417"),
+			dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})
 	},
 	"retried": func(g *seeder) {
 		g.ends(g.claims(window, "billing-1:417"), dedupstore.Release{Reason: "bank: connection refused"})
@@ -413,8 +414,8 @@ func TestSplit_HidesPasswords(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("the error is %v, want one without the password", err)
 	}
-	if _, err := connect(&url.URL{Scheme: "redis", Host: "h", User: url.UserPassword("u", "secret"), RawQuery: "no=1"}); err ==
-		nil || strings.Contains(err.Error(), "secret") {
+	odd := &url.URL{Scheme: "redis", Host: "h", User: url.UserPassword("u", "secret"), RawQuery: "no=1"}
+	if _, err := connect(odd); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("the error is %v, want one without the password", err)
 	}
 	at, _, err := split("postgres://h/db?password=secret&sslpassword=secret&table=t")

@@ -55,7 +55,7 @@ func fateOf(r *dedupstore.Record, fence uint64) fate {
 	return fateRuns
 }
 
-// A case of redrive is a letter with what its rerun would be.
+// A rerunCase is a letter, and what would become of its rerun.
 type rerunCase struct {
 	letter
 	again producer.Message
@@ -101,7 +101,7 @@ type prediction struct {
 	samples map[string]dedupstore.Key
 }
 
-// bound is what becomes of messages, and the topic that they would go to: whoever wrote the dead letters has chosen it.
+// bound is what becomes of messages, and the topic that they would go to: the writer of the dead letters chose it.
 type bound struct {
 	fate  fate
 	topic string

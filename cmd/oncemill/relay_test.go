@@ -74,7 +74,8 @@ func in(t *testing.T, address, topic string) writer {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(box.InSQL(tx).Publish(t.Context(), messages(topic, from, to)...), tx.Commit()); err != nil {
+		err = box.InSQL(tx).Publish(t.Context(), messages(topic, from, to)...)
+		if err := errors.Join(err, tx.Commit()); err != nil {
 			t.Fatal(err)
 		}
 	}

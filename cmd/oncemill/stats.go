@@ -1,33 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/census"
 )
-
-// A line of statistics is that of a scope.
-type scopeStats struct {
-	Tenant     string `json:"tenant"`
-	Group      string `json:"group"`
-	Handler    string `json:"handler"`
-	Running    int    `json:"running"`
-	Retryable  int    `json:"retryable"`
-	Publishing int    `json:"publishing"`
-	Succeeded  int    `json:"succeeded"`
-	Failed     int    `json:"failed"`
-	Unknown    int    `json:"unknown"`
-	Duplicates int    `json:"duplicates"`
-}
 
 func (a *app) stats() *cobra.Command {
 	var f filter
@@ -109,8 +92,8 @@ func show[T any](a *app, w watching, all []T, tableOf func([]T) table) error {
 }
 
 // count counts all pages.
-func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]*scopeStats, error) {
-	byScope := map[string]*scopeStats{}
+func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]census.Scope, error) {
+	scopes := census.Scopes{}
 	var unreadable []*dedupstore.RecordError
 	err := a.paged("records", func(after string, progress *progress) (next string, err error) {
 		c, err := store.Count(ctx, f, after)
@@ -121,40 +104,15 @@ func (a *app) count(ctx context.Context, store dedupstore.Inspector, f dedupstor
 		unreadable = append(unreadable, bad...)
 		progress.add(c.Looked, c.Total)
 		for _, t := range c.Tallies {
-			name := t.Tenant + "\x00" + t.Group + "\x00" + t.Handler
-			if byScope[name] == nil {
-				byScope[name] = &scopeStats{Tenant: t.Tenant, Group: t.Group, Handler: t.Handler}
-			}
-			byScope[name].add(t)
+			scopes.Add(t)
 		}
 		return c.Next, nil
 	})
 	a.leftOut(unreadable)
-	return slices.SortedFunc(maps.Values(byScope), func(a, b *scopeStats) int {
-		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Group, b.Group),
-			strings.Compare(a.Handler, b.Handler))
-	}), err
+	return scopes.Sorted(), err
 }
 
-func (s *scopeStats) add(t dedupstore.Tally) {
-	s.Duplicates += t.Duplicates
-	switch {
-	case t.State == dedupstore.Running:
-		s.Running += t.Records
-	case t.State == dedupstore.Retryable:
-		s.Retryable += t.Records
-	case t.State == dedupstore.Publishing:
-		s.Publishing += t.Records
-	case t.Kind == dedupstore.Succeeded:
-		s.Succeeded += t.Records
-	case t.Kind == dedupstore.Failed:
-		s.Failed += t.Records
-	default:
-		s.Unknown += t.Records
-	}
-}
-
-func statsTable(scopes []*scopeStats) table {
+func statsTable(scopes []census.Scope) table {
 	t := table{{
 		"SCOPE", "RUNNING", "RETRYABLE", "PUBLISHING", "SUCCEEDED", "FAILED", "UNKNOWN", "DUPLICATES",
 	}}

@@ -20,8 +20,7 @@ type claiming struct {
 	absent  bool // there was no record when it was to be changed
 }
 
-// Claim implements [dedupstore.Store]. It waits only for another
-// writer of the same record.
+// Claim implements [dedupstore.Store]. It waits only for another writer of the same record.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	unusable := s.usable(ctx)
@@ -102,7 +101,7 @@ func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 	return nil
 }
 
-// apply claims a record that is locked. One that is gone meanwhile cannot be: nothing locks what is not there.
+// apply claims a record that is locked, unless it is gone meanwhile: nothing locks a record that is not there.
 func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore.Stored, err error) {
 	if c.absent = rec.State == ""; c.absent {
 		return nil, nil
@@ -115,9 +114,9 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 const insertColumns = "id, record_key, state, owner, fence, attempts, lease_until, expires_at, scheme, fingerprint, " +
 	"trace, first_at, claimed_at, holder"
 
-// insert makes the records of keys that have none, in the order of the keys, so that two of it never wait for each
-// other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is how a
-// statement that returns no rows returns x.
+// insert makes the records of keys that have none. It goes by the order of the keys, so that two inserts never wait for
+// each other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is
+// how a statement that returns no rows returns x.
 func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, all bool, err error) {
 	order := slices.Clone(batch)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return strings.Compare(a.id, b.id) })

@@ -15,7 +15,7 @@ const (
 	// cleanBatch is how many records are deleted in one transaction: some milliseconds.
 	cleanBatch = 200
 
-	// longestRest leaves a server on which a batch takes long with some hundred records a second.
+	// longestRest lets a slow server, too, delete some hundred records a second.
 	longestRest = 250 * time.Millisecond
 )
 
@@ -46,8 +46,8 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, nil
 }
 
-// clean finds expired records without a lock, and deletes those by their IDs that still are: claims lock in that order,
-// too.
+// clean finds expired records without a lock. Then it deletes those that are still expired, by their IDs: claims lock
+// in that order, too.
 func (s *Store) clean(ctx context.Context, limit int) (found, removed int, err error) {
 	const where = "expires_at <= " + string(sqlstore.MySQLNow)
 	var ids []any

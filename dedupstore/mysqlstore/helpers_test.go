@@ -8,8 +8,6 @@ import (
 	"flag"
 	"log/slog"
 	"os"
-	"runtime"
-	"strconv"
 	"testing"
 	"time"
 
@@ -20,14 +18,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
-// TestMain lets more tests run at once than there are processors: most of them wait for the end of a lease.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		if err := p.Value.Set("12"); err != nil {
-			panic(err)
-		}
-	}
+	flag.Set("test.parallel", "12") // unless -parallel says otherwise: most tests wait for the end of a lease
 	goleak.VerifyTestMain(m)
 }
 

@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,8 +25,8 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the form of the store that settles in the handler's transaction. The handler finds it by [Tx]. Claims
-// are those of the store: both forms share the record of a key. Nobody waits for a handler's transaction but for its
-// commit, because only that writes the record.
+// are those of the store: both forms share the record of a key. Others wait for a handler's commit only, because
+// nothing before it writes the record.
 //
 // The transaction is READ COMMITTED, whatever the server's default is: it locks no gaps, and sees what others commit.
 // Where a handler decides by what it reads, it reads with FOR UPDATE.
@@ -37,10 +38,11 @@ type running struct{ tx *sql.Tx }
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
 // returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
 //
-// Return the errors of its statements: a deadlock rolls back all of the transaction, and the inbox then calls the
-// handler again. Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The
-// store notices when the handler has returned ([ErrTxEnded]) and parks the run as unknown, but what was committed
-// stays. It does not notice if the process or the connection ends before that: the message then runs again.
+// Return the errors of its statements: a deadlock ends the transaction, and the inbox then rolls back what the handler
+// wrote before and after it, and calls it again. Do not call Commit or Rollback, do not set autocommit, and use no
+// statement that commits by itself, such as CREATE TABLE. The store notices when the handler has returned
+// ([ErrTxEnded]) and parks the run as unknown, but what was committed stays. It does not notice if the process or the
+// connection ends before that: the message then runs again.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -115,12 +117,23 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return s.failed("begin", err)
 	}
 	defer conn.Close()
-	tx, err := conn.BeginTx(context.WithoutCancel(ctx), ownTx) // its end is the inbox's
-	if err != nil {
-		return s.failed("begin", err)
+	committed := false
+	defer func() {
+		if !committed {
+			restore(ctx, conn)
+		}
+	}()
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
+	defer end()
+	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
+	tx, err := begin(life, conn)
+	if tx != nil {
+		defer func() { _ = tx.Rollback() }() // also when work panics; after the commit it does nothing
 	}
-	defer func() { _ = tx.Rollback() }() // also when work panics; after the commit it does nothing
-	if _, err := tx.ExecContext(ctx, "SAVEPOINT "+savepoint); err != nil {
+	switch {
+	case !begins():
+		return context.Cause(ctx)
+	case err != nil:
 		return s.failed("begin", err)
 	}
 	settlement, err := work(txctx.With(txctx.With(ctx, tx), &running{tx}))
@@ -151,14 +164,39 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return s.failed("settle", err)
 	case !settled: // nobody but a copy of this transaction may have
 		_ = tx.Rollback()
-		_, _, err := s.unsettled(bounded, c, "")
-		return err
+		if rec, _, err := s.unsettled(bounded, c, ""); rec == nil {
+			return err
+		}
+		return dedupstore.ErrClaimLost
 	}
-	if err = s.commit(bounded, tx); err == nil || conflicts(err) {
+	err = s.commit(bounded, tx)
+	if committed = err == nil; committed || conflicts(err) {
 		return err
 	}
 	_ = tx.Rollback()
 	return s.resolve(context.WithoutCancel(ctx), c, err)
+}
+
+// begin begins a transaction. Without autocommit, what a handler writes after a deadlock, which has ended the
+// transaction, is in a new one, and rolled back.
+func begin(ctx context.Context, conn *sql.Conn) (*sql.Tx, error) {
+	if _, err := conn.ExecContext(ctx, "SET autocommit = 0"); err != nil {
+		return nil, err
+	}
+	tx, err := conn.BeginTx(ctx, ownTx)
+	if err == nil {
+		_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
+	}
+	return tx, err
+}
+
+// restore gives a connection without a transaction its autocommit back, or else closes it.
+func restore(ctx context.Context, conn *sql.Conn) {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if _, err := conn.ExecContext(bounded, "SET autocommit = 1"); err != nil {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
 }
 
 // unsettled returns the record of a claim whose run has not been settled, and what tells the server's time from then
@@ -216,7 +254,7 @@ func (s *Store) finish(
 		column string
 		value  any
 	}{
-		{"lease_until", micros(next.Lease)}, {"expires_at", micros(next.Expires)}, {"ended_at", micros(next.Ended)},
+		{"lease_until", sqlstore.MicrosAt(next.Lease)}, {"expires_at", sqlstore.MicrosAt(next.Expires)}, {"ended_at", sqlstore.MicrosAt(next.Ended)},
 		{"settled", strings.Join(next.Settled, ",")}, {"decided", next.Decided}, {"kind", string(o.Kind)},
 		{"exhausted", o.Exhausted}, {"truncated", o.Truncated}, {"reason", o.Reason},
 		{"result", blobs[0].inline()}, {"stubs", blobs[1].inline()}, {"contents", blobs[2].inline()},
@@ -234,9 +272,9 @@ func (s *Store) finish(
 	return true, s.saveLarge(ctx, tx, id, next)
 }
 
-// commit is a statement, because that has a context.
+// commit is a statement, because that has a context. This one commits and undoes what begin did.
 func commit(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, "COMMIT")
+	_, err := tx.ExecContext(ctx, "SET autocommit = 1")
 	return err
 }
 

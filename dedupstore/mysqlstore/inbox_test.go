@@ -12,6 +12,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
 // TestInbox_EndedTransactionsAreNoticed: what ends the transaction commits it, or writes what comes after it outside.
@@ -88,6 +89,63 @@ func TestInbox_RealDeadlocksAreRepeated(t *testing.T) {
 	}
 	if sum := count(t, db, "SELECT sum(balance) FROM accounts"); sum != 4 {
 		t.Errorf("the balances are %d in all, want 4", sum)
+	}
+}
+
+// TestInbox_HandlersThatGoOnAfterADeadlock: it has ended the transaction, and what comes after it is rolled back, too.
+func TestInbox_HandlersThatGoOnAfterADeadlock(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(2)
+	s := newStore(t, db)
+	calls := 0
+	err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		var deadlock error
+		if calls++; calls == 1 {
+			_ = exec(ctx, "ROLLBACK")
+			deadlock = exec(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
+		}
+		return success, errors.Join(deadlock, effect(ctx, "1"))
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("%v after %d calls, want nil after 2", err, calls)
+	}
+	wantEffects(t, db, "1", 1)
+	for range 2 * db.Stats().Idle {
+		if n := count(t, db, "SELECT @@autocommit"); n != 1 {
+			t.Error("a connection came back without autocommit")
+		}
+	}
+}
+
+// TestInbox_GivesUpOnAServerThatStandsStill: nobody waits for a transaction to begin when the run's context has ended.
+func TestInbox_GivesUpOnAServerThatStandsStill(t *testing.T) {
+	t.Parallel()
+	d := mysqltest.Shared(t).NewDatabase(t)
+	direct := d.Open(t)
+	s := newStore(t, direct)
+	c := runOf(t, s, "1")
+	proxy := mysqltest.StartProxy(t, mysqltest.Shared(t).Addr())
+	s = unmigrated(t, d.Open(t, func(c *mysql.Config) { c.Addr = proxy.Addr }), Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	commands := 0
+	proxy.Inject(func() mysqltest.Fault { // the first ones look at the table and at the record
+		if commands++; commands < 3 {
+			return mysqltest.Fault{}
+		}
+		cancel()
+		return mysqltest.Fault{Freeze: 10 * time.Second}
+	})
+	began := time.Now()
+	err := s.Inbox().InTx(ctx, c, func(context.Context) (dedupstore.Settlement, error) {
+		t.Error("work is called")
+		return success, nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the transaction returned %v", err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v", took)
 	}
 }
 

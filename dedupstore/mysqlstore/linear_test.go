@@ -109,7 +109,7 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	}
 }
 
-// behindProxy returns a store for each worker, in one database, whose statements are changed so; nil: they are not.
+// behindProxy returns a store for each worker, in one database. Change changes their statements; it may be nil.
 func behindProxy(t *testing.T, change *strings.Replacer) (stores []*Store, proxy *mysqltest.Proxy) {
 	t.Helper()
 	server := mysqltest.Shared(t)

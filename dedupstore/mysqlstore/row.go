@@ -75,8 +75,8 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 		return nil, now, err
 	}
 	o.Reason = reason
-	s.Lease, s.Due, s.Expires = timeAt(lease), timeAt(due), timeAt(expires)
-	s.First, s.Claimed, s.Ended, s.LastDuplicate = timeAt(first), timeAt(claimed), timeAt(ended), timeAt(last)
+	s.Lease, s.Due, s.Expires = sqlstore.TimeAt(lease), sqlstore.TimeAt(due), sqlstore.TimeAt(expires)
+	s.First, s.Claimed, s.Ended, s.LastDuplicate = sqlstore.TimeAt(first), sqlstore.TimeAt(claimed), sqlstore.TimeAt(ended), sqlstore.TimeAt(last)
 	if settled != "" {
 		s.Settled = strings.Split(settled, ",")
 	}
@@ -96,7 +96,7 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 		problem := fmt.Sprintf("has state %q and kind %q: another version wrote it", s.State, o.Kind)
 		r.err = &dedupstore.RecordError{Key: r.key, Problem: problem}
 	}
-	return r, timeAt(at), nil
+	return r, sqlstore.TimeAt(at), nil
 }
 
 // appendRow appends the values of a record.
@@ -108,9 +108,9 @@ func appendRow(b []byte, r *row) []byte {
 	}
 	blobs := blobsOf(s)
 	return sqlstore.AppendRow(b, r.id, r.key, string(s.State), s.Owner, s.Fence, s.Attempts, s.Returned, s.Reruns,
-		s.Started, micros(s.Lease), micros(s.Due), micros(s.Expires), s.Fingerprint.Scheme, s.Fingerprint.Sum,
+		s.Started, sqlstore.MicrosAt(s.Lease), sqlstore.MicrosAt(s.Due), sqlstore.MicrosAt(s.Expires), s.Fingerprint.Scheme, s.Fingerprint.Sum,
 		strings.Join(s.Settled, ","), s.Trace, s.Decided, string(o.Kind), o.Exhausted, o.Truncated, o.Reason,
-		micros(s.First), micros(s.Claimed), micros(s.Ended), s.Holder, history, s.Duplicates, micros(s.LastDuplicate),
+		sqlstore.MicrosAt(s.First), sqlstore.MicrosAt(s.Claimed), sqlstore.MicrosAt(s.Ended), s.Holder, history, s.Duplicates, sqlstore.MicrosAt(s.LastDuplicate),
 		blobs[0].inline(), blobs[1].inline(), blobs[2].inline())
 }
 
@@ -183,20 +183,4 @@ func (s *Store) saveLarge(ctx context.Context, tx *sql.Tx, id string, rec *dedup
 		}
 	}
 	return nil
-}
-
-// timeAt is a time as the table has it.
-func timeAt(micros int64) (t time.Time) {
-	if micros != 0 {
-		t = time.UnixMicro(micros)
-	}
-	return t
-}
-
-// micros is a time as the table has it, rounded up: nothing ends early.
-func micros(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.Add(time.Microsecond - 1).UnixMicro()
 }

@@ -39,8 +39,9 @@ var (
 // names the field of the config that is wrong.
 //
 // The store needs no parameter in the DSN. A handler of an inbox keeps a connection while it runs. If the pool has a
-// limit (SetMaxOpenConns) when the first one does, they take at most three quarters of it, and the others wait: claims
-// and heartbeats need the rest. Set SetMaxIdleConns as high, or connections are made and closed all the time.
+// limit (SetMaxOpenConns) when the first handler runs, handlers take at most three quarters of it, and more of them
+// wait: claims and heartbeats need the rest. Set SetMaxIdleConns as high, or connections are made and closed all the
+// time.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}

@@ -28,7 +28,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if _, err := s.read(ctx, probe); err != nil {
 		return dedupstore.Report{}, err
 	}
-	// Another stream is named than the one that gets the message, and so it is refused after rights are looked at.
+	// The message names another stream than the one that gets it. So the server looks at the rights, and then refuses
+	// it.
 	_, err = s.publish(ctx, s.subject(probe), nil, 0, nats.Header{jetstream.ExpectedStreamHeader: {"none"}})
 	if api := (*jetstream.APIError)(nil); err != nil && !errors.As(err, &api) {
 		return dedupstore.Report{}, s.failed(ctx, err)

@@ -70,7 +70,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 			return fmt.Errorf("natskv: bucket %q: %w: %w", s.bucket, dedupstore.ErrFull, err)
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
-		// Of a request that is refused, only the connection hears.
+		// Only the connection hears that a request was refused.
 		if last := s.js.Conn().LastError(); errors.Is(last, nats.ErrPermissionViolation) {
 			return s.setup("did not answer, and the client's user lacks a right: allow what the package doc of natskv "+
 				"lists", last)

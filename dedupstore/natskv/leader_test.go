@@ -17,8 +17,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
-// The node that leads the bucket dies under load, five times with ONCEMILL_PROOF=1. Each key is claimed by two owners at
-// once, who ask again after errors: one of them runs, and its outcome stays.
+// The node that leads the bucket dies under load, five times with ONCEMILL_PROOF=1. Two owners claim each key
+// at once, and ask again after errors: one of them runs, and its outcome stays.
 func TestStore_LosesNothingWhenTheLeaderDies(t *testing.T) {
 	t.Parallel()
 	leaderDies(t, natstest.StartCluster(t, 3))

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,14 +19,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
-// TestMain lets more tests run at once than there are processors: most of them wait for the end of a lease.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		if err := p.Value.Set("12"); err != nil {
-			panic(err)
-		}
-	}
+	flag.Set("test.parallel", "12") // unless -parallel says otherwise: most tests wait for the end of a lease
 	goleak.VerifyTestMain(m)
 }
 

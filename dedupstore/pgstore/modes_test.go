@@ -160,7 +160,8 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 
 // FuzzProduced decodes anything without a panic, and what was encoded as it was.
 func FuzzProduced(f *testing.F) {
-	f.Add("id", "topic", "key", "name", "value", []byte("payload"), sqlstore.EncodeStubs([]dedupstore.Produced{{ID: "a"}}),
+	f.Add("id", "topic", "key", "name", "value", []byte("payload"),
+		sqlstore.EncodeStubs([]dedupstore.Produced{{ID: "a"}}),
 		sqlstore.EncodeContents([]dedupstore.Produced{{ID: "a"}}))
 	f.Add("", "\x00", "\xff", "", "", []byte{}, []byte{1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1},
 		[]byte{1, 1, 0, 200})

@@ -67,7 +67,8 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 					end = math.MaxInt64
 				}
 				mu.Lock()
-				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
+				history = append(history,
+					porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
 				// What was sent for the owner before the request that was answered: after a fault, or when the client
 				// took the machine's slowness for one. It may be another worker's, who uses the same claim.
 				again := int64(sent.of(in.Owner, before) - 1)
@@ -75,7 +76,10 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 					again = min(again, r.faulty()-faults)
 				}
 				for range again {
-					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: lineartest.Output{Unheard: true}, Return: math.MaxInt64})
+					history = append(history, porcupine.Operation{
+						ClientId: w, Input: in, Call: call,
+						Output: lineartest.Output{Unheard: true}, Return: math.MaxInt64,
+					})
 				}
 				mu.Unlock()
 			}
@@ -117,7 +121,8 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	t.Run("lone callers", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), false, false) })
 	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), true, false) })
 	t.Run("plain claims", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), false, true) })
-	t.Run("plain claims in shared pipelines", func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), true, true) })
+	t.Run("plain claims in shared pipelines",
+		func(t *testing.T) { linearizable(t, newRig(t, ownServer(t)), true, true) })
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprint("conditional finishes, shared ", shared), func(t *testing.T) {
 			linearizable(t, newConditionalRig(t, new(byScript)), shared, true)
@@ -170,8 +175,10 @@ func linearizable(t *testing.T, r *rig, shared, plain bool) {
 		t.Errorf("%d of %d histories are undecided", undecided, histories)
 	}
 	scripts, dropped := int(r.scripts.Load()), r.proxy.Dropped()
-	t.Logf("seed %d: %d histories, %d operations, %d illegal, %d undecided; %d requests, %d replies dropped (%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
-		seed, histories, operationsRun, illegal, undecided, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Frozen(), unanswered, classes)
+	t.Logf("seed %d: %d histories, %d operations, %d illegal, %d undecided; %d requests, %d replies dropped "+
+		"(%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
+		seed, histories, operationsRun, illegal, undecided, scripts, dropped, 100*float64(dropped)/float64(scripts),
+		r.proxy.Delayed(), r.proxy.Frozen(), unanswered, classes)
 	if dropped*100 < scripts*5 {
 		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
 	}
@@ -180,7 +187,9 @@ func linearizable(t *testing.T, r *rig, shared, plain bool) {
 	} else if shared {
 		t.Logf("%d of %d commands travelled with others", some, all)
 	}
-	for _, class := range []dedupstore.Status{dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch} {
+	for _, class := range []dedupstore.Status{
+		dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch,
+	} {
 		if classes[string(class)] == 0 {
 			t.Errorf("no claim was answered %s", class)
 		}
@@ -194,18 +203,21 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 		script   *script
 		old, new string
 	}{
-		"claim that is not idempotent":  {claimScript, "if rec.owner == owner and (running or publishing) then", "if rec.owner == owner and publishing then"},
-		"claim of what is there":        {claimScript, "'NX', 'PX'", "'PX'"},
-		"claim of a live lease":         {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.due"},
-		"claim before it is due":        {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.ends"},
-		"late claim that counts":        {claimScript, "if settled(rec, owner) or", "if"},
-		"fence that stands still":       {claimScript, "math.max(tonumber(rec.fence) + 1, now)", "math.max(tonumber(rec.fence), 1)"},
-		"attempts without end":          {claimScript, "if rec.attempts >= most then", "if false then"},
-		"finish by anybody":             {finishScript, "if not held(rec, string.sub(ARGV[1], 4, 27)) or", "if not rec or"},
-		"release that forgets attempts": {releaseScript, "rec.state, rec.l, rec.L = 'T', nil, nil", "rec.state, rec.l, rec.L, rec.a = 'T', nil, nil, '0000000000'"},
-		"release by anybody":            {releaseScript, "if not held(rec, string.sub(ARGV[1], 1, 24)) or", "if not rec or"},
-		"extend by anybody":             {extendScript, "if not held(rec, string.sub(ARGV[1], 1, -2)) or", "if not rec or"},
-		"published by anybody":          {publishedScript, "if not held(rec, string.sub(ARGV[1], 1, 24)) or", "if not rec or"},
+		"claim that is not idempotent": {claimScript, "if rec.owner == owner and (running or publishing) then",
+			"if rec.owner == owner and publishing then"},
+		"claim of what is there": {claimScript, "'NX', 'PX'", "'PX'"},
+		"claim of a live lease":  {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.due"},
+		"claim before it is due": {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.ends"},
+		"late claim that counts": {claimScript, "if settled(rec, owner) or", "if"},
+		"fence that stands still": {claimScript, "math.max(tonumber(rec.fence) + 1, now)",
+			"math.max(tonumber(rec.fence), 1)"},
+		"attempts without end": {claimScript, "if rec.attempts >= most then", "if false then"},
+		"finish by anybody":    {finishScript, "if not held(rec, string.sub(ARGV[1], 4, 27)) or", "if not rec or"},
+		"release that forgets attempts": {releaseScript, "rec.state, rec.l, rec.L = 'T', nil, nil",
+			"rec.state, rec.l, rec.L, rec.a = 'T', nil, nil, '0000000000'"},
+		"release by anybody":   {releaseScript, "if not held(rec, string.sub(ARGV[1], 1, 24)) or", "if not rec or"},
+		"extend by anybody":    {extendScript, "if not held(rec, string.sub(ARGV[1], 1, -2)) or", "if not rec or"},
+		"published by anybody": {publishedScript, "if not held(rec, string.sub(ARGV[1], 1, 24)) or", "if not rec or"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			source := test.script.source
@@ -213,7 +225,9 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 				t.Fatalf("the script does not contain %q once", test.old)
 			}
 			broken := allScripts
-			for _, s := range [...]**script{&broken.claim, &broken.extend, &broken.finish, &broken.release, &broken.published} {
+			for _, s := range [...]**script{
+				&broken.claim, &broken.extend, &broken.finish, &broken.release, &broken.published,
+			} {
 				if *s == test.script {
 					*s = scriptOf(name, strings.Replace(source, test.old, test.new, 1))
 				}

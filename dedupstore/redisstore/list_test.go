@@ -53,12 +53,14 @@ func fill(t *testing.T, s *Store, rdb *redis.Client, records int) {
 	t.Helper()
 	const script = `for i = ARGV[1], ARGV[2] - 1 do
 		local failed = i % 1000 == 7
-		local v = '1D' .. (failed and 'f' or 's') .. '1700000714983247abcdefghf' .. string.rep('x', 20) .. 't' .. string.rep('y', 25)
+		local v = '1D' .. (failed and 'f' or 's')
+			.. '1700000714983247abcdefghf' .. string.rep('x', 20) .. 't' .. string.rep('y', 25)
 			.. 'w16billing-7d9f-x2x9k:417k00000250' .. (failed and 'M0000000ccard refused' or '')
 		redis.call('PSETEX', KEYS[1] .. string.format('%d-0000-4000-8000', i), 3600000, v)
 	end`
 	for from := 0; from < records; from += 10_000 {
-		err := rdb.Eval(t.Context(), script, []string{s.name(dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge"})},
+		err := rdb.Eval(t.Context(), script,
+			[]string{s.name(dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge"})},
 			from, from+10_000).Err()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			t.Fatal(err)
@@ -141,12 +143,16 @@ func TestList_OfAPrefixWithOtherKeysUnderIt(t *testing.T) {
 		claim(t, s, request(id), dedupstore.AcquiredRun)
 		claim(t, other, request(id), dedupstore.AcquiredRun)
 		claim(t, near, request(id), dedupstore.AcquiredRun)
-		err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{{Key: key(id), Count: 2, Last: time.Now(), Retention: time.Hour}})
+		err := s.NoteDuplicates(t.Context(),
+			[]dedupstore.Duplicates{{Key: key(id), Count: 2, Last: time.Now(), Retention: time.Hour}})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"", "acme:billing:charge", "acme:billing:charge:1:2", "acme:billing:charge:é", "x", "?", "acme:billing:charge:gone?"} {
+	for _, name := range []string{
+		"", "acme:billing:charge", "acme:billing:charge:1:2", "acme:billing:charge:é", "x", "?",
+		"acme:billing:charge:gone?",
+	} {
 		if err := rdb.HSet(t.Context(), prefix+":"+name, "count", 7).Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package sqlitestore
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -25,14 +24,16 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 		if err != nil {
 			return err
 		}
-		if refused = dedupstore.Refuse(c, seen, rec.look(seen.Key), time.UnixMicro(now)); refused != nil {
+		var next *dedupstore.Stored
+		next, refused = rec.Change(seen, c, now)
+		switch {
+		case refused != nil:
 			return refused
-		}
-		if _, forgets := c.(dedupstore.Forget); forgets {
+		case next == nil:
 			_, err = t.ExecContext(ctx, s.in(forgetSQL), rec.number)
 			return err
 		}
-		rec.change(c, now)
+		rec.Stored = *next
 		return s.save(ctx, t.Tx, rec)
 	})
 	switch {
@@ -42,18 +43,4 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 		return fmt.Errorf("sqlitestore: change: %w", noRoom(err))
 	}
 	return nil
-}
-
-// change makes a change that is not refused, and forgets nothing.
-func (rec *record) change(c dedupstore.Change, now int64) {
-	switch c := c.(type) {
-	case dedupstore.Rerun:
-		rec.again()
-		rec.state, rec.owner, rec.started, rec.due = dedupstore.Retryable, "", false, now
-		rec.outcome = dedupstore.Outcome{Reason: rec.outcome.Reason}
-	case dedupstore.Complete:
-		produced := rec.outcome.Produced
-		rec.outcome = c.Outcome
-		rec.outcome.Produced = produced
-	}
 }

@@ -27,9 +27,9 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 			}
 			changing[r.Key] = true
 		}
-		claim := func(rec *record, now int64) (changed bool, err error) {
-			result.Answer, changed = rec.claim(r, now)
-			return changed, nil
+		claim := func(rec *record, now time.Time) (next *dedupstore.Stored, err error) {
+			next, result.Answer = rec.claim(r, now)
+			return next, nil
 		}
 		ops = append(ops, operation{key: r.Key.String(), err: &result.Err, apply: claim})
 	}
@@ -52,21 +52,20 @@ func (s *Store) refusal(ctx context.Context, r dedupstore.Request) (a dedupstore
 	if err != nil {
 		return a, false
 	}
-	owned, fence := seen.owner != "" && seen.owner != r.Owner, seen.fence
-	a, _ = seen.claim(r, now)
-	if a.Claim.Fence == 0 {
+	if _, a = seen.claim(r, now); a.Claim.Fence == 0 {
 		return a, true
 	}
+	owned := seen.Owner != "" && seen.Owner != r.Owner
 	if owned && s.runs.twin(r.Key, r.Owner) { // it holds longer than its lease says, and may have the write lock
 		return dedupstore.Answer{
-			Status: dedupstore.Busy, Found: a.Found, Wait: twinWait, Fence: fence, Age: a.Age, Trace: a.Trace,
+			Status: dedupstore.Busy, Found: a.Found, Wait: twinWait, Fence: seen.Fence, Age: a.Age, Trace: a.Trace,
 		}, true
 	}
 	return a, false
 }
 
 // read reads a record from the latest snapshot, without the write lock.
-func (s *Store) read(ctx context.Context, key string, now int64) (*record, error) {
+func (s *Store) read(ctx context.Context, key string, now time.Time) (*record, error) {
 	if err := put(ctx, s.reading); err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	for removed < limit {
 		want, n := min(limit-removed, cleanBatch), int64(0)
 		err := s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
-			now := clock()
+			now := clock().UnixMicro()
 			if _, err := t.ExecContext(ctx, s.in(cleanDuplicatesSQL), now, want); err != nil {
 				return err
 			}

@@ -38,7 +38,7 @@ func fill(t testing.TB, s *Store, n int) {
 		`PRAGMA cache_size = -2000`,
 		`PRAGMA wal_checkpoint(TRUNCATE)`,
 	} {
-		if _, err := conn.ExecContext(context.Background(), query, n, clock()-sqlstore.Micros(time.Hour)); err != nil {
+		if _, err := conn.ExecContext(context.Background(), query, n, clock().UnixMicro()-sqlstore.Micros(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
-	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestStore_Conforms also is for databases that are opened without any setting but WAL.
@@ -40,7 +39,7 @@ func ttlOf(t *testing.T, s *Store) func(dedupstore.Key) (time.Duration, bool) {
 			t.Error(err)
 			return 0, false
 		}
-		return sqlstore.Duration(rec.expires - now), rec.state != dedupstore.Absent
+		return rec.Expires.Sub(now), rec.State != ""
 	}
 }
 

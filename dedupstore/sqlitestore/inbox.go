@@ -122,9 +122,9 @@ func (s *Store) attempt(
 	switch {
 	case err != nil:
 		return ended(ctx, err)
-	case rec.settledBy(c.Owner) && rec.decided == c.Fence && rec.state != dedupstore.Retryable:
+	case rec.settledBy(c.Owner) && rec.Decided == c.Fence && rec.State != dedupstore.Retryable:
 		return nil // its Finish is there already
-	case !rec.heldBy(c) || rec.state != dedupstore.Running:
+	case !rec.ownedBy(c) || rec.State != dedupstore.Running:
 		return dedupstore.ErrClaimLost
 	}
 	if err := s.mark(ctx, t, rec); err != nil {
@@ -167,7 +167,7 @@ const savepoint = "oncemill_run"
 
 // markSQL marks the record of a run in its transaction. The run's end overwrites the mark and a rollback removes it, so
 // it stays only if the handler commits. Then nobody may run the message again: neither this process (undone), nor
-// another that claims the key later (record.decide).
+// another that claims the key later (record.claim).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.
@@ -189,7 +189,7 @@ func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, fai
 	ctx, cancel := context.WithTimeout(ctx, c.Lease)
 	defer cancel()
 	rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
-	if err != nil || rec.heldBy(c) && rec.state == dedupstore.Running && rec.decided == rec.fence {
+	if err != nil || rec.ownedBy(c) && rec.State == dedupstore.Running && rec.Decided == rec.Fence {
 		return endedError(errors.Join(failure, err))
 	}
 	return failure
@@ -203,10 +203,14 @@ func (s *Store) finish(
 	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
 		return endedError(err)
 	}
-	if _, err := rec.finish(c, finish, clock()); err != nil {
+	now := clock()
+	rec.Expires = now.Add(time.Hour) // nobody could write it meanwhile, heartbeats neither
+	next, err := rec.Settle(c, finish, now)
+	if err != nil {
 		return err
 	}
-	err := s.save(ctx, t.Tx, rec)
+	rec.Stored = *next
+	err = s.save(ctx, t.Tx, rec)
 	switch {
 	case isBusy(err):
 		return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
@@ -236,9 +240,9 @@ func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, 
 		switch {
 		case err == nil && rec.settledBy(c.Owner):
 			return nil
-		case err == nil && rec.heldBy(c):
+		case err == nil && rec.ownedBy(c):
 			return failure
-		case err == nil && rec.state != dedupstore.Absent:
+		case err == nil && rec.State != "":
 			return dedupstore.ErrClaimLost // another took over, which it could not have after the commit
 		case err == nil:
 			err = errGone

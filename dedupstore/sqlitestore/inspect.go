@@ -2,13 +2,10 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql"
-	"encoding/json"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 const duplicatesSQL = `
@@ -28,17 +25,18 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 	}
 	records := make([]dedupstore.Record, len(keys))
 	for i, key := range keys {
-		rec, err := s.read(ctx, key.String(), clock())
+		now := clock()
+		rec, err := s.read(ctx, key.String(), now)
 		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", err)
 		}
-		records[i] = rec.look(key)
+		records[i] = rec.Look(key, now)
 		var last int64
-		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, rec.first).Scan(&records[i].Duplicates, &last)
+		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, sqlstore.MicrosAt(rec.First)).Scan(&records[i].Duplicates, &last)
 		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
 		}
-		records[i].LastDuplicate = lastAt(last)
+		records[i].LastDuplicate = sqlstore.TimeAt(last)
 	}
 	return records, nil
 }
@@ -61,55 +59,4 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 		return fmt.Errorf("sqlitestore: note duplicates: %w", noRoom(err))
 	}
 	return nil
-}
-
-// look is what a record says to people.
-func (rec *record) look(key dedupstore.Key) dedupstore.Record {
-	if rec.state == dedupstore.Absent {
-		return dedupstore.Record{Key: key, State: dedupstore.Absent}
-	}
-	last := rec.attempt()
-	seen := dedupstore.Record{
-		Key: key, State: rec.state, Started: rec.started && rec.state == dedupstore.Running, Fence: rec.fence,
-		Attempts: rec.attempts, Returned: rec.returned, Reruns: rec.reruns,
-		First: time.UnixMicro(rec.first), Claimed: last.Claimed, Ended: last.Ended,
-		Expires: time.UnixMicro(rec.expires), Holder: rec.holder, Trace: rec.trace,
-		History: rec.past(), Outcome: rec.outcome,
-	}
-	seen.Outcome.Produced = dedupstore.Stubs(seen.Outcome.Produced)
-	if rec.state != dedupstore.Finished {
-		seen.Until = time.UnixMicro(max(rec.lease, rec.due)) // one of them is 0
-	}
-	if rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing {
-		seen.Decided = rec.decided
-	}
-	return seen
-}
-
-// attempt is the record's last one. The fence says when it was claimed, as far as the clock was not set back.
-func (rec *record) attempt() dedupstore.Attempt {
-	const most = 96 // bytes that the history has of a reason
-	reason := rec.outcome.Reason[:min(len(rec.outcome.Reason), most)]
-	a := dedupstore.Attempt{
-		Claimed: time.UnixMicro(int64(rec.fence)).UTC(), Holder: rec.holder, Reason: strings.ToValidUTF8(reason, ""),
-	}
-	if rec.took.Valid {
-		a.Ended = a.Claimed.Add(time.Duration(rec.took.Int64) * time.Millisecond)
-	}
-	return a
-}
-
-// past reads the attempts before the last one. It is evidence: a text that is none counts for nothing.
-func (rec *record) past() (attempts []dedupstore.Attempt) {
-	if rec.history.Valid {
-		_ = json.Unmarshal([]byte(rec.history.String), &attempts)
-	}
-	return attempts
-}
-
-// moveOn puts the last attempt into the history, for the next one.
-func (rec *record) moveOn() {
-	past := append(rec.past(), rec.attempt())
-	text, _ := json.Marshal(past[max(0, len(past)-dedupstore.MaxHistory):])
-	rec.history = sql.NullString{String: string(text), Valid: true}
 }

@@ -72,17 +72,19 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	}
 	succeeded := dedupstore.Finish{
 		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
-		Took: sqlstore.Duration(now - int64(c.Fence)),
+		Took: sqlstore.Duration(now.UnixMicro() - int64(c.Fence)),
 	}
-	changed, err := rec.finish(c, succeeded, now)
-	if err == nil && !changed {
-		err = ErrSettled
+	next, err := rec.settle(c, succeeded, now)
+	switch {
+	case err != nil:
+		return err
+	case next == nil:
+		return ErrSettled
 	}
-	if err == nil {
-		err = s.save(ctx, tx, rec)
+	rec.Stored = *next
+	if err := s.save(ctx, tx, rec); err != nil {
+		return err
 	}
-	if err == nil {
-		s.runs.enter(c, now+sqlstore.Micros(c.Lease))
-	}
-	return err
+	s.runs.enter(c, now.Add(c.Lease))
+	return nil
 }

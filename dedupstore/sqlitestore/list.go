@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // How much a page looks at, and returns: it takes milliseconds.
@@ -42,7 +43,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 	if err != nil {
 		return found, err
 	}
-	bytes, last := 0, p.end
+	bytes, last, now := 0, p.end, clock() // records that expire meanwhile are listed
 	var unreadable error
 	err = s.each(ctx, p, listSQL, &f, func(rows *sql.Rows) (more bool, err error) {
 		var duplicates int
@@ -61,8 +62,8 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 			unreadable = errors.Join(unreadable, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()})
 			return true, nil
 		}
-		seen := rec.look(key)
-		seen.Duplicates, seen.LastDuplicate = duplicates, lastAt(at)
+		seen := rec.Look(key, now)
+		seen.Duplicates, seen.LastDuplicate = duplicates, sqlstore.TimeAt(at)
 		if f.Matches(&seen) {
 			found.Records = append(found.Records, seen)
 		}
@@ -153,7 +154,7 @@ func (s *Store) each(
 	ctx context.Context, p page, query string, f *dedupstore.Filter, read func(*sql.Rows) (more bool, err error),
 ) error {
 	where, args := conditions(f)
-	args = append([]any{p.after, p.end, clock()}, args...)
+	args = append([]any{p.after, p.end, clock().UnixMicro()}, args...)
 	rows, err := s.db.QueryContext(ctx, s.in(query+where+orderSQL), args...)
 	if err != nil {
 		return err
@@ -207,12 +208,4 @@ func texts[T ~string](of []T) (values []any) {
 		values = append(values, string(text))
 	}
 	return values
-}
-
-// lastAt is when the last duplicate came; 0: none did.
-func lastAt(micros int64) (t time.Time) {
-	if micros != 0 {
-		t = time.UnixMicro(micros)
-	}
-	return t
 }

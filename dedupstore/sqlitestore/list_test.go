@@ -133,7 +133,7 @@ func TestList_PagesOfLargeResultsAreShorter(t *testing.T) {
 	s, db := newStore(t, "_synchronous", "OFF")
 	db.SetMaxOpenConns(1) // a page must not ask for another one
 	const n = 100
-	mustExec(t, db, insertSQL, n, clock(), pageBytes/40)
+	mustExec(t, db, insertSQL, n, clock().UnixMicro(), pageBytes/40)
 	mustExec(t, db, `DELETE FROM oncemill_dedup WHERE number % 3 = 0`)
 	records, pages, looked := listed(t, s, dedupstore.Filter{})
 	if len(records) != n-n/3 || pages != 2 || looked != n-n/3 {
@@ -148,7 +148,7 @@ func TestList_PagesOfLargeResultsAreShorter(t *testing.T) {
 func TestList_WaitsForNoHandler(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
-	mustExec(t, db, insertSQL, 2*pageRows, clock(), 0)
+	mustExec(t, db, insertSQL, 2*pageRows, clock().UnixMicro(), 0)
 	tx, err := db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestList_SaysWhatItCannotRead(t *testing.T) {
 func BenchmarkInspector(b *testing.B) {
 	s, db := newStore(b, "_synchronous", "OFF")
 	const n = 100_000
-	mustExec(b, db, insertSQL, n, clock(), 0)
+	mustExec(b, db, insertSQL, n, clock().UnixMicro(), 0)
 	failures := dedupstore.Filter{Kinds: []dedupstore.Kind{dedupstore.Failed}}
 	bench := func(name string, want int, look func() int) {
 		b.Run(name, func(b *testing.B) {

@@ -64,7 +64,7 @@ func continues(t *testing.T, old, version string) {
 		t.Fatal(err)
 	}
 	mustExec(t, db, s.in(old)+strings.ReplaceAll(s.in(versionSQL), "{version}", version))
-	now := clock()
+	now := clock().UnixMicro()
 	row := func(
 		r dedupstore.Request, state dedupstore.State, kind, reason string, decided, lease int64,
 	) dedupstore.Claim {

@@ -5,6 +5,9 @@ import (
 	"database/sql"
 	"fmt"
 	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // maxBatch is how many operations share a transaction at most, so that others get the write lock in between.
@@ -12,9 +15,10 @@ const maxBatch = 256
 
 // An operation changes one record in a transaction that it shares with others.
 type operation struct {
-	key   string
-	apply func(rec *record, now int64) (changed bool, err error) // may be called again, after a transaction that failed
-	err   *error                                                 // where its result goes
+	key string
+	// may be called again, after a transaction that failed
+	apply func(rec *record, now time.Time) (next *dedupstore.Stored, err error)
+	err   *error // where its result goes
 }
 
 // do makes operations in their order. The context bounds the waiting for the write lock.
@@ -54,9 +58,10 @@ func (s *Store) change(ctx context.Context, tx *sql.Tx, stmt querier, op operati
 		}
 		return err
 	}
-	changed := false
-	if changed, *op.err = op.apply(rec, now); !changed {
+	next, err := op.apply(rec, now)
+	if *op.err = err; next == nil {
 		return nil
 	}
+	rec.Stored = *next
 	return s.save(ctx, tx, rec)
 }

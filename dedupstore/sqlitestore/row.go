@@ -3,10 +3,12 @@ package sqlitestore
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
@@ -32,7 +34,7 @@ type querier interface {
 }
 
 // load reads the record of a key as it counts now. It is never nil without an error.
-func load(ctx context.Context, q querier, key string, now int64) (*record, error) {
+func load(ctx context.Context, q querier, key string, now time.Time) (*record, error) {
 	rec, err := scan(q.QueryRowContext(ctx, key))
 	if errors.Is(err, sql.ErrNoRows) {
 		rec, err = &record{key: key}, nil
@@ -47,30 +49,44 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 // scan reads the record of a row, and what comes after it in the row.
 func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error) {
 	rec := &record{}
-	var settled, state, kind string
-	var fence, decided int64
-	var reason, result, stubs, contents []byte
-	err := row.Scan(append([]any{&rec.number, &rec.key, &state, &rec.owner, &fence, &rec.attempts, &rec.returned,
-		&rec.started, &rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum,
-		&settled, &rec.trace, &decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated,
-		&reason, &result, &stubs, &rec.holder, &rec.took, &rec.history, &rec.reruns, &contents}, after...)...)
+	o := &rec.Outcome
+	var col struct { // one allocation
+		settled, state, kind                       string
+		fence, decided, lease, due, first, expires int64
+		took                                       sql.NullInt64 // milliseconds, of the last run
+		reason, result, stubs, contents, history   []byte
+	}
+	err := row.Scan(append([]any{&rec.number, &rec.key, &col.state, &rec.Owner, &col.fence, &rec.Attempts,
+		&rec.Returned, &rec.Started, &col.lease, &col.due, &col.first, &col.expires, &rec.Fingerprint.Scheme,
+		&rec.Fingerprint.Sum, &col.settled, &rec.Trace, &col.decided, &col.kind, &o.Exhausted, &o.Truncated,
+		&col.reason, &col.result, &col.stubs, &rec.Holder, &col.took, &col.history, &rec.Reruns, &col.contents},
+		after...)...)
 	if err != nil {
 		return nil, err
 	}
-	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
+	rec.State, o.Kind, o.Reason = dedupstore.State(col.state), dedupstore.Kind(col.kind), string(col.reason)
+	rec.Lease, rec.Due = sqlstore.TimeAt(col.lease), sqlstore.TimeAt(col.due)
+	rec.First, rec.Expires = sqlstore.TimeAt(col.first), sqlstore.TimeAt(col.expires)
 	known := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
-	if fence <= 0 || decided < 0 || !slices.Contains(known, rec.state) {
-		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
+	if col.fence <= 0 || col.decided < 0 || !slices.Contains(known, rec.State) {
+		problem := fmt.Sprintf("has state %q, fence %d, decided %d", col.state, col.fence, col.decided)
 		return nil, &dedupstore.RecordError{Key: rec.key, Problem: problem}
 	}
-	rec.fence, rec.decided = uint64(fence), uint64(decided)
-	if settled != "" {
-		rec.settled = strings.Split(settled, ",")
+	rec.Fence, rec.Decided = uint64(col.fence), uint64(col.decided)
+	rec.Claimed = time.UnixMicro(col.fence) // as far as the clock was not set back
+	if col.took.Valid {
+		rec.Ended = rec.Claimed.Add(time.Duration(col.took.Int64) * time.Millisecond)
 	}
-	if len(result) > 0 {
-		rec.outcome.Result = result
+	if col.settled != "" {
+		rec.Settled = strings.Split(col.settled, ",")
 	}
-	if rec.outcome.Produced, err = sqlstore.DecodeProduced(stubs, contents); err != nil {
+	if col.history != nil {
+		_ = json.Unmarshal(col.history, &rec.History) // evidence: a text that is none counts for nothing
+	}
+	if len(col.result) > 0 {
+		o.Result = col.result
+	}
+	if o.Produced, err = sqlstore.DecodeProduced(col.stubs, col.contents); err != nil {
 		return nil, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()}
 	}
 	return rec, nil
@@ -78,15 +94,25 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error)
 
 // save writes a record. The caller has the write lock since before it was loaded.
 func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
+	o := &rec.Outcome
 	var contents []byte
-	if rec.state == dedupstore.Publishing && len(rec.outcome.Produced) > 0 {
-		contents = sqlstore.EncodeContents(rec.outcome.Produced)
+	if rec.State == dedupstore.Publishing && len(o.Produced) > 0 {
+		contents = sqlstore.EncodeContents(o.Produced)
+	}
+	var took, history any
+	if !rec.Ended.IsZero() {
+		took = rec.Ended.Sub(rec.Claimed).Milliseconds()
+	}
+	if len(rec.History) > 0 {
+		text, _ := json.Marshal(rec.History)
+		history = string(text)
 	}
 	_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx,
-		rec.number, rec.key, string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started,
-		rec.lease, rec.due, rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum,
-		strings.Join(rec.settled, ","), rec.trace, int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted,
-		rec.outcome.Truncated, []byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), // nil would be NULL
-		sqlstore.EncodeStubs(rec.outcome.Produced), contents, rec.holder, rec.took, rec.history, rec.reruns)
+		rec.number, rec.key, string(rec.State), rec.Owner, int64(rec.Fence), rec.Attempts, rec.Returned, rec.Started,
+		sqlstore.MicrosAt(rec.Lease), sqlstore.MicrosAt(rec.Due), sqlstore.MicrosAt(rec.First),
+		sqlstore.MicrosAt(rec.Expires), rec.Fingerprint.Scheme, rec.Fingerprint.Sum, strings.Join(rec.Settled, ","),
+		rec.Trace, int64(rec.Decided), string(o.Kind), o.Exhausted, o.Truncated, []byte(o.Reason),
+		append([]byte{}, o.Result...), // nil would be NULL
+		sqlstore.EncodeStubs(o.Produced), contents, rec.Holder, took, history, rec.Reruns)
 	return err
 }

@@ -1,15 +1,15 @@
 package sqlitestore
 
 import (
-	"math"
 	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // runs are those that may have the write lock themselves: their heartbeats must not wait for it.
 type runs struct {
-	until sync.Map // of runID: when it is forgotten at the latest, int64
+	until sync.Map // of runID: when it is forgotten at the latest, time.Time
 }
 
 type runID struct {
@@ -19,15 +19,15 @@ type runID struct {
 }
 
 // forever is for runs that leave.
-const forever = int64(math.MaxInt64)
+var forever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func idOf(c dedupstore.Claim) runID { return runID{c.Key, c.Owner, c.Fence} }
 
 // enter notes a run until a time, or until it leaves. It forgets those whose time is over.
-func (r *runs) enter(c dedupstore.Claim, until int64) {
+func (r *runs) enter(c dedupstore.Claim, until time.Time) {
 	now := clock()
 	for id, end := range r.until.Range {
-		if end.(int64) < now {
+		if end.(time.Time).Before(now) {
 			r.until.Delete(id)
 		}
 	}

@@ -85,16 +85,17 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 		if errs[i] = cmp.Or(x.Validate(), unusable); errs[i] != nil {
 			continue
 		}
-		op := operation{key: x.Claim.Key.String(), err: &errs[i], apply: func(rec *record, now int64) (bool, error) {
-			if rec.state == dedupstore.Finished && rec.heldBy(x.Claim) && s.runs.has(x.Claim) {
-				return false, nil // the handler has committed, and will return
+		op := operation{key: x.Claim.Key.String(), err: &errs[i]}
+		op.apply = func(rec *record, now time.Time) (*dedupstore.Stored, error) {
+			if rec.State == dedupstore.Finished && rec.ownedBy(x.Claim) && s.runs.has(x.Claim) {
+				return nil, nil // the handler has committed, and will return
 			}
-			err := rec.extend(x, now)
+			next, err := rec.Extend(x, now)
 			if err != nil {
 				s.runs.leave(x.Claim) // the next heartbeat is told
 			}
-			return err == nil, err
-		}}
+			return next, err
+		}
 		if s.runs.has(x.Claim) {
 			go s.follow(ctx, op, x.Lease)
 		} else {
@@ -122,9 +123,10 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 	for i, x := range settlings {
 		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
 		if errs[i] == nil {
-			ops = append(ops, operation{key: x.Claim.Key.String(), err: &errs[i],
-				apply: func(rec *record, now int64) (bool, error) { return rec.settle(x.Claim, x.Settlement, now) },
-			})
+			settle := func(rec *record, now time.Time) (*dedupstore.Stored, error) {
+				return rec.settle(x.Claim, x.Settlement, now)
+			}
+			ops = append(ops, operation{key: x.Claim.Key.String(), apply: settle, err: &errs[i]})
 		}
 	}
 	s.do(ctx, ops)

@@ -34,8 +34,8 @@ var publishCases = []testCase{
 	},
 	{
 		name: "publish/withheld-is-made-again",
-		why: "a dead letter that is too large for the record must not be taken for published: whoever gets the step makes " +
-			"it again",
+		why: "a dead letter that is too large for the record must not be taken for published: whoever gets the " +
+			"step makes it again",
 		test: func(k *kit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			f := dedupstore.Finish{Outcome: failed("card refused"), Retention: long, Withheld: true}

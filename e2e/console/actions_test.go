@@ -41,8 +41,10 @@ func TestConsole_EachActionOfARecord(t *testing.T) {
 		become func(dedupstore.Record) bool
 	}{
 		{console.Forget, "failed-001", func(r dedupstore.Record) bool { return r.State == dedupstore.Absent }},
-		{console.Rerun, "failed-002", func(r dedupstore.Record) bool { return r.State == dedupstore.Retryable && r.Reruns == 1 }},
-		{console.Complete, "unknown-1", func(r dedupstore.Record) bool { return r.Outcome.Kind == dedupstore.Succeeded }},
+		{console.Rerun, "failed-002",
+			func(r dedupstore.Record) bool { return r.State == dedupstore.Retryable && r.Reruns == 1 }},
+		{console.Complete, "unknown-1",
+			func(r dedupstore.Record) bool { return r.Outcome.Kind == dedupstore.Succeeded }},
 		{console.Archive, "failed-003", func(r dedupstore.Record) bool { return r.Outcome.Kind == dedupstore.Failed }},
 	} {
 		k := key("charge", tc.id)
@@ -60,7 +62,8 @@ func TestConsole_EachActionOfARecord(t *testing.T) {
 		}
 		all := w.entries()
 		last := all[len(all)-1]
-		if len(all) != i+1 || last.Action != tc.do || last.Who != "ada" || last.Why != "agreed with the bank" || last.Result != "changed" ||
+		if len(all) != i+1 || last.Action != tc.do || last.Who != "ada" || last.Why != "agreed with the bank" ||
+			last.Result != "changed" ||
 			last.Where != "records" || last.What != k.String() {
 			t.Errorf("the audit log says %+v", last)
 		}
@@ -132,7 +135,7 @@ func TestConsole_ActionsOfTheOutbox(t *testing.T) {
 	}
 }
 
-// Whoever may only look is offered nothing, sees no payload, and is refused what is asked for all the same.
+// A visitor who may only look is offered no action, sees no payload, and is refused a form made by hand.
 func TestConsole_ReadOnly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -147,8 +150,10 @@ func TestConsole_ReadOnly(t *testing.T) {
 			t.Errorf("%s has %q in it", path, hidden)
 		}
 	}
-	for _, path := range []string{"", "messages", "failures", "failures?list=1", "outbox?state=dead", "message?in=records&key=" +
-		key("charge", "failed-000").String()} {
+	for _, path := range []string{
+		"", "messages", "failures", "failures?list=1", "outbox?state=dead",
+		"message?in=records&key=" + key("charge", "failed-000").String(),
+	} {
 		p.open(w.url + path)
 		if n := eval[int](p, `document.querySelectorAll('[name="do"], [id^="do-"], #confirm').length`); n > 0 {
 			t.Errorf("%s offers %d actions", path, n)
@@ -174,11 +179,14 @@ func TestConsole_ReadOnly(t *testing.T) {
 // Somebody who may not look sees nothing.
 func TestConsole_StrangersSeeNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(*http.Request, console.Action) (string, error) { return "", errors.New("strangers stay outside") })
+	w := newWorld(t, func(*http.Request, console.Action) (string, error) {
+		return "", errors.New("strangers stay outside")
+	})
 	p := newTab(t)
 	for _, path := range []string{"", "messages", "failures", "outbox", "health", "live?screen=overview"} {
 		p.open(w.url + path)
-		if text := p.text("body"); !strings.Contains(text, "strangers stay outside") || strings.Contains(text, "order-") {
+		if text := p.text("body"); !strings.Contains(text, "strangers stay outside") ||
+			strings.Contains(text, "order-") {
 			t.Errorf("%s shows %s", path, text)
 		}
 	}
@@ -196,8 +204,10 @@ func TestConsole_OtherSitesCannotAct(t *testing.T) {
 	k := key("charge", "failed-000").String()
 	token := ""
 	site := httptest.NewServer(http.HandlerFunc(func(to http.ResponseWriter, r *http.Request) {
-		fmt.Fprintf(to, `<title>elsewhere</title><link rel="icon" href="data:,"><form id="f" method="post" action="%splan"><input name="token" value="%s">
-			<input name="do" value="forget"><input name="in" value="records"><input name="key" value="%s"><button>Win</button></form>`,
+		fmt.Fprintf(to, `<title>elsewhere</title><link rel="icon" href="data:,">
+			<form id="f" method="post" action="%splan"><input name="token" value="%s">
+			<input name="do" value="forget"><input name="in" value="records"><input name="key" value="%s">
+			<button>Win</button></form>`,
 			w.url, token, k)
 	}))
 	t.Cleanup(site.Close)
@@ -218,7 +228,8 @@ func TestConsole_OtherSitesCannotAct(t *testing.T) {
 	}
 	// The same form from the console itself works, with the token only.
 	p.open(w.url + "message?in=records&key=" + k)
-	p.do(chromedp.Evaluate[chromedp.Void](`document.querySelectorAll('[name="token"]').forEach((e) => { e.value = "forged"; })`))
+	p.do(chromedp.Evaluate[chromedp.Void](
+		`document.querySelectorAll('[name="token"]').forEach((e) => { e.value = "forged"; })`))
 	p.follow("#do-forget")
 	p.wants("main", "the form is old")
 	p.forget() // the statuses, 403

@@ -134,7 +134,8 @@ func (p *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 func (p *tab) where() (text string) {
 	ctx, cancel := context.WithTimeout(p.ctx(), time.Second)
 	defer cancel()
-	text, _ = chromedp.Run(ctx, chromedp.Evaluate[string](`location.href + "\n" + document.body?.innerText.slice(0, 2000)`))
+	text, _ = chromedp.Run(ctx,
+		chromedp.Evaluate[string](`location.href + "\n" + document.body?.innerText.slice(0, 2000)`))
 	return text
 }
 
@@ -320,7 +321,8 @@ func (p *tab) accessible() {
 	}
 	for _, v := range violations {
 		if v.Impact == "serious" || v.Impact == "critical" {
-			p.t.Errorf("%s: %s (%s, %s): %s\n%s", eval[string](p, "location.href"), v.Help, v.ID, v.Impact, v.Nodes[0].HTML,
+			p.t.Errorf("%s: %s (%s, %s): %s\n%s", eval[string](p, "location.href"), v.Help, v.ID, v.Impact,
+				v.Nodes[0].HTML,
 				v.Nodes[0].FailureSummary)
 		}
 	}

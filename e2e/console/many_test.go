@@ -77,8 +77,9 @@ func fillStore(t *testing.T, store dedupstore.Store, records int) {
 				requests := make([]dedupstore.Request, min(batch, records-from))
 				for i := range requests {
 					requests[i] = dedupstore.Request{
-						Key: key([]string{"charge", "receipt", "mail"}[i%3], fmt.Sprintf("order-%07d", from+i)), Owner: producer.NewID(),
-						Lease: time.Minute, Retention: day, MaxAttempts: 3, Holder: "billing-7f9c4:12",
+						Key:   key([]string{"charge", "receipt", "mail"}[i%3], fmt.Sprintf("order-%07d", from+i)),
+						Owner: producer.NewID(), Lease: time.Minute, Retention: day, MaxAttempts: 3,
+						Holder: "billing-7f9c4:12",
 					}
 				}
 				settlings := make([]dedupstore.Settling, len(requests))
@@ -89,9 +90,11 @@ func fillStore(t *testing.T, store dedupstore.Store, records int) {
 					}
 					o := dedupstore.Outcome{Kind: dedupstore.Succeeded}
 					if i%100 == 7 {
-						o = dedupstore.Outcome{Kind: dedupstore.Failed, Reason: fmt.Sprintf("the gateway %c answers 500 for charge %d", 'A'+from/batch%10, from+i)}
+						o = dedupstore.Outcome{Kind: dedupstore.Failed,
+							Reason: fmt.Sprintf("the gateway %c answers 500 for charge %d", 'A'+from/batch%10, from+i)}
 					}
-					settlings[i] = dedupstore.Settling{Claim: r.Answer.Claim, Settlement: dedupstore.Finish{Outcome: o, Retention: day}}
+					settlings[i] = dedupstore.Settling{Claim: r.Answer.Claim,
+						Settlement: dedupstore.Finish{Outcome: o, Retention: day}}
 				}
 				for _, err := range store.Settle(t.Context(), settlings) {
 					if err != nil {
@@ -155,8 +158,9 @@ func TestMany_PagesAreFast(t *testing.T) {
 		s, _ := serveMany(t, store)
 		slowest := time.Duration(0)
 		for _, path := range []string{
-			"/messages", "/messages?state=succeeded", "/messages?state=failed", "/messages?state=unknown", "/messages?since=5m",
-			"/messages?handler=mail", "/messages?id=order-0000042", "/failures", "/failures?list=1", "/failures?list=1&reason=gateway+C",
+			"/messages", "/messages?state=succeeded", "/messages?state=failed", "/messages?state=unknown",
+			"/messages?since=5m", "/messages?handler=mail", "/messages?id=order-0000042",
+			"/failures", "/failures?list=1", "/failures?list=1&reason=gateway+C",
 			"/message?in=records&key=" + key("charge", "order-0000042").String(), "/",
 		} {
 			var took []time.Duration

@@ -15,7 +15,8 @@ func startQuickstart(t *testing.T, args ...string) (books string, p *testserver.
 	t.Helper()
 	needBrowser(t)
 	program := filepath.Join(t.TempDir(), "quickstart")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/oncemill/oncemill/examples/quickstart")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program,
+		"github.com/oncemill/oncemill/examples/quickstart")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the quickstart: %v\n%s", err, out)
 	}
@@ -37,8 +38,8 @@ func startQuickstart(t *testing.T, args ...string) (books string, p *testserver.
 	return books, p
 }
 
-// A newcomer sees the books grow, sees a charge that was made twice, and is two clicks from knowing why Oncemill did not
-// make it: the order, then the outcome that its duplicates got.
+// A newcomer sees the books grow, sees a charge that was made twice, and is two clicks from knowing why Oncemill did
+// not make it: the order, then the outcome that its duplicates got.
 func TestQuickstart_NewcomerSeesWhyAMessageWasSuppressed(t *testing.T) {
 	t.Parallel()
 	books, quickstart := startQuickstart(t, "-orders", "40")
@@ -59,7 +60,8 @@ func TestQuickstart_NewcomerSeesWhyAMessageWasSuppressed(t *testing.T) {
 		p.follow(selector)
 	}
 	order := eval[string](p, `[...document.querySelectorAll(".wrong tbody tr")]
-		.find((r) => r.innerText.includes("producer retries") && r.children[3].innerText.includes("charged twice")).querySelector("a").id`)
+		.find((r) => r.innerText.includes("producer retries") && r.children[3].innerText.includes("charged twice"))
+		.querySelector("a").id`)
 	click(`[id="` + order + `"]`)
 	p.wants("h1", order)
 	p.wants("#story", "It succeeded", "Its effect happened once.")

@@ -28,8 +28,8 @@ type thing struct {
 	Fill          string
 }
 
-// TestPicture_ShowsTheBooks draws the quickstart's books as an SVG, from what the browser shows in light and in dark. With
-// -update it plays all orders, which takes a minute, and writes the picture of the README.
+// TestPicture_ShowsTheBooks draws the quickstart's books as an SVG, from what the browser shows in light and in dark.
+// With -update it plays all orders, which takes a minute, and writes the picture of the README.
 func TestPicture_ShowsTheBooks(t *testing.T) {
 	t.Parallel()
 	orders := "30"
@@ -117,7 +117,8 @@ func drawing(light, dark []thing, width, height float64) string {
 			class(i), th.X, th.Y, th.Size, th.W, style, text.String()))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"system-ui, sans-serif\">\n", width, height)
+	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" "+
+		"font-family=\"system-ui, sans-serif\">\n", width, height)
 	b.WriteString("<title>The books of the quickstart: three stacks side by side</title>\n<style>\n")
 	for i, pair := range colours {
 		l, _, _ := strings.Cut(pair, "|")

@@ -19,25 +19,30 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 		wants []string
 		live  string // what comes with the first sample
 	}{
-		"overview":       {"", []string{"Overview", "Deliveries by outcome", "Why duplicates came", "billing / charge"}, "allkeys-lru"},
+		"overview": {"", []string{
+			"Overview", "Deliveries by outcome", "Why duplicates came", "billing / charge",
+		}, "allkeys-lru"},
 		"messages":       {"messages", []string{"Messages", "order-100", "succeeded"}, ""},
 		"messages-none":  {"messages?id=never-seen", []string{"No record of this message"}, ""},
 		"messages-state": {"messages?state=unknown", []string{"unknown-0", "unknown-2"}, ""},
 		"message": {charged, []string{
-			"order-4711", "It succeeded", "the payment gateway timed out", "Duplicates", "billing-7f9c4", `{"charged":4711}`,
-			"The same ID in other handlers",
+			"order-4711", "It succeeded", "the payment gateway timed out", "Duplicates", "billing-7f9c4",
+			`{"charged":4711}`, "The same ID in other handlers",
 		}, ""},
-		"message-failed":  {"message?in=records&key=" + key("charge", "failed-000").String(), []string{"It failed", "card declined", "Rerun"}, ""},
-		"message-running": {"message?in=records&key=" + key("receipt", "running-0").String(), []string{"running", "Next"}, ""},
-		"message-unknown": {"message?in=records&key=" + key("charge", "unknown-0").String(), []string{"Nobody knows", "Complete"}, ""},
-		"failures":        {"failures", []string{"Failures", "Dead letters", "dead.billing"}, "card declined"},
-		"failures-list":   {"failures?list=1", []string{"failed-000", "Rerun"}, ""},
-		"letters":         {"failures?letters=dead.billing", []string{"failed-003", "Redrive"}, ""},
-		"letter":          {"letter?in=dead.billing&id=letter-00", []string{"hunter2", "DEAD@100"}, ""},
-		"outbox":          {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
-		"outbox-dead":     {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
-		"health":          {"health", []string{"Health"}, "allkeys-lru"},
-		"sorry":           {"messages?state=odd", []string{"want one of"}, ""},
+		"message-failed": {"message?in=records&key=" + key("charge", "failed-000").String(),
+			[]string{"It failed", "card declined", "Rerun"}, ""},
+		"message-running": {"message?in=records&key=" + key("receipt", "running-0").String(),
+			[]string{"running", "Next"}, ""},
+		"message-unknown": {"message?in=records&key=" + key("charge", "unknown-0").String(),
+			[]string{"Nobody knows", "Complete"}, ""},
+		"failures":      {"failures", []string{"Failures", "Dead letters", "dead.billing"}, "card declined"},
+		"failures-list": {"failures?list=1", []string{"failed-000", "Rerun"}, ""},
+		"letters":       {"failures?letters=dead.billing", []string{"failed-003", "Redrive"}, ""},
+		"letter":        {"letter?in=dead.billing&id=letter-00", []string{"hunter2", "DEAD@100"}, ""},
+		"outbox":        {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
+		"outbox-dead":   {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
+		"health":        {"health", []string{"Health"}, "allkeys-lru"},
+		"sorry":         {"messages?state=odd", []string{"want one of"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -146,12 +151,14 @@ func TestConsole_ShowsWhatIsNew(t *testing.T) {
 	before := rate()
 	eval[bool](p, `document.querySelector('#tiles a[href="failures"]').focus() ?? true`)
 	w.claim(key("charge", "brand-new"))
-	p.until(`[...document.querySelectorAll("#tiles div")].some((d) => /running/i.test(d.innerText) && d.innerText.includes("5"))`)
+	p.until(`[...document.querySelectorAll("#tiles div")]
+		.some((d) => /running/i.test(d.innerText) && d.innerText.includes("5"))`)
 	p.until(fmt.Sprintf(`document.querySelector("#deliveries").innerText !== %q`, before))
 	p.until(`document.activeElement.getAttribute("href") === "failures"`)
 
 	// Times are kept true, and their exact form is in the viewer's zone.
-	if title := eval[string](p, `document.querySelector("main time").title`); !strings.ContainsAny(title, "0123456789") {
+	title := eval[string](p, `document.querySelector("main time").title`)
+	if !strings.ContainsAny(title, "0123456789") {
 		t.Errorf("the exact time is %q", title)
 	}
 }

@@ -52,10 +52,12 @@ func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (strin
 		Counters:    w.counters,
 		Findings: func(context.Context) ([]console.Finding, error) {
 			return []console.Finding{
-				{Severity: "error", Subject: "Redis 127.0.0.1:6379", Finding: "maxmemory-policy is allkeys-lru: records are evicted before " +
-					"their window ends. Set noeviction."},
-				{Severity: "warning", Subject: "stream ORDERS", Finding: "its messages live for 30 days, outcomes for 7: a replay of older " +
-					"messages runs them again."},
+				{Severity: "error", Subject: "Redis 127.0.0.1:6379",
+					Finding: "maxmemory-policy is allkeys-lru: records are evicted before their window ends. " +
+						"Set noeviction."},
+				{Severity: "warning", Subject: "stream ORDERS",
+					Finding: "its messages live for 30 days, outcomes for 7: a replay of older messages " +
+						"runs them again."},
 			}, nil
 		},
 		TraceSearch: "https://traces.example.com/search?id={id}",
@@ -115,7 +117,8 @@ func newBox(t *testing.T) *sqliteoutbox.Outbox {
 	}
 	for i := range 24 {
 		topic := []string{"orders.created", "orders.cancelled", "receipts"}[i%3]
-		m := producer.Message{ID: fmt.Sprintf("order-4712-%02d", i), Topic: topic, Key: "customer-7", Payload: []byte(`{"cents":1200}`)}
+		m := producer.Message{ID: fmt.Sprintf("order-4712-%02d", i), Topic: topic, Key: "customer-7",
+			Payload: []byte(`{"cents":1200}`)}
 		if i >= 20 {
 			m.NotBefore = time.Now().Add(time.Hour)
 		}
@@ -126,7 +129,8 @@ func newBox(t *testing.T) *sqliteoutbox.Outbox {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "the-relay-of-this-test", Limit: 14, Lease: time.Minute})
+	rows, err := box.Lease(t.Context(),
+		outbox.LeaseRequest{Token: "the-relay-of-this-test", Limit: 14, Lease: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +202,8 @@ var reasons = []struct {
 	text string
 	n    int
 }{
-	{"card declined: insufficient funds (card ending in %04d)", 9}, {"the payment gateway answers 500 for charge %d", 4},
+	{"card declined: insufficient funds (card ending in %04d)", 9},
+	{"the payment gateway answers 500 for charge %d", 4},
 	{"order %d has no customer", 2}, {"context deadline exceeded", 1},
 }
 
@@ -206,9 +211,10 @@ var reasons = []struct {
 func (w *world) fill() {
 	for i := range 70 {
 		k := key([]string{"charge", "receipt"}[i%2], fmt.Sprintf("order-%05d", 10000+i))
-		w.end(k, dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(`{"charged":1200}`), Produced: []dedupstore.Produced{
-			{ID: fmt.Sprintf("receipt-%05d", 10000+i), Topic: "receipts", Key: "customer-7"},
-		}})
+		w.end(k, dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(`{"charged":1200}`),
+			Produced: []dedupstore.Produced{
+				{ID: fmt.Sprintf("receipt-%05d", 10000+i), Topic: "receipts", Key: "customer-7"},
+			}})
 		if i%5 == 0 {
 			w.duplicates(k, 1+i%3)
 		}
@@ -220,7 +226,8 @@ func (w *world) fill() {
 			if strings.Contains(reason, "%") {
 				reason = fmt.Sprintf(r.text, 1000+37*n)
 			}
-			w.end(key("charge", fmt.Sprintf("failed-%03d", n)), dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: n%4 == 3, Reason: reason})
+			w.end(key("charge", fmt.Sprintf("failed-%03d", n)),
+				dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: n%4 == 3, Reason: reason})
 			n++
 		}
 	}
@@ -236,9 +243,10 @@ func (w *world) fill() {
 		w.settle(c, dedupstore.Release{Delay: time.Hour, Reason: "the payment gateway timed out"})
 	}
 	c := w.claim(key("charge", "publishing-0"))
-	w.settle(c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{
-		{ID: "receipt-0", Topic: "receipts", Payload: []byte("x")},
-	}}, Retention: day})
+	w.settle(c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded,
+		Produced: []dedupstore.Produced{
+			{ID: "receipt-0", Topic: "receipts", Payload: []byte("x")},
+		}}, Retention: day})
 
 	// What has a story: a failed attempt, a second one that succeeded, duplicates.
 	k := key("charge", "order-4711")
@@ -253,7 +261,8 @@ func (w *world) fill() {
 
 func (w *world) duplicates(k dedupstore.Key, n int) {
 	w.t.Helper()
-	err := w.store.NoteDuplicates(w.t.Context(), []dedupstore.Duplicates{{Key: k, Count: n, Last: time.Now().Add(time.Second), Retention: day}})
+	err := w.store.NoteDuplicates(w.t.Context(),
+		[]dedupstore.Duplicates{{Key: k, Count: n, Last: time.Now().Add(time.Second), Retention: day}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -285,10 +294,12 @@ type deadTopic struct {
 func (l *deadTopic) all() (all []console.DeadLetter) {
 	for i := range 12 {
 		all = append(all, console.DeadLetter{
-			ID: fmt.Sprintf("letter-%02d", i), Original: fmt.Sprintf("failed-%03d", i), Position: fmt.Sprintf("DEAD@%d", 100+i),
-			At: time.Now().Add(-time.Duration(i) * 7 * time.Minute), Handler: "charge", Topic: "orders.created", Outcome: "failed",
+			ID: fmt.Sprintf("letter-%02d", i), Original: fmt.Sprintf("failed-%03d", i),
+			Position: fmt.Sprintf("DEAD@%d", 100+i), At: time.Now().Add(-time.Duration(i) * 7 * time.Minute),
+			Handler: "charge", Topic: "orders.created", Outcome: "failed",
 			Reason: "card declined: insufficient funds", Attempts: 1 + i%3,
-			Header: map[string]string{"Oncemill-Id": "failed", "X-Secret": "hunter2"}, Payload: []byte(`{"cents":1200}`),
+			Header:  map[string]string{"Oncemill-Id": "failed", "X-Secret": "hunter2"},
+			Payload: []byte(`{"cents":1200}`),
 		})
 	}
 	return all
@@ -315,7 +326,9 @@ func (l *deadTopic) Show(_ context.Context, id string) (found []console.DeadLett
 }
 
 func (l *deadTopic) Predict(context.Context, console.DeadLetterFilter) ([]console.Prediction, error) {
-	return []console.Prediction{{Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2}}, nil
+	return []console.Prediction{{
+		Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2,
+	}}, nil
 }
 
 func (l *deadTopic) Redrive(_ context.Context, r console.RedriveRequest) error {

@@ -43,23 +43,30 @@ func duplicates() Dashboard {
 		row{"Now", 4, []Panel{
 			stat("Duplicate ratio", "percentunit", "Which share of the deliveries that were answered were duplicates?",
 				ratio(""), above(0.01, "yellow"), above(0.1, "red")),
-			stat("Duplicates suppressed", "short", "How many deliveries were answered with a stored outcome, in the time that is shown?",
+			stat("Duplicates suppressed", "short",
+				"How many deliveries were answered with a stored outcome, in the time that is shown?",
 				orZero(sum(within(claims, ofGroup, duplicate)))),
-			stat("Handler time saved", "s", "How long would handlers have worked on those duplicates, at their mean time?",
+			stat("Handler time saved", "s",
+				"How long would handlers have worked on those duplicates, at their mean time?",
 				sum(per(sumBy("job, "+group, grown(claims, ofGroup, duplicate))+
 					" * "+sumBy("job, "+group, grown(handlerTime+"_sum", ofGroup)),
 					sumBy("job, "+group, grown(handlerTime+"_count", ofGroup))))),
-			stat("Unguarded runs", "short", "How many handlers ran without a claim, because the policy lets them (no ID, or fail open)?",
+			stat("Unguarded runs", "short",
+				"How many handlers ran without a claim, because the policy lets them (no ID, or fail open)?",
 				orZero(sum(within(claims, ofGroup, outcome+`="bypassed"`))), above(1, "red")),
 		}},
 		row{"How many", 9, []Panel{
-			series("Deliveries by outcome", "ops", "How are deliveries answered? One that was held counts as in progress or not due, too.",
+			series("Deliveries by outcome", "ops",
+				"How are deliveries answered? One that was held counts as in progress or not due, too.",
 				over("{{"+outcome+"}}", sumBy(outcome, rate(claims, ofGroup)))).stacked().coloured(outcomeColours),
-			series("Duplicate ratio by consumer group", "percentunit", "Whose share of duplicates changes? The dots are exemplars: each leads to a trace.",
+			series("Duplicate ratio by consumer group", "percentunit",
+				"Whose share of duplicates changes? The dots are exemplars: each leads to a trace.",
 				over("{{"+group+"}}", ratio(group)).exemplified()),
 		}},
 		row{"Why and where", 9, []Panel{
-			series("Duplicates by cause", "ops", "Who sends duplicates? The dots are duplicates: each leads to its trace, and its span links to the run that did the work.",
+			series("Duplicates by cause", "ops",
+				"Who sends duplicates? The dots are duplicates: each leads to its trace, "+
+					"and its span links to the run that did the work.",
 				over("{{"+cause+"}}", sumBy(cause, rate(claims, ofGroup, duplicate))).exemplified()).stacked(),
 			bars("Destinations with most duplicates", "ops", "On which ten destinations do most duplicates arrive?",
 				Target{
@@ -68,9 +75,13 @@ func duplicates() Dashboard {
 				}),
 		}},
 		row{"How late", 9, []Panel{
-			heatmap("Duplicate delay", "s", "How long after the first claim do duplicates arrive? The dedup window must be longer than all of them.",
+			heatmap("Duplicate delay", "s",
+				"How long after the first claim do duplicates arrive? "+
+					"The dedup window must be longer than all of them.",
 				sumBy("le", "increase("+delay+"_bucket{"+ofGroup+","+duplicate+"}[$__rate_interval])")),
-			series("Duplicate delay and the window", "s", "How close do the latest duplicates come to the window? Set the window at the top to the one of your policy.",
+			series("Duplicate delay and the window", "s",
+				"How close do the latest duplicates come to the window? "+
+					"Set the window at the top to the one of your policy.",
 				over("half of them", delayQuantile(0.5)),
 				over("99 %", delayQuantile(0.99)),
 				over("99.9 %", delayQuantile(0.999)),
@@ -95,7 +106,8 @@ func groupTable() Panel {
 		{"Duplicates", "percentunit", ratio("job, " + group)},
 		{"Handler p99", "s", quantile(0.99, "job, "+group, handlerTime, ofGroup)},
 		{"Handler errors", "ops", sumBy("job, "+group, rate(handlerTime+"_count", ofGroup, `error_type!=""`))},
-		{"In progress elsewhere", "ops", sumBy("job, "+group, rate(claims, ofGroup, outcome+`="duplicate_in_progress"`))},
+		{"In progress elsewhere", "ops",
+			sumBy("job, "+group, rate(claims, ofGroup, outcome+`="duplicate_in_progress"`))},
 	}
 	names := map[string]any{"job": "Service", group: "Group"}
 	for i, c := range columns {
@@ -112,25 +124,31 @@ func groupTable() Panel {
 	p.FieldConfig.Overrides = append(p.FieldConfig.Overrides, Override{
 		Matcher: Matcher{ID: "byName", Options: "Group"},
 		Properties: []Property{{ID: "links", Value: []Link{{
-			Title: "This group", URL: "/d/oncemill-group?var-job=${__data.fields.Service}&var-group=${__value.raw}&${__url_time_range}",
+			Title: "This group",
+			URL:   "/d/oncemill-group?var-job=${__data.fields.Service}&var-group=${__value.raw}&${__url_time_range}",
 		}}}},
 	})
 	p.Options = map[string]any{"showHeader": true, "cellHeight": "sm"}
 	p.Transformations = []Transformation{
 		{ID: "merge", Options: map[string]any{}},
-		{ID: "organize", Options: map[string]any{"excludeByName": map[string]any{"Time": true}, "renameByName": names}}, //nolint:misspell // Grafana's name
+		{ID: "organize", Options: map[string]any{ //nolint:misspell // Grafana's name
+			"excludeByName": map[string]any{"Time": true}, "renameByName": names,
+		}},
 	}
 	return p
 }
 
 // recentDuplicates asks the trace store.
 func recentDuplicates() Panel {
-	p := newPanel("table", "Recent duplicates", "short", "Which messages came again? A click opens the trace; the link of its process span leads to the run that did the work.")
+	p := newPanel("table", "Recent duplicates", "short",
+		"Which messages came again? A click opens the trace; "+
+			"the link of its process span leads to the run that did the work.")
 	p.Datasource = traces
 	p.Options = map[string]any{"showHeader": true, "cellHeight": "sm"}
 	return p.asks(Target{
 		Datasource: traces, QueryType: "traceql", TableType: "spans", Limit: 50,
-		Query: `{ span.oncemill.outcome =~ "duplicate_(completed|failed|unknown)" } | select(span.messaging.message.id, ` +
-			`span.messaging.consumer.group.name, span.oncemill.duplicate.cause, span.oncemill.original.age)`,
+		Query: `{ span.oncemill.outcome =~ "duplicate_(completed|failed|unknown)" } | ` +
+			`select(span.messaging.message.id, span.messaging.consumer.group.name, ` +
+			`span.oncemill.duplicate.cause, span.oncemill.original.age)`,
 	})
 }

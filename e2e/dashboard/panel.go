@@ -39,9 +39,13 @@ func newPanel(kind, title, unit, question string) Panel {
 func series(title, unit, question string, targets ...Target) Panel {
 	p := newPanel("timeseries", title, unit, question)
 	p.FieldConfig.Defaults.Min = number(0)
-	p.FieldConfig.Defaults.Custom = map[string]any{"drawStyle": "line", "fillOpacity": 10, "showPoints": "never", "lineWidth": 1}
+	p.FieldConfig.Defaults.Custom = map[string]any{
+		"drawStyle": "line", "fillOpacity": 10, "showPoints": "never", "lineWidth": 1,
+	}
 	p.Options = map[string]any{
-		"legend":  map[string]any{"displayMode": "table", "placement": "bottom", "calcs": []string{"mean", "max"}, "showLegend": true},
+		"legend": map[string]any{
+			"displayMode": "table", "placement": "bottom", "calcs": []string{"mean", "max"}, "showLegend": true,
+		},
 		"tooltip": map[string]any{"mode": "multi", "sort": "desc"},
 	}
 	return p.asks(targets...)
@@ -96,7 +100,9 @@ func heatmap(title, unit, question, expr string) Panel {
 	p.Options = map[string]any{
 		"calculate": false,
 		"cellGap":   1,
-		"color":     map[string]any{"mode": "scheme", "scheme": "Spectral", "steps": 64, "exponent": 0.5, "fill": "dark-orange"},
+		"color": map[string]any{
+			"mode": "scheme", "scheme": "Spectral", "steps": 64, "exponent": 0.5, "fill": "dark-orange",
+		},
 		"exemplars": map[string]any{"color": "rgba(255,0,255,0.7)"},
 		"legend":    map[string]any{"show": true},
 		"tooltip":   map[string]any{"mode": "single", "yHistogram": true},

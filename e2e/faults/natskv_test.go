@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
-// Full: 5 kills of the server that leads the bucket, by SIGKILL; reduced, the servers are embedded, which step down when
-// they are shut down. The leases are longer than nobody leads: every outcome can be recorded, and nothing runs twice.
+// Full: 5 kills of the server that leads the bucket, by SIGKILL; reduced, the servers are embedded, and step down when
+// they are shut down. Leases last longer than an election: every outcome can be recorded, and nothing runs twice.
 func TestNATSKV_LeaderKilledRepeatsNothing(t *testing.T) {
 	t.Parallel()
 	cluster := newNATSCluster(t)

@@ -47,7 +47,8 @@ type paymentsRun struct {
 func buildPayments(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "payments")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/oncemill/oncemill/examples/payments")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program,
+		"github.com/oncemill/oncemill/examples/payments")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the example: %v\n%s", err, out)
 	}
@@ -110,10 +111,12 @@ func (b paymentsBooks) mustBalance(t *testing.T, payments, kills int) {
 	if len(b.Mistakes) > 0 {
 		t.Errorf("the books do not balance: %+v", b)
 	}
-	if b.Payments != payments || b.Charged+b.Declined != payments || b.Receipts != b.Charged || b.Transfers != b.Charged || b.Kills != kills {
+	if b.Payments != payments || b.Charged+b.Declined != payments || b.Receipts != b.Charged ||
+		b.Transfers != b.Charged || b.Kills != kills {
 		t.Errorf("%+v: want %d payments, %d kills, and as many receipts and transfers as charges", b, payments, kills)
 	}
-	if b.Requests <= payments || b.Republished == 0 || b.Messages <= payments || b.Deliveries <= b.Messages || b.Redelivered <= b.ReceiptMore || b.Calls <= b.Transfers {
+	if b.Requests <= payments || b.Republished == 0 || b.Messages <= payments || b.Deliveries <= b.Messages ||
+		b.Redelivered <= b.ReceiptMore || b.Calls <= b.Transfers {
 		t.Errorf("%+v: want duplicates of every kind", b)
 	}
 }

@@ -125,7 +125,8 @@ func newRigOn(t *testing.T, store dedupstore.Store, s setup) *rig {
 	r.processor, err = consumer.New(r.ledger, consumer.Config{
 		Group: "billing", MaxWait: s.keep, DeadLetters: r.ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
-			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
+			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond},
+			Logger: slog.New(slog.DiscardHandler),
 		},
 	})
 	if err != nil {

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	if text, is := os.LookupEnv(childEnv); is {
 		os.Exit(child(context.Background(), text, tamper))
 	}
-	// A NATS server that is stopped in the moment in which it makes a stream leaves the goroutines of its file store behind.
+	// If a NATS server is stopped while it makes a stream, it leaves the goroutines of its file store behind.
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
@@ -55,7 +55,8 @@ func checkAllHappened(t *testing.T, b Books, status int, says string) {
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v; want 0 and balanced books\n%s", status, b, says)
 	}
-	if b.Charged == 0 || b.Declined == 0 || b.Requests <= b.Payments || b.Republished == 0 || b.Kills == 0 || b.Deliveries <= b.Messages ||
+	if b.Charged == 0 || b.Declined == 0 || b.Requests <= b.Payments || b.Republished == 0 || b.Kills == 0 ||
+		b.Deliveries <= b.Messages ||
 		b.Messages <= b.Payments || b.ReceiptMore == 0 || b.Calls <= b.Transfers || b.Redelivered <= b.ReceiptMore {
 		t.Errorf("%+v; want everything to have happened", b)
 	}
@@ -83,7 +84,9 @@ func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 		t.Errorf("stream %s is left", name)
 	}
 	var schemas int
-	if err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'oncemill%'`).Scan(&schemas); err != nil || schemas != 0 {
+	err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'oncemill%'`).
+		Scan(&schemas)
+	if err != nil || schemas != 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
 	}
 }
@@ -91,7 +94,8 @@ func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 func TestPayments_BooksBalanceOnMySQLAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	db, broker := mysqltest.Shared(t).NewDatabase(t), natstest.Start(t)
-	b, status, says := play(t, "-mysql", db.URL(), "-nats", broker.URL(), "-payments", "120", "-kills", "4", "-batch", "4")
+	b, status, says := play(t, "-mysql", db.URL(), "-nats", broker.URL(), "-payments", "120",
+		"-kills", "4", "-batch", "4")
 	checkAllHappened(t, b, status, says)
 	var left int
 	err := db.Open(t).QueryRow(`SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'oncemill%'`).
@@ -112,9 +116,11 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-payments", "30", "-kills", "0", "-keep", name)
+			b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-payments", "30", "-kills", "0",
+				"-keep", name)
 			for _, mistake := range shows {
-				if status != 1 || b.Balance() || !slices.ContainsFunc(b.Mistakes, regexp.MustCompile(mistake).MatchString) {
+				if status != 1 || b.Balance() ||
+					!slices.ContainsFunc(b.Mistakes, regexp.MustCompile(mistake).MatchString) {
 					t.Errorf("status %d, %+v; want 1 and %s\n%s", status, b, mistake, says)
 				}
 			}
@@ -125,7 +131,8 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 // The books of a second run said that they do not balance.
 func TestPayments_PlaysInADatabaseOfItsOwn(t *testing.T) {
 	t.Parallel()
-	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", natstest.Start(t).URL(), "-payments", "30", "-kills", "0"}
+	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", natstest.Start(t).URL(),
+		"-payments", "30", "-kills", "0"}
 	if b, status, says := play(t, args...); status != 0 || !b.Balance() {
 		t.Fatalf("status %d, %+v\n%s", status, b, says)
 	}
@@ -143,7 +150,8 @@ func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		status := tested.main(ctx, []string{"-embedded", "-payments", "5000", "-kills", "1000"}, &stdout, &stderr)
 		cancel()
-		if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted: the books were not closed") {
+		if status != 1 || stdout.Len() > 0 ||
+			!strings.Contains(stderr.String(), "interrupted: the books were not closed") {
 			t.Errorf("after %v: status %d\n%s%s", after, status, &stdout, &stderr)
 		}
 	}
@@ -228,7 +236,8 @@ func TestPayments_MistakesAreNamed(t *testing.T) {
 	} {
 		var stdout, stderr bytes.Buffer
 		status := tested.main(t.Context(), args, &stdout, &stderr)
-		if status != 2 || !strings.Contains(stderr.String(), says) || strings.Contains(stderr.String(), "secret") || stdout.Len() > 0 {
+		if status != 2 || !strings.Contains(stderr.String(), says) || strings.Contains(stderr.String(), "secret") ||
+			stdout.Len() > 0 {
 			t.Errorf("%v: status %d, %q; want 2, and it to say %q", args, status, &stderr, says)
 		}
 	}
@@ -256,7 +265,8 @@ func TestPayments_UnreachableServersAreNamed(t *testing.T) {
 
 func TestPlan_SeedDrawsTheSamePayments(t *testing.T) {
 	t.Parallel()
-	first, again, other := plan(options{Payments: 50, Seed: 1}), plan(options{Payments: 50, Seed: 1}), plan(options{Payments: 50, Seed: 2})
+	first, again := plan(options{Payments: 50, Seed: 1}), plan(options{Payments: 50, Seed: 1})
+	other := plan(options{Payments: 50, Seed: 2})
 	same := true
 	for i := range first {
 		if first[i] != again[i] {

@@ -29,7 +29,8 @@ func TestBooks_EachOrderIsChargedOnceOrDeadLettered(t *testing.T) {
 	} {
 		var b books
 		b.add("a", ending{Charges: tc.charges, Wrong: tc.wrong, Dead: tc.dead}, true)
-		if got, want := b.verdict(), tc.want.verdict(); got != want || b.balance() != tc.ok || b.endings["a"].Bad() == tc.ok {
+		if got, want := b.verdict(), tc.want.verdict(); got != want || b.balance() != tc.ok ||
+			b.endings["a"].Bad() == tc.ok {
 			t.Errorf("%s: %s (balances: %v, %s), want %s (%v)", name, got, b.balance(), b.endings["a"], want, tc.ok)
 		}
 		if b.add("b", ending{}, false); b.LostOrders != tc.want.LostOrders {
@@ -40,7 +41,8 @@ func TestBooks_EachOrderIsChargedOnceOrDeadLettered(t *testing.T) {
 
 func TestTable_ShowsEachStack(t *testing.T) {
 	t.Parallel()
-	shown := report{guarded: {Orders: 11, Mismatches: 12}, unguarded: {Orders: 21, DoubleCharges: 22}, deduplicator: {LostOrders: 33}}.table()
+	shown := report{guarded: {Orders: 11, Mismatches: 12}, unguarded: {Orders: 21, DoubleCharges: 22},
+		deduplicator: {LostOrders: 33}}.table()
 	for _, line := range []string{
 		"  orders                                     11          21              0\n",
 		"  mismatches (same ID, other amount)         12           -              -\n",
@@ -122,12 +124,13 @@ func TestStack_ThatCannotBeStartedEndsWhatItBegan(t *testing.T) {
 func TestFlags_CredentialsAreNotShown(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
-		"http://user:s3cret@127.0.0.1:1", "s3cret@127.0.0.1:1", "nats://user:s3cret/x@127.0.0.1:1", "nats://user:s3cret@h:%zz",
-		"s3cret:x", "nats://user:s3cret@127.0.0.1:1", "nats://s3cret@127.0.0.1:1",
+		"http://user:s3cret@127.0.0.1:1", "s3cret@127.0.0.1:1", "nats://user:s3cret/x@127.0.0.1:1",
+		"nats://user:s3cret@h:%zz", "s3cret:x", "nats://user:s3cret@127.0.0.1:1", "nats://s3cret@127.0.0.1:1",
 	} {
 		var stdout, stderr bytes.Buffer
 		status := program(t.Context(), []string{"-nats", url}, &stdout, &stderr)
-		if status != 1 || !strings.Contains(stderr.String(), "cannot be used") || strings.Contains(stderr.String(), "s3cret") {
+		if status != 1 || !strings.Contains(stderr.String(), "cannot be used") ||
+			strings.Contains(stderr.String(), "s3cret") {
 			t.Errorf("%s: %d, %s; want an error without credentials", url, status, &stderr)
 		}
 	}

@@ -43,7 +43,8 @@ func playChild(args []string) int {
 	err := json.Unmarshal([]byte(args[0]), &c)
 	if err == nil {
 		var all report
-		if all, err = play(context.Background(), options{nats: c.NATS, orders: c.Orders, dir: c.Dir, seed: 1}, io.Discard, os.Stderr); err == nil {
+		if all, err = play(context.Background(), options{nats: c.NATS, orders: c.Orders, dir: c.Dir, seed: 1},
+			io.Discard, os.Stderr); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(all)
 		}
 	}
@@ -79,7 +80,8 @@ func serveNATS(args []string) error {
 	if err != nil {
 		return err
 	}
-	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: args[1], NoSigs: true})
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: args[1],
+		NoSigs: true})
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,8 @@ func TestCrash_BooksBalance(t *testing.T) {
 	}
 	t.Logf("%d kills of each of %v, seed %d", kills, programs, seed)
 	c := &crashes{
-		t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), orders: kills * len(programs) * mostCharges * 3 / 2,
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(),
+		orders:    kills * len(programs) * mostCharges * 3 / 2,
 		processes: map[string]*testserver.Process{},
 	}
 	c.startAll()
@@ -131,7 +132,8 @@ func (c *crashes) listening(p *testserver.Process, port int) error {
 			return false, fmt.Errorf("it ended")
 		default:
 		}
-		if conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second); err == nil {
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
+		if err == nil {
 			return true, conn.Close()
 		}
 		return false, nil
@@ -237,7 +239,8 @@ func (c *crashes) checkBooks(b books) {
 	}
 	for _, e := range repeated {
 		if why := c.explain(e); why == "" {
-			c.t.Errorf("%s was charged again, although its process (%d) was not killed between effect and outcome", e.order, e.pid)
+			c.t.Errorf("%s was charged again, although its process (%d) was not killed between effect and outcome",
+				e.order, e.pid)
 		} else {
 			c.t.Logf("%s was charged again: %s", e.order, why)
 		}

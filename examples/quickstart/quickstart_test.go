@@ -43,7 +43,8 @@ func TestQuickstart_ShowsTheDifference(t *testing.T) {
 				t.Errorf("took %v, want at most 60 s", took)
 			}
 			for name, b := range all {
-				if b.Orders != orders || b.Deliveries <= b.Orders || b.Runs < b.Orders || b.Duplicates == 0 || b.DeadLetters == 0 {
+				if b.Orders != orders || b.Deliveries <= b.Orders || b.Runs < b.Orders || b.Duplicates == 0 ||
+					b.DeadLetters == 0 {
 					t.Errorf("%s: %+v", name, b)
 				}
 			}
@@ -110,7 +111,8 @@ func TestFlags_MistakesAreNamed(t *testing.T) {
 		"flag provided but not ": {"-fast"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if status := program(t.Context(), args, &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
+		status := program(t.Context(), args, &stdout, &stderr)
+		if status != 2 || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%v: %d, %s; want it to say %q", args, status, &stderr, says)
 		}
 	}

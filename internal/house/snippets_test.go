@@ -335,7 +335,8 @@ func nameOf(path string) string {
 // exports returns an importer of packages as `go build` has compiled them.
 func exports(paths []string) (types.Importer, error) {
 	args := []string{"list", "-export", "-deps", "-f", "{{if .Export}}{{.ImportPath}} {{.Export}}{{end}}"}
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if info, ok := debug.ReadBuildInfo(); ok &&
+		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		args = append(args, "-race") // they are compiled so already
 	}
 	cmd := exec.Command("go", append(args, paths...)...)
@@ -372,10 +373,11 @@ func TestProblems_FindsWhatDoesNotCompile(t *testing.T) {
 	for name, tc := range map[string]struct{ page, want string }{
 		"a name that a package does not have": {block("http.Gett(\"/\")"), "p.md:4: undefined: http.Gett"},
 		"a field that a struct does not have": {block("_ = http.Server{Adr: \"\"}"), "unknown field Adr"},
-		"a result too few":                    {block("req := http.NewRequest(\"GET\", \"/\", nil)"), "assignment mismatch"},
-		"a wrong type":                        {block("http.NewRequestWithContext(7, \"GET\", \"/\", nil)"), "cannot use 7"},
-		"a name that nobody gave":             {block("f(7)"), "undefined: f"},
-		"what is no Go":                       {block("http.Get("), "expected"},
+		"a result too few": {block("req := http.NewRequest(\"GET\", \"/\", nil)"),
+			"assignment mismatch"},
+		"a wrong type":            {block("http.NewRequestWithContext(7, \"GET\", \"/\", nil)"), "cannot use 7"},
+		"a name that nobody gave": {block("f(7)"), "undefined: f"},
+		"what is no Go":           {block("http.Get("), "expected"},
 
 		"what the reader has":          {block("<-ctx.Done()"), ""},
 		"a name of an earlier block":   {block("s := &http.Server{}") + block("s.Close()"), ""},

@@ -34,7 +34,10 @@ func TestSource_NoTestOfTheProtocolSleeps(t *testing.T) {
 func TestSource_NoStructHoldsAContext(t *testing.T) {
 	t.Parallel()
 	for _, p := range listed(t) {
-		if r, _ := house.row(p.path()); r.testCode() && r.floor < programs || p.path() == "internal/contexts" { // they are contexts
+		if r, _ := house.row(p.path()); r.testCode() && r.floor < programs {
+			continue
+		}
+		if p.path() == "internal/contexts" { // they are contexts
 			continue
 		}
 		var files []string
@@ -143,7 +146,8 @@ var foreign = []struct {
 }{
 	{"a path of one machine", regexp.MustCompile(`(^|[^\w.])/([w]ork/|[r]oot/|[h]ome/\w|[U]sers/\w)`)},
 	{"a path outside of the repository", regexp.MustCompile(`\.\./[s]hared`)},
-	{"the host of a mirror or registry", regexp.MustCompile(`https?://[\w.-]*([p]roxy\.g|[r]egistry\.n|[d]eb\.debian|[m]aven\.org)`)},
+	{"the host of a mirror or registry",
+		regexp.MustCompile(`https?://[\w.-]*([p]roxy\.g|[r]egistry\.n|[d]eb\.debian|[m]aven\.org)`)},
 }
 
 // foreignIn returns what of it a line holds, or "".
@@ -221,7 +225,9 @@ func TestForeign_FindsEachKind(t *testing.T) {
 			t.Errorf("%q passes", line)
 		}
 	}
-	for _, line := range []string{"frame/root/x", "./root/", "https://example.com/root/x", "https://pkg.go.dev", "/tmp/x"} {
+	for _, line := range []string{
+		"frame/root/x", "./root/", "https://example.com/root/x", "https://pkg.go.dev", "/tmp/x",
+	} {
 		if what := foreignIn([]byte(line)); what != "" {
 			t.Errorf("%q is taken for %s", line, what)
 		}

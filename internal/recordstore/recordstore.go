@@ -1,5 +1,6 @@
-// Package recordstore is what stores share that read a record, decide, and write it if nobody else did meanwhile.
-// [dedupstore.Stored] decides. Here are the steps around it: batches, what is known of the time, and the encoding.
+// Package recordstore is for stores that read a record, decide, and write the record if nobody else did meanwhile.
+// [dedupstore.Stored] decides. This package has the steps around it: batches, what is known of the time, and the
+// encoding.
 package recordstore
 
 import (
@@ -41,11 +42,11 @@ func (w *Work) Apply(s dedupstore.Stored, t Time) (next *dedupstore.Stored) {
 	return next
 }
 
-// A Do makes the work of one key: it reads the record, calls Apply, and writes what that returns, on the condition that
+// A Do does the work of one key: it reads the record, calls Apply, and writes what that returns, on the condition that
 // the record is still the one that was read; else it begins again. After an error nobody knows whether it was written.
 type Do func(context.Context, *Work) error
 
-// Claim makes Store.Claim of do. The works of different keys are done side by side.
+// Claim is Store.Claim over do. It does the works of different keys side by side.
 func Claim(ctx context.Context, requests []dedupstore.Request, do Do) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	var b batch
@@ -72,7 +73,7 @@ func Claim(ctx context.Context, requests []dedupstore.Request, do Do) []dedupsto
 	return results
 }
 
-// Extend makes Store.Extend of do.
+// Extend is Store.Extend over do.
 func Extend(ctx context.Context, extensions []dedupstore.Extension, do Do) []error {
 	errs := make([]error, len(extensions))
 	var b batch
@@ -94,7 +95,7 @@ func Extend(ctx context.Context, extensions []dedupstore.Extension, do Do) []err
 	return errs
 }
 
-// Settle makes Store.Settle of do.
+// Settle is Store.Settle over do.
 func Settle(ctx context.Context, settlings []dedupstore.Settling, do Do) []error {
 	errs := make([]error, len(settlings))
 	var b batch
@@ -138,7 +139,7 @@ func widen(settlement dedupstore.Settlement, slack time.Duration) dedupstore.Set
 	return settlement
 }
 
-// Note makes Inspector.NoteDuplicates of do.
+// Note is Inspector.NoteDuplicates over do.
 func Note(ctx context.Context, duplicates []dedupstore.Duplicates, do Do) error {
 	errs := make([]error, len(duplicates))
 	var b batch

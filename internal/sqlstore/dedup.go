@@ -23,6 +23,22 @@ func Micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / t
 // Duration is that of as many microseconds, not negative: a clock may have been set back.
 func Duration(micros int64) time.Duration { return time.Duration(max(micros, 0)) * time.Microsecond }
 
+// TimeAt is a time as tables have it: microseconds since 1970; 0: none.
+func TimeAt(micros int64) (t time.Time) {
+	if micros != 0 {
+		t = time.UnixMicro(micros)
+	}
+	return t
+}
+
+// MicrosAt is a time as tables have it, rounded up: nothing ends early.
+func MicrosAt(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Add(time.Microsecond - 1).UnixMicro()
+}
+
 var names = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
 
 // ValidateName checks the name of a table or schema. It needs no escaping in quotes, and has room for endings within

@@ -9,7 +9,8 @@ import (
 
 func TestAppendRow_WritesWhatNoSessionReadsOtherwise(t *testing.T) {
 	t.Parallel()
-	row := sqlstore.AppendRow([]byte("VALUES "), `a'\b`, []byte{0, 255}, []byte(nil), []byte{}, -1, int64(2), uint64(1<<63),
+	row := sqlstore.AppendRow([]byte("VALUES "), `a'\b`, []byte{0, 255}, []byte(nil), []byte{}, -1, int64(2),
+		uint64(1<<63),
 		true, false, sqlstore.Expr("NOW(6)"))
 	const want = `VALUES (x'61275c62',x'00ff',NULL,x'',-1,2,9223372036854775808,1,0,NOW(6))`
 	if string(row) != want {

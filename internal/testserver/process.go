@@ -2,10 +2,12 @@ package testserver
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -42,6 +44,37 @@ func StartProgram(dir, program string, args ...string) (*Process, error) {
 		}
 	}()
 	return p, <-started
+}
+
+// StartServer runs a server as [StartProgram] does, and waits until look, which asks the server something, succeeds.
+func StartServer(dir string, command []string, limit time.Duration, look func() error) (*Process, error) {
+	p, err := StartProgram(dir, command[0], command[1:]...)
+	if err != nil {
+		return nil, err
+	}
+	if err := await(p.ended, limit, look); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, p.Output())
+	}
+	return p, nil
+}
+
+// await looks until it succeeds. It fails if the server has ended: then another one, which took the port before, has
+// answered.
+func await(ended <-chan struct{}, limit time.Duration, look func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := look()
+		select {
+		case <-ended:
+			return errors.New("it ended at once")
+		default:
+		}
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		Pause()
+	}
 }
 
 // Pid is the process ID.
@@ -88,8 +121,10 @@ func (p *Process) signal(sig os.Signal, atMost time.Duration) error {
 }
 
 // Output returns the end of what the process wrote, for error messages.
-func (p *Process) Output() string {
-	b, err := os.ReadFile(p.log)
+func (p *Process) Output() string { return endOf(p.log) }
+
+func endOf(log string) string {
+	b, err := os.ReadFile(log)
 	if err != nil {
 		return err.Error()
 	}

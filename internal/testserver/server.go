@@ -79,8 +79,22 @@ func Record(t testing.TB, line string) {
 	}
 }
 
-// FreePort returns a TCP port of the loopback interface that was free a moment ago. Another process can take it before
-// it is used: who starts a server on it must be ready to try another.
+// OnFreePort starts something on a free port, and on another one if it fails: somebody may have taken the port.
+func OnFreePort(start func(port int) error) (err error) {
+	for range 5 {
+		var port int
+		if port, err = FreePort(); err != nil {
+			continue
+		}
+		if err = start(port); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// FreePort returns a TCP port of the loopback interface that was free a moment ago. Another process can take the port
+// before you use it: be ready to try another, as [OnFreePort] does.
 func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -1,9 +1,14 @@
 package testserver
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
 )
 
 // watch runs a command until its standard input ends, which is when the process that has the other end does. Then it
@@ -16,9 +21,10 @@ const watch = `dir=$1; shift; "$@" </dev/null & read -r _; kill -9 $!; wait $!; 
 // just 4,096. Line 7 of postmaster.pid has its key and ID.
 const Remove = `id=$(sed -n '7s/.* //p' "$dir/data/postmaster.pid" 2>/dev/null); [ -z "$id" ] || ipcrm -m "$id"; rm -rf "$dir"`
 
-// StartWatched runs a command until the returned file is closed.
-func StartWatched(dir string, command []string) (*os.File, error) {
-	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+// StartWatched runs a server until the returned file is closed, and waits for it as [StartServer] does.
+func StartWatched(dir string, command []string, limit time.Duration, look func() error) (*os.File, error) {
+	name := filepath.Join(dir, "log")
+	log, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -34,5 +40,29 @@ func StartWatched(dir string, command []string) (*os.File, error) {
 		alive.Close()
 		return nil, err
 	}
+	if err := await(nil, limit, look); err != nil {
+		alive.Close()
+		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, endOf(name))
+	}
 	return alive, nil
+}
+
+// A Shared is a server that the tests of this process share. It lives until the process ends.
+type Shared struct {
+	mu    sync.Mutex
+	alive *os.File // what the watcher of the server reads; never closed, so that it ends with this process
+	err   error
+}
+
+// Start starts the server for the first test that asks for it, with a function that calls [StartWatched].
+func (s *Shared) Start(t testing.TB, start func() (*os.File, error)) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.alive == nil && s.err == nil {
+		s.alive, s.err = start()
+	}
+	if s.err != nil {
+		t.Fatalf("testserver: the shared server: %v", s.err)
+	}
 }

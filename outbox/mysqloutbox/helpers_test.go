@@ -5,33 +5,19 @@ import (
 	"database/sql"
 	"errors"
 	"flag"
-	"io"
-	"log/slog"
 	"os"
-	"runtime"
-	"strconv"
-	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
-	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// TestMain lets more tests run at once than there are processors: most of them wait for the end of a lease.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		if err := p.Value.Set("12"); err != nil {
-			panic(err)
-		}
-	}
+	flag.Set("test.parallel", "12") // unless -parallel says otherwise: most tests wait for the end of a lease
 	goleak.VerifyTestMain(m)
 }
 
@@ -100,74 +86,5 @@ func wantSetup(t testing.TB, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*dedupstore.SetupError](err); !ok {
 		t.Errorf("the error is %v, want a SetupError", err)
-	}
-}
-
-// broker remembers what was published, in its order. answer decides; nil acknowledges everything.
-type broker struct {
-	answer func(messages []producer.Message) error
-	mu     sync.Mutex
-	got    []producer.Message
-}
-
-func (b *broker) Publish(_ context.Context, messages ...producer.Message) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.answer != nil {
-		if err := b.answer(messages); err != nil {
-			return err
-		}
-	}
-	b.got = append(b.got, messages...)
-	return nil
-}
-
-func (b *broker) messages() []producer.Message {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return append([]producer.Message{}, b.got...)
-}
-
-// quick is a config for tests in real time.
-func quick() outbox.Config {
-	return outbox.Config{
-		PollInterval: 5 * time.Millisecond, Backoff: oncemill.Backoff{Min: 2 * time.Millisecond,
-			Max: 20 * time.Millisecond},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	}
-}
-
-// start runs a relay and returns what stops it and waits for its end.
-func start(t testing.TB, s outbox.Store, p producer.Publisher, c outbox.Config) (stop func()) {
-	t.Helper()
-	r, err := outbox.NewRelay(s, p, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run returned %v, want nil", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// eventually waits until the condition holds.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.After(time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waited in vain: %s", what)
-		}
 	}
 }

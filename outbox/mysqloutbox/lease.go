@@ -64,8 +64,8 @@ func (o *Outbox) due(ctx context.Context, tx *sql.Tx, state, limit int) ([]any, 
 		"WHERE state = %d AND at <= %s ORDER BY at, number LIMIT %d FOR UPDATE SKIP LOCKED", state, now, limit))
 }
 
-// inOrder chooses rows of which no earlier one of the same key has to be waited for. Relays take turns: so it sees what
-// others have chosen. It locks nothing else, because a locked row is read as it is now, and others as they were.
+// inOrder chooses rows that need not wait for an earlier row of their key. Relays take turns: so it sees what others
+// have chosen. It locks nothing else, because a locked row is read as it is now, and others as they were.
 func (o *Outbox) inOrder(ctx context.Context, tx *sql.Tx, state, limit int) ([]any, error) {
 	turn := o.in("SELECT number FROM `{table}_settings` WHERE number = 0 FOR UPDATE")
 	if _, err := numbers(ctx, tx, turn); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -34,12 +35,12 @@ func TestOutbox_SeveralRelaysPublishAllOnce(t *testing.T) {
 			db := newDB(t)
 			cfg := mysqloutbox.Config{Ordered: ordered}
 			box := boxIn(t, db, cfg)
-			var b broker
+			var b relaytest.Broker
 			var stops []func()
 			for range 4 {
-				relay := quick()
+				relay := relaytest.Quick()
 				relay.BatchSize = 7
-				stops = append(stops, start(t, unmigrated(t, db, cfg), &b, relay))
+				stops = append(stops, relaytest.Start(t, unmigrated(t, db, cfg), &b, relay))
 			}
 			var group sync.WaitGroup
 			for w := range writers {
@@ -55,12 +56,12 @@ func TestOutbox_SeveralRelaysPublishAllOnce(t *testing.T) {
 				})
 			}
 			group.Wait()
-			eventually(t, "all published", func() bool { return len(b.messages()) >= 2*writers*each })
+			relaytest.Eventually(t, "all published", func() bool { return len(b.Messages()) >= 2*writers*each })
 			for _, stop := range stops {
 				stop()
 			}
 			copies, last := map[string]int{}, map[string]string{}
-			for _, m := range b.messages() {
+			for _, m := range b.Messages() {
 				copies[m.ID]++
 				writer, _, keyed := strings.Cut(m.ID, "-")
 				if !ordered || !keyed || writer == "free" {

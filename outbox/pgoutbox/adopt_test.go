@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -31,8 +32,8 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 		}
 	}
 
-	b := &broker{}
-	stop := start(t, box, b, quick())
+	b := &relaytest.Broker{}
+	stop := relaytest.Start(t, box, b, relaytest.Quick())
 	type oldRow struct {
 		ID      string
 		Payload []byte
@@ -57,10 +58,10 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 			mustExec(t, pool, `UPDATE old_outbox SET sent = true WHERE id = $1`, row.ID)
 		}
 	}
-	eventually(t, "the new outbox is empty", func() bool { return stats(t, box).Pending == 0 })
+	relaytest.Eventually(t, "the new outbox is empty", func() bool { return stats(t, box).Pending == 0 })
 	stop()
 	const old, both, fresh = 30, 12, 18
-	if n := len(b.got); n < 2*(old+both)+fresh+both {
+	if n := len(b.Messages()); n < 2*(old+both)+fresh+both {
 		t.Errorf("%d messages were published: some had no copy", n)
 	}
 
@@ -77,7 +78,7 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 	var mu sync.Mutex
 	effects := map[string]int{}
 	var all sync.WaitGroup
-	for _, m := range b.got {
+	for _, m := range b.Messages() {
 		all.Go(func() {
 			d := once.Process(context.Background(), consumer.Delivery{Handler: "charge", Topic: m.Topic, Header: m.Header, Payload: m.Payload},
 				func(context.Context) error {

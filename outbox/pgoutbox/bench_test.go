@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -33,12 +34,12 @@ func BenchmarkDrain(b *testing.B) {
 			box := boxIn(b, pool, pgoutbox.Config{Ordered: tc.ordered})
 			retain(b, pool, tc.retained)
 			writeMany(b, box, pool, b.N)
-			cfg := quick()
+			cfg := relaytest.Quick()
 			cfg.BatchSize, cfg.Retention = 500, tc.retention
 			counter := &countdown{done: make(chan struct{})}
 			counter.left.Store(int64(b.N))
 			b.ResetTimer()
-			stop := start(b, box, counter, cfg)
+			stop := relaytest.Start(b, box, counter, cfg)
 			<-counter.done
 			stop()
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "rows/s")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
@@ -33,7 +34,7 @@ func TestWriter_WhatARelayGetsSurvivesACrashOfTheServer(t *testing.T) {
 			}
 			server.Kill()
 			server.Restart()
-			eventually(t, "the server is back", func() bool { return pool.Ping(t.Context()) == nil })
+			relaytest.Eventually(t, "the server is back", func() bool { return pool.Ping(t.Context()) == nil })
 			if n := ordersIn(t, pool); n != 1 || count(t, pool, "true") != 1 {
 				t.Errorf("ordered %v: a relay got the message, and after a crash there are %d orders and %d rows", ordered, n, count(t, pool, "true"))
 			}

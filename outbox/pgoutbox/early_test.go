@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -94,10 +95,10 @@ func TestOrdered_LeasesThatEndUnderFrozenRelaysKeepTheOrderOfFirstCopies(t *test
 	b := &frozenBroker{arrived: map[string][]string{}, copies: map[string]int{}}
 	b.faults.Store(true)
 	t.Cleanup(b.late.Wait)
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize, cfg.MaxAttempts = 7, 10_000
 	for range 3 {
-		start(t, early{boxIn(t, pool, pgoutbox.Config{Ordered: true}), &b.faults}, b, cfg)
+		relaytest.Start(t, early{boxIn(t, pool, pgoutbox.Config{Ordered: true}), &b.faults}, b, cfg)
 	}
 	want := map[string][]string{}
 	for i := range keys * each {
@@ -107,9 +108,10 @@ func TestOrdered_LeasesThatEndUnderFrozenRelaysKeepTheOrderOfFirstCopies(t *test
 		want[key] = append(want[key], m.ID)
 		box.Wake()
 	}
-	eventually(t, "half of it is published in spite of the faults", func() bool { return b.first() >= keys*each/2 })
+	relaytest.Eventually(t, "half of it is published in spite of the faults",
+		func() bool { return b.first() >= keys*each/2 })
 	b.faults.Store(false)
-	eventually(t, "everything is published", func() bool { return stats(t, box).Pending == 0 })
+	relaytest.Eventually(t, "everything is published", func() bool { return stats(t, box).Pending == 0 })
 	b.late.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()

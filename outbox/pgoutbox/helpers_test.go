@@ -4,11 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -172,80 +169,6 @@ func stats(t testing.TB, box *pgoutbox.Outbox) outbox.Stats {
 		t.Fatal(err)
 	}
 	return s
-}
-
-// broker remembers what was published. answer decides; nil acknowledges everything.
-type broker struct {
-	answer func(ctx context.Context, messages []producer.Message) error
-	mu     sync.Mutex
-	got    []producer.Message
-}
-
-func (b *broker) Publish(ctx context.Context, messages ...producer.Message) error {
-	b.mu.Lock()
-	b.got = append(b.got, messages...)
-	b.mu.Unlock()
-	if b.answer == nil {
-		return nil
-	}
-	return b.answer(ctx, messages)
-}
-
-func (b *broker) copies() map[string]int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	n := map[string]int{}
-	for _, m := range b.got {
-		n[m.ID]++
-	}
-	return n
-}
-
-// quick is a config for tests in real time.
-func quick() outbox.Config {
-	return outbox.Config{
-		PollInterval: 5 * time.Millisecond, Backoff: oncemill.Backoff{Min: 2 * time.Millisecond, Max: 20 * time.Millisecond},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	}
-}
-
-// start runs a relay and returns what stops it and waits for its end.
-func start(t testing.TB, s outbox.Store, p producer.Publisher, c outbox.Config) (stop func()) {
-	t.Helper()
-	r, err := outbox.NewRelay(s, p, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run returned %v, want nil", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// eventually waits until the condition holds.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	waitLimit := 20 * time.Second
-	if proof() {
-		waitLimit = time.Minute // there is more to wait for
-	}
-	deadline := time.After(waitLimit)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
 }
 
 func numbered(n int) (ids []string) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
@@ -36,7 +37,7 @@ func TestStore_PlansForANewTableAreThoseForALargeOne(t *testing.T) {
 			}
 			one.Close() // what a connection has counted is shown at its end at the latest
 			var reads int
-			eventually(t, "counts of the closed connection", func() bool {
+			relaytest.Eventually(t, "counts of the closed connection", func() bool {
 				err := pool.QueryRow(t.Context(), `SELECT seq_scan FROM pg_stat_user_tables WHERE relid = 'oncemill_outbox'::regclass AND n_tup_ins >= 20`).Scan(&reads)
 				return err == nil
 			})

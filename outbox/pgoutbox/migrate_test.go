@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
@@ -110,8 +111,8 @@ func TestSQL_RepeatedWaitsForOpenTransactionsNoLongerThanItsLockTimeout(t *testi
 func TestMigrate_UnderLoadDoesNotDisturb(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
-	b := &broker{}
-	stop := start(t, box, b, quick())
+	b := &relaytest.Broker{}
+	stop := relaytest.Start(t, box, b, relaytest.Quick())
 	open := begin(t, pool) // a business transaction that stays open, with a row and its locks
 	publish(t, box, open, message("open"))
 	ended := make(chan struct{})
@@ -138,9 +139,9 @@ func TestMigrate_UnderLoadDoesNotDisturb(t *testing.T) {
 	close(ended)
 	all.Wait()
 	commit(t, open)
-	eventually(t, "the outbox is empty", func() bool { return stats(t, box).Pending == 0 })
+	relaytest.Eventually(t, "the outbox is empty", func() bool { return stats(t, box).Pending == 0 })
 	stop()
-	for id, n := range b.copies() {
+	for id, n := range b.Copies() {
 		if n != 1 {
 			t.Errorf("%s was published %d times", id, n)
 		}

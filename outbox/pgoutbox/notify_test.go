@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
@@ -36,18 +37,18 @@ func TestListen_NotificationsOfOtherProcessesWakeARelay(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	writer, reader := boxIn(t, pool, pgoutbox.Config{}), boxIn(t, pool, pgoutbox.Config{})
-	b := &broker{}
-	cfg := quick()
+	b := &relaytest.Broker{}
+	cfg := relaytest.Quick()
 	cfg.PollInterval = time.Hour
-	start(t, reader, b, cfg)
+	relaytest.Start(t, reader, b, cfg)
 	stop := listen(t, reader)
 	for i := range 5 {
 		write(t, writer, pool, message(fmt.Sprint(i)))
-		eventually(t, "a notified relay publishes", func() bool {
+		relaytest.Eventually(t, "a notified relay publishes", func() bool {
 			if err := writer.Notify(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			return len(b.copies()) == i+1
+			return len(b.Copies()) == i+1
 		})
 	}
 	stop()
@@ -60,7 +61,7 @@ func TestListen_ReconnectsAndLooks(t *testing.T) {
 	listen(t, box)
 	receive(t, box) // connected
 	for range 2 {
-		eventually(t, "the listener's connection is cut", func() bool {
+		relaytest.Eventually(t, "the listener's connection is cut", func() bool {
 			var cut bool
 			err := poolIn(t, "public").QueryRow(context.Background(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
 				WHERE application_name = $1 AND query LIKE 'LISTEN%'`, "listener "+t.Name()).Scan(&cut)

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -41,7 +42,7 @@ func TestOrdered_WritersOfAKeyCommitInTheOrderOfTheirRows(t *testing.T) {
 	publish(t, box, first, keyed("a", "1"))
 	written := make(chan error)
 	go func() { written <- box.In(second).Publish(context.Background(), keyed("a", "2")) }()
-	eventually(t, "the second writer waits for the lock", func() bool {
+	relaytest.Eventually(t, "the second writer waits for the lock", func() bool {
 		var n int
 		pool.QueryRow(context.Background(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
 			AND classid = 'oncemill_outbox_lease'::regclass::oid`).Scan(&n)
@@ -159,7 +160,7 @@ func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 	t.Parallel()
 	box, pool := orderedBox(t, pgoutbox.Config{})
 	write(t, box, pool, keyed("a", "a1"), keyed("a", "a2"))
-	b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+	b := &relaytest.Broker{Answer: func(_ context.Context, messages []producer.Message) error {
 		for i, m := range messages {
 			if m.ID == "a1" {
 				return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no such topic"), Unknown: true}}}
@@ -167,23 +168,23 @@ func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 		}
 		return nil
 	}}
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.PublishTimeout, cfg.Lease = time.Second, 3*time.Second
-	start(t, box, b, cfg)
-	eventually(t, "the row is listed with its error", func() bool {
+	relaytest.Start(t, box, b, cfg)
+	relaytest.Eventually(t, "the row is listed with its error", func() bool {
 		var id, text string
 		err := pool.QueryRow(t.Context(), `SELECT id, last_error FROM oncemill_outbox
 			WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL ORDER BY coalesce(due_at, written_at) LIMIT 100`).Scan(&id, &text)
 		return err == nil && id == "a1" && text == "no such topic"
 	})
-	eventually(t, "the row is discarded", func() bool {
+	relaytest.Eventually(t, "the row is discarded", func() bool {
 		mustExec(t, pool, `UPDATE oncemill_outbox SET dead_at = clock_timestamp()
 			WHERE id = 'a1' AND topic = 'orders' AND published_at IS NULL AND unknowns IS NOT NULL`)
 		n, err := box.Discard(t.Context(), "a1")
 		return err == nil && n == 1
 	})
-	eventually(t, "the key goes on", func() bool { return stats(t, box) == outbox.Stats{} })
-	if n := b.copies()["a2"]; n != 1 {
+	relaytest.Eventually(t, "the key goes on", func() bool { return stats(t, box) == outbox.Stats{} })
+	if n := b.Copies()["a2"]; n != 1 {
 		t.Errorf("what waited was published %d times, want once", n)
 	}
 }
@@ -274,11 +275,11 @@ func TestOrdered_SeveralRelaysAndFaultsKeepTheOrderOfFirstCopies(t *testing.T) {
 	mustExec(t, pool, `CREATE TABLE counters AS SELECT k::text AS key, 0 AS n FROM generate_series(0, $1::integer) AS k`, keys)
 	b := &lanesBroker{arrived: map[string][]int{}, seen: map[string]bool{}}
 	b.faults.Store(true)
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize, cfg.MaxAttempts = 10, 1000
 	cfg.PublishTimeout, cfg.Lease = time.Second, 11*time.Second
 	for range 4 {
-		start(t, boxIn(t, pool, pgoutbox.Config{Ordered: true}), b, cfg)
+		relaytest.Start(t, boxIn(t, pool, pgoutbox.Config{Ordered: true}), b, cfg)
 	}
 	var all sync.WaitGroup
 	for range writers {
@@ -290,7 +291,8 @@ func TestOrdered_SeveralRelaysAndFaultsKeepTheOrderOfFirstCopies(t *testing.T) {
 	}
 	all.Wait()
 	b.faults.Store(false)
-	eventually(t, "everything is published", func() bool { return b.count() == writers*each && stats(t, box).Pending == 0 })
+	relaytest.Eventually(t, "everything is published",
+		func() bool { return b.count() == writers*each && stats(t, box).Pending == 0 })
 	total := 0
 	for key, numbers := range b.arrived {
 		total += len(numbers)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -62,7 +63,7 @@ func TestLease_RelayThatStopsReadingHoldsUpNobody(t *testing.T) {
 		}
 		taken <- rows
 	}()
-	eventually(t, "the slow relay has its lease", func() bool { return leased(t, pool) == 50 })
+	relaytest.Eventually(t, "the slow relay has its lease", func() bool { return leased(t, pool) == 50 })
 	write(t, box, pool, message("1"))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

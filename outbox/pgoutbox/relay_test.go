@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -13,11 +14,11 @@ func TestRelay_OutlivesAMissingTable(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	box := unmigrated(t, pool, pgoutbox.Config{})
-	b := &broker{}
-	stop := start(t, box, b, quick())
+	b := &relaytest.Broker{}
+	stop := relaytest.Start(t, box, b, relaytest.Quick())
 	boxIn(t, pool, pgoutbox.Config{})
 	write(t, box, pool, message("1"))
-	eventually(t, "the row is published", func() bool { return b.copies()["1"] == 1 })
+	relaytest.Eventually(t, "the row is published", func() bool { return b.Copies()["1"] == 1 })
 	stop()
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -49,12 +50,12 @@ func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 		write(t, box, pool, messages...)
 	}
 	slow := slowPool(t, pool, 1<<21) // all rows take 1.3 s
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize, cfg.PublishTimeout = len(ids), 500*time.Millisecond
 	cfg.Lease = 1500 * time.Millisecond // rows that cannot be given back in time come again then
-	b := &broker{}
-	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
-	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
+	b := &relaytest.Broker{}
+	relaytest.Start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
+	relaytest.Eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.Copies()), ids) })
 }
 
 func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
@@ -65,12 +66,13 @@ func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
 	for _, id := range ids {
 		write(t, box, pool, message(id))
 	}
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize, cfg.PublishTimeout = 2, 500*time.Millisecond
 	cfg.Lease = 1500 * time.Millisecond
-	b := &broker{}
-	start(t, unmigrated(t, slowPool(t, pool, 3<<19), pgoutbox.Config{}), b, cfg) // it takes 2.7 s
-	eventually(t, "all other rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
+	b := &relaytest.Broker{}
+	relaytest.Start(t, unmigrated(t, slowPool(t, pool, 3<<19), pgoutbox.Config{}), b, cfg) // it takes 2.7 s
+	relaytest.Eventually(t, "all other rows are published",
+		func() bool { return slices.Equal(sorted(b.Copies()), ids) })
 }
 
 // Removing rows with large payloads takes its time.
@@ -81,10 +83,10 @@ func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 		SELECT n, now() - interval '1 hour', n, 'orders', '' FROM generate_series(1, 500) AS n`)
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.PublishTimeout, cfg.Retention = 500*time.Millisecond, 500*time.Millisecond // all take twice as long
-	start(t, box, &broker{}, cfg)
-	eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
+	relaytest.Start(t, box, &relaytest.Broker{}, cfg)
+	relaytest.Eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
 }
 
 // After a crash of many relays their rows are taken over in parts, which are smaller where that takes its time.
@@ -97,8 +99,8 @@ func TestRelay_LeasesThatTakeTooLongToTakeOverAreTakenOverInParts(t *testing.T) 
 		SELECT number % 40, clock_timestamp(), array_agg(number) FROM oncemill_outbox GROUP BY 1`)
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.0006); RETURN new; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE UPDATE ON oncemill_outbox FOR EACH ROW WHEN (new.unknowns IS DISTINCT FROM old.unknowns) EXECUTE FUNCTION slow()`)
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize, cfg.PublishTimeout = 100, 500*time.Millisecond
-	start(t, box, &broker{}, cfg)
-	eventually(t, "all rows are taken over", func() bool { return count(t, pool, `unknowns IS NULL`) == 0 })
+	relaytest.Start(t, box, &relaytest.Broker{}, cfg)
+	relaytest.Eventually(t, "all rows are taken over", func() bool { return count(t, pool, `unknowns IS NULL`) == 0 })
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -192,7 +193,7 @@ func TestPublish_JoinsTheTransactionOfTheInboxOfTheContext(t *testing.T) {
 		if d := deliver(); d.Action == consumer.Ack || stats(t, box).Pending != before {
 			t.Fatalf("decision %+v, %d rows after a run that failed, want %d", d, stats(t, box).Pending, before)
 		}
-		eventually(t, "a run that succeeds", func() bool { return deliver().Action == consumer.Ack })
+		relaytest.Eventually(t, "a run that succeeds", func() bool { return deliver().Action == consumer.Ack })
 		if n := stats(t, box).Pending; n != before+1 || runs != 3 {
 			t.Errorf("%d rows after %d runs, want %d after 3", n, runs, before+1)
 		}
@@ -246,7 +247,7 @@ func TestIn_SameMessageInTwoTransactionsIsOneRow(t *testing.T) {
 		publish(t, box, a, message("1"))
 		written := make(chan error)
 		go func() { written <- box.In(b).Publish(context.Background(), message("1")) }()
-		eventually(t, "the second writer waits for the first", func() bool {
+		relaytest.Eventually(t, "the second writer waits for the first", func() bool {
 			var n int
 			pool.QueryRow(context.Background(), `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity USING (pid)
 				WHERE l.locktype = 'transactionid' AND NOT l.granted AND query LIKE '%oncemill_outbox%'

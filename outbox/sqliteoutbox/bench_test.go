@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -24,10 +25,10 @@ func BenchmarkDrain(b *testing.B) {
 			write(b, box, db, messages...)
 			done := make(chan struct{})
 			counter := &countdown{left: b.N, done: done}
-			cfg := quick()
+			cfg := relaytest.Quick()
 			cfg.BatchSize = 500
 			b.ResetTimer()
-			stop := start(b, box, counter, cfg)
+			stop := relaytest.Start(b, box, counter, cfg)
 			<-done
 			stop()
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "rows/s")

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -73,7 +74,7 @@ func check(err error) {
 
 // impatient is a config whose leases end soon after a kill.
 func impatient() outbox.Config {
-	cfg := quick()
+	cfg := relaytest.Quick()
 	cfg.BatchSize = 10
 	cfg.PublishTimeout, cfg.Lease = 200*time.Millisecond, 600*time.Millisecond
 	return cfg
@@ -139,10 +140,13 @@ func TestRelay_KilledAgainAndAgainLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer topic.Close()
-	stop := start(t, box, &fileBroker{topic: topic}, impatient())
+	stop := relaytest.Start(t, box, &fileBroker{topic: topic}, impatient())
 	for pending := stats(t, box).Pending; pending > 0; { // on a machine that is slow, there is much to do
 		before := pending
-		eventually(t, "the outbox gets emptier", func() bool { pending = stats(t, box).Pending; return pending < before })
+		relaytest.Eventually(t, "the outbox gets emptier", func() bool {
+			pending = stats(t, box).Pending
+			return pending < before
+		})
 	}
 	stop()
 
@@ -206,7 +210,7 @@ func runAndKill(t *testing.T, folder string, betweenPublishAndMark bool) {
 			t.Errorf("the shop ended by itself: %v", err)
 		}
 	} else {
-		eventually(t, "the shop publishes", func() bool { return size(folder) > before })
+		relaytest.Eventually(t, "the shop publishes", func() bool { return size(folder) > before })
 		<-time.After(rand.N(50 * time.Millisecond))
 	}
 	cmd.Process.Kill()

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
@@ -15,11 +16,11 @@ func TestRelay_OutlivesAMissingTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &broker{}
-	stop := start(t, box, b, quick())
+	b := &relaytest.Broker{}
+	stop := relaytest.Start(t, box, b, relaytest.Quick())
 	boxIn(t, db)
 	write(t, box, db, message("1"))
-	eventually(t, "the row is published", func() bool { return b.copies()["1"] == 1 })
+	relaytest.Eventually(t, "the row is published", func() bool { return b.Copies()["1"] == 1 })
 	stop()
 }
 
@@ -27,10 +28,10 @@ func TestRelay_WaitsForAnOpenTransactionAndStopsAllTheSame(t *testing.T) {
 	t.Parallel()
 	box, db := newBox(t)
 	write(t, box, db, message("1"))
-	b := &broker{}
+	b := &relaytest.Broker{}
 
 	tx := begin(t, db) // has the write lock
-	stop := start(t, box, b, quick())
+	stop := relaytest.Start(t, box, b, relaytest.Quick())
 	<-time.After(100 * time.Millisecond)
 	began := time.Now()
 	stop()
@@ -38,12 +39,12 @@ func TestRelay_WaitsForAnOpenTransactionAndStopsAllTheSame(t *testing.T) {
 		t.Errorf("stop took %v while somebody else had the write lock", d)
 	}
 
-	stop = start(t, box, b, quick())
+	stop = relaytest.Start(t, box, b, relaytest.Quick())
 	<-time.After(100 * time.Millisecond)
 	tx.Rollback()
-	eventually(t, "the row is published", func() bool { return stats(t, box).Pending == 0 })
+	relaytest.Eventually(t, "the row is published", func() bool { return stats(t, box).Pending == 0 })
 	stop()
-	if n := b.copies()["1"]; n != 1 {
+	if n := b.Copies()["1"]; n != 1 {
 		t.Errorf("the row was published %d times, want once", n)
 	}
 }

@@ -51,13 +51,17 @@ func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster := natstest.StartCluster(t, 3)
-	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
+	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{},
+		finished: map[string]int{}}
 	natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
-		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Replicas: 3})
+		return r.js.CreateStream(ctx,
+			jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Replicas: 3})
 	})
 	open := func(description string) jetstream.Consumer {
 		return natstest.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
-			return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, Description: description})
+			return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{
+				Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, Description: description,
+			})
 		})
 	}
 	looks := &looked{Consumer: open("")}
@@ -101,12 +105,15 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster := natstest.StartCluster(t, 3)
-	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
+	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{},
+		finished: map[string]int{}}
 	natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
-		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Storage: jetstream.MemoryStorage})
+		return r.js.CreateStream(ctx,
+			jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Storage: jetstream.MemoryStorage})
 	})
 	r.cons = natstest.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
-		return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+		return r.js.CreateOrUpdateConsumer(ctx, "orders",
+			jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
 	})
 	publish := func(id, subject string) {
 		natstest.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
@@ -133,7 +140,8 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	close(release)
 	r.stops(stop)
 	until(t, "the message without an outcome to be pending", func() bool { // a new leader may not know it at once
-		info := natstest.Ask(t, "the consumer", func(ctx context.Context) (*jetstream.ConsumerInfo, error) { return r.cons.Info(ctx) })
+		info := natstest.Ask(t, "the consumer",
+			func(ctx context.Context) (*jetstream.ConsumerInfo, error) { return r.cons.Info(ctx) })
 		if info.AckFloor.Stream > 0 {
 			t.Fatalf("the message without an outcome is acknowledged: %+v", info.AckFloor)
 		}
@@ -154,14 +162,17 @@ func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T)
 	w.LookEvery(lookEvery)
 	stop := r.start(w)
 	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == n })
-	until(t, "a reset", func() bool { // nats-server (2.15.2) undoes one that comes while it writes the last deliveries down
-		answer, err := r.js.Conn().RequestWithContext(t.Context(), "$JS.API.CONSUMER.RESET.orders.billing", []byte(`{"seq":1}`))
+	// nats-server 2.15.2 undoes a reset that comes while it writes down the last deliveries.
+	until(t, "a reset", func() bool {
+		answer, err := r.js.Conn().RequestWithContext(t.Context(), "$JS.API.CONSUMER.RESET.orders.billing",
+			[]byte(`{"seq":1}`))
 		if err != nil || strings.Contains(string(answer.Data), `"error"`) {
 			t.Fatalf("reset: %v, %+v", err, answer)
 		}
 		return strings.Contains(string(answer.Data), `"delivered":{"consumer_seq":0,`)
 	})
-	until(t, "the worker to notice", func() bool { return strings.Contains(r.log.String(), "has lost what it had counted") })
+	until(t, "the worker to notice",
+		func() bool { return strings.Contains(r.log.String(), "has lost what it had counted") })
 	close(release)
 	r.acked(n)
 	r.stops(stop)

@@ -38,9 +38,11 @@ func TestBooks_EachImbalanceIsFound(t *testing.T) {
 		var out bytes.Buffer
 		err := b.print(&out)
 		if err != nil || b.DoubleCharges != tc.double || b.Lost != tc.lost || b.Balance() != balanced || b.Copies != 1 {
-			t.Errorf("%s: %+v, %v; want %d double charges, %d lost, balance %v", name, b, err, tc.double, tc.lost, balanced)
+			t.Errorf("%s: %+v, %v; want %d double charges, %d lost, balance %v", name, b, err, tc.double, tc.lost,
+				balanced)
 		}
-		if strings.Contains(out.String(), "The books balance") != balanced || strings.Contains(out.String(), "DO NOT BALANCE") == balanced {
+		if strings.Contains(out.String(), "The books balance") != balanced ||
+			strings.Contains(out.String(), "DO NOT BALANCE") == balanced {
 			t.Errorf("%s:\n%s", name, &out)
 		}
 	}
@@ -67,7 +69,8 @@ func TestBank_ChargesOnlyWhenItSaysSo(t *testing.T) {
 		}
 	}
 	if len(bank.charges) != charged || charged+declined != 100 || timeouts == 0 || declined == 0 {
-		t.Errorf("%d charged, %d declined, %d timeouts; the bank has charged %d", charged, declined, timeouts, len(bank.charges))
+		t.Errorf("%d charged, %d declined, %d timeouts; the bank has charged %d", charged, declined, timeouts,
+			len(bank.charges))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

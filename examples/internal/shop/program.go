@@ -1,5 +1,6 @@
 // Package shop is what the examples share and your program does not need: a NATS server inside the process, clients
-// that lose patience, publishers that forget. It needs no client of a server but NATS, so the first example builds soon.
+// that lose patience, publishers that forget. It needs no client of a server but NATS, so the first example builds
+// soon.
 package shop
 
 import (

@@ -57,9 +57,6 @@ func Start(t testing.TB, config ...string) *Server {
 // errNotJoined is what a broker is said to be until its controller lets it in.
 var errNotJoined = errors.New("the broker has not joined its cluster")
 
-// errEnded says that there is nothing to wait for.
-var errEnded = errors.New("it ended at once")
-
 // kafkaRecord is the line that tells which broker was used.
 const kafkaRecord = "kafka " + kafkaVersion + " (KRaft)"
 
@@ -251,37 +248,11 @@ func (b *kafkaBroker) start() (*testserver.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	command := b.command("kafka.Kafka", properties)
-	p, err := testserver.StartProgram(b.dir, command[0], command[1:]...)
-	if err != nil {
-		return nil, err
-	}
-	if err := b.await(p.Ended()); err != nil {
-		p.Kill()
-		return nil, fmt.Errorf("kafka on port %d: %w\n%s", b.port, err, p.Output())
-	}
-	return p, nil
+	return testserver.StartServer(b.dir, b.command("kafka.Kafka", properties), kafkaPatience, b.look)
 }
 
-// await polls until the broker is a member of its cluster, and so lets clients in, and coordinates groups.
-func (b *kafkaBroker) await(ended <-chan struct{}) error {
-	for deadline := time.Now().Add(kafkaPatience); ; testserver.Pause() {
-		select {
-		case <-ended:
-			return errEnded
-		default:
-		}
-		err := b.look()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
-	}
-}
-
-// look asks once, with a client of its own, which has no memory of how it was refused and no pauses between retries.
+// look succeeds when the broker is a member of its cluster, and so lets clients in, and coordinates groups. It asks
+// once, with a client of its own, which has no memory of how it was refused and no pauses between retries.
 func (b *kafkaBroker) look() error {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(b.addr()), kgo.RequestRetries(0), kgo.RequestTimeoutOverhead(time.Second))
 	if err != nil {

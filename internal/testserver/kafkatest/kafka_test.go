@@ -91,11 +91,12 @@ func TestSharedKafka_EndsWithItsProcess(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	alive, err := testserver.StartWatched(dir, []string{"sh", "-c", "touch started; exec sleep 1000"})
+	command := []string{"sh", "-c", "touch started; exec sleep 1000"}
+	alive, err := testserver.StartWatched(dir, command, testserver.WaitLimit, func() error {
+		_, err := os.Stat(filepath.Join(dir, "started"))
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := testserver.Until(t.Context(), func() error { _, err := os.Stat(filepath.Join(dir, "started")); return err }); err != nil {
 		t.Fatal(err)
 	}
 	alive.Close() // as the end of the process does

@@ -22,8 +22,8 @@ type Fault struct {
 	Delay time.Duration
 }
 
-// A Proxy is a TCP proxy before a server that loses replies and delays. It understands the protocol so far as to tell
-// one command from the next. It counts what it did.
+// A Proxy is a TCP proxy before a server that loses replies and delays. It knows enough of the protocol to tell one
+// command from the next. It counts what it did.
 type Proxy struct {
 	Addr string // host:port
 

@@ -1,7 +1,6 @@
 package natstest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -126,34 +125,20 @@ func (n *processNode) start() error {
 		peers = append(peers, p.peer())
 	}
 	own := n.ports[n.i]
-	p, err := testserver.StartProgram(n.dir, n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir,
+	command := []string{
+		n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir,
 		"--name", natsName(n.i), "--cluster_name", natsClusterName,
-		"--cluster", "nats://"+testserver.Loopback(own.route), "--routes", strings.Join(peers, ","))
-	if err != nil {
-		return err
+		"--cluster", "nats://" + testserver.Loopback(own.route), "--routes", strings.Join(peers, ","),
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
-	defer cancel()
-	if err := testserver.Until(ctx, func() error { return listens(p, own.client) }); err != nil {
-		p.Kill()
-		return fmt.Errorf("%w\n%s", err, p.Output())
-	}
+	p, err := testserver.StartServer(n.dir, command, testserver.WaitLimit, func() error {
+		conn, err := net.DialTimeout("tcp", testserver.Loopback(own.client), time.Second)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
 	n.process = p
-	return nil
-}
-
-// listens succeeds when a process takes connections on a port.
-func listens(p *testserver.Process, port int) error {
-	select {
-	case <-p.Ended():
-		return errors.New("it ended at once")
-	default:
-	}
-	conn, err := net.DialTimeout("tcp", testserver.Loopback(port), time.Second)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
+	return err
 }
 
 func (n *processNode) kill() error { return n.process.Kill() }

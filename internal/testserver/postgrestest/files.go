@@ -152,33 +152,7 @@ func (f *postgresFiles) dsn() string {
 
 // start runs the server and waits until it answers.
 func (f *postgresFiles) start() (*testserver.Process, error) {
-	command := f.server()
-	p, err := testserver.StartProgram(f.dir, command[0], command[1:]...)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.await(p.Ended()); err != nil {
-		p.Kill()
-		return nil, fmt.Errorf("postgres on port %d: %w\n%s", f.port, err, p.Output())
-	}
-	return p, nil
-}
-
-// await polls until the server answers: not one that took the port before it.
-func (f *postgresFiles) await(ended <-chan struct{}) error {
-	deadline := time.Now().Add(testserver.WaitLimit)
-	for {
-		err := f.ping()
-		select {
-		case <-ended:
-			return errors.New("it ended at once")
-		default:
-		}
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		testserver.Pause()
-	}
+	return testserver.StartServer(f.dir, f.server(), testserver.WaitLimit, f.ping)
 }
 
 // ping succeeds when the server of this folder answers.

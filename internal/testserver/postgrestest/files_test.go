@@ -28,10 +28,7 @@ func TestPostgres_KilledServerLeavesNoSharedMemory(t *testing.T) {
 func TestSharedPostgres_LeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
 	files := needPostgres(t, nil)
-	if err := files.init(); err != nil {
-		t.Fatal(err)
-	}
-	alive, err := startSharedPostgres(&files)
+	alive, err := files.share()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,19 +52,16 @@ func pgBouncer(t testing.TB, dsn string) string {
 		t.Fatalf("testserver: %v", err)
 	}
 	t.Cleanup(func() { os.RemoveAll(files.dir) })
-	for range 5 { // somebody may take the port first
-		if files.port, err = testserver.FreePort(); err != nil {
-			continue
-		}
-		var p *testserver.Process
-		if p, err = startPgBouncer(&files, server); err == nil {
-			t.Cleanup(func() { p.Kill() })
-			break
-		}
-	}
+	var p *testserver.Process
+	err = testserver.OnFreePort(func(port int) (err error) {
+		files.port = port
+		p, err = startPgBouncer(&files, server)
+		return err
+	})
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
+	t.Cleanup(func() { p.Kill() })
 	testserver.Record(t, fmt.Sprintf("pgbouncer %s (started, transaction mode)", testserver.ProgramVersion(t, program)))
 	return behind(server, files.port)
 }
@@ -86,31 +83,13 @@ func startPgBouncer(files *postgresFiles, server *url.URL) (*testserver.Process,
 	if err := os.WriteFile(name, []byte(strings.Join(settings, "\n")+"\n"), 0o644); err != nil {
 		return nil, err
 	}
-	command := files.command("pgbouncer", name)
-	p, err := testserver.StartProgram(files.dir, command[0], command[1:]...)
-	if err != nil {
-		return nil, err
-	}
-	deadline := time.Now().Add(testserver.WaitLimit)
-	for {
+	return testserver.StartServer(files.dir, files.command("pgbouncer", name), testserver.WaitLimit, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
 		conn, err := pgx.Connect(ctx, behind(server, files.port))
-		if err == nil {
-			conn.Close(ctx)
+		if err != nil {
+			return err
 		}
-		cancel()
-		select {
-		case <-p.Ended():
-			return nil, fmt.Errorf("pgbouncer on port %d ended at once\n%s", files.port, p.Output())
-		default:
-		}
-		switch {
-		case err == nil:
-			return p, nil
-		case time.Now().After(deadline):
-			p.Kill()
-			return nil, fmt.Errorf("pgbouncer on port %d: %w\n%s", files.port, err, p.Output())
-		}
-		testserver.Pause()
-	}
+		return conn.Close(ctx)
+	})
 }

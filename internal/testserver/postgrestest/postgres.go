@@ -58,17 +58,15 @@ func externalPostgres(t testing.TB, dsn string) *Server {
 // startOnFreePort starts the server, on another port if somebody took the first.
 func (s *Server) startOnFreePort() {
 	s.t.Helper()
-	var err error
-	for range 5 {
-		if s.files.port, err = testserver.FreePort(); err != nil {
-			continue
-		}
-		if s.process, err = s.files.start(); err == nil {
-			s.dsn = s.files.dsn()
-			return
-		}
+	err := testserver.OnFreePort(func(port int) (err error) {
+		s.files.port = port
+		s.process, err = s.files.start()
+		return err
+	})
+	if err != nil {
+		s.t.Fatalf("testserver: %v", err)
 	}
-	s.t.Fatalf("testserver: %v", err)
+	s.dsn = s.files.dsn()
 }
 
 // DSN is where clients connect to: a superuser's, to the database postgres. It stays through restarts.

@@ -1,21 +1,16 @@
 package postgrestest
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// sharedPostgres is the server of this process. It lives until the process ends.
-var sharedPostgres struct {
-	mu    sync.Mutex
+// shared is the server of this process.
+var shared struct {
+	testserver.Shared
 	files postgresFiles
-	alive *os.File // what the watcher of the server reads; never closed, so that it ends with this process
-	err   error
 }
 
 // Shared returns the server that the tests of this process share, and starts it for the first of them; or the one
@@ -27,38 +22,23 @@ func Shared(t testing.TB) *Server {
 	if dsn := os.Getenv(postgresDSN); dsn != "" {
 		return externalPostgres(t, dsn)
 	}
-	shared := &sharedPostgres
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.alive == nil && shared.err == nil {
+	shared.Start(t, func() (*os.File, error) {
 		shared.files = needPostgres(t, nil)
-		if shared.err = shared.files.init(); shared.err == nil {
-			for range 3 { // somebody may take a port
-				if shared.alive, shared.err = startSharedPostgres(&shared.files); shared.err == nil {
-					break
-				}
-			}
-		}
-	}
-	if shared.err != nil {
-		t.Fatalf("testserver: the shared PostgreSQL: %v", shared.err)
-	}
+		return shared.files.share()
+	})
 	recordPostgres(t, shared.files.dsn(), "started")
 	return &Server{t: t, dsn: shared.files.dsn()}
 }
 
-// startSharedPostgres starts the server and waits until it answers.
-func startSharedPostgres(f *postgresFiles) (alive *os.File, err error) {
-	if f.port, err = testserver.FreePort(); err != nil {
+// share makes the folder and starts the server, which ends with this process.
+func (f *postgresFiles) share() (alive *os.File, err error) {
+	if err := f.init(); err != nil {
 		return nil, err
 	}
-	if alive, err = testserver.StartWatched(f.dir, f.server()); err != nil {
-		return nil, err
-	}
-	if err := f.await(nil); err != nil {
-		log, _ := os.ReadFile(filepath.Join(f.dir, "log"))
-		alive.Close()
-		return nil, fmt.Errorf("postgres on port %d: %w\n%s", f.port, err, log[max(0, len(log)-4096):])
-	}
-	return alive, nil
+	err = testserver.OnFreePort(func(port int) (err error) {
+		f.port = port
+		alive, err = testserver.StartWatched(f.dir, f.server(), testserver.WaitLimit, f.ping)
+		return err
+	})
+	return alive, err
 }

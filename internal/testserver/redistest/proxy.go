@@ -51,7 +51,8 @@ type Proxy struct {
 	tasks sync.WaitGroup
 }
 
-// StartProxy starts a proxy before a Redis server, which works faithfully until told otherwise, and stops when the test ends.
+// StartProxy starts a proxy before a Redis server. It works faithfully until told otherwise, and stops when the test
+// ends.
 func StartProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

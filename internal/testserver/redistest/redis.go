@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,42 +37,16 @@ func startProgram(name, dir string, port int, args ...string) (*testserver.Proce
 	if err != nil {
 		return nil, err
 	}
-	own := []string{
-		"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+	command := []string{
+		program, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
 		"--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0",
 	}
-	p, err := testserver.StartProgram(dir, program, append(own, args...)...)
-	if err != nil {
-		return nil, err
-	}
-	if err := awaitPing(p, testserver.Loopback(port)); err != nil {
-		p.Kill()
-		return nil, fmt.Errorf("%s on port %d: %w\n%s", filepath.Base(program), port, err, p.Output())
-	}
-	return p, nil
+	return testserver.StartServer(dir, append(command, args...), testserver.WaitLimit, answers(port))
 }
 
-// awaitPing polls until the server of this very process answers: not one that took the port before it.
-func awaitPing(p *testserver.Process, addr string) error {
-	deadline := time.Now().Add(testserver.WaitLimit)
-	for {
-		err := ping(addr)
-		select {
-		case <-p.Ended():
-			return fmt.Errorf("it ended at once")
-		default:
-		}
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
-		testserver.Pause()
-	}
-}
+// answers looks whether a server answers on a port, be it with a demand to authenticate.
+func answers(port int) func() error { return func() error { return ping(testserver.Loopback(port)) } }
 
-// ping succeeds when the server answers, be it with a demand to authenticate.
 func ping(addr string) error {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {

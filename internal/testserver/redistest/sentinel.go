@@ -85,21 +85,18 @@ func replicating(ctx context.Context, rdb *redis.Client) error {
 
 func (s *Sentinel) startSentinel() {
 	s.t.Helper()
-	var err error
-	for range 5 { // somebody may take the port
-		var port int
-		var p *testserver.Process
-		if port, err = testserver.FreePort(); err != nil {
-			continue
-		}
-		if p, err = s.runSentinel(port); err != nil {
-			continue
+	err := testserver.OnFreePort(func(port int) error {
+		p, err := s.runSentinel(port)
+		if err != nil {
+			return err
 		}
 		s.addrs = append(s.addrs, testserver.Loopback(port))
 		s.t.Cleanup(func() { p.Kill() })
-		return
+		return nil
+	})
+	if err != nil {
+		s.t.Fatalf("testserver: Sentinel: %v", err)
 	}
-	s.t.Fatalf("testserver: Sentinel: %v", err)
 }
 
 func (s *Sentinel) runSentinel(port int) (*testserver.Process, error) {
@@ -118,15 +115,8 @@ func (s *Sentinel) runSentinel(port int) (*testserver.Process, error) {
 	if err := os.WriteFile(config, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return nil, err
 	}
-	p, err := testserver.StartProgram(dir, redisProgram, config, "--sentinel")
-	if err != nil {
-		return nil, err
-	}
-	if err := awaitPing(p, testserver.Loopback(port)); err != nil {
-		p.Kill()
-		return nil, fmt.Errorf("port %d: %w\n%s", port, err, p.Output())
-	}
-	return p, nil
+	command := []string{redisProgram, config, "--sentinel"}
+	return testserver.StartServer(dir, command, testserver.WaitLimit, answers(port))
 }
 
 // sentinelReady succeeds when a Sentinel knows the replicas and the other Sentinels, and takes all for healthy.
