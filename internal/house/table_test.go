@@ -29,6 +29,7 @@ var house = table{
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
+	{1, "internal/goldentest", "records as earlier versions wrote them", testLib},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses", these(testLib, goRedis)},
