@@ -184,10 +184,13 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 		"store/go.mod":    "module " + module + "/store\n\ngo 1.26.0\n\nrequire " + module + " v0.0.0\n\nreplace " + module + " => ..\n",
 		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.N\n",
 		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n",
-		"CHANGELOG.md":    "# Changelog\n\n## [0.1.0]\n",
+		"CHANGELOG.md":    "# Changelog\n\n## [0.1.0]\n\nThe first.\n\n## [0.0.1]\n\nAn older one.\n",
 	})
 	if said, status := s.run("scripts/apidiff"); status != 0 || !strings.Contains(said, "no release yet") {
 		t.Errorf("apidiff before the first release: status %d: %s", status, said)
+	}
+	if said, status := s.run("scripts/release", "-notes", "v0.1.0"); status != 0 || strings.TrimSpace(said) != "The first." {
+		t.Errorf("notes: status %d: %s", status, said)
 	}
 	before := s.git("show-ref")
 	if said, status := s.run("scripts/release", "v0.1.0"); status != 0 || s.git("show-ref") != before {
