@@ -1,8 +1,6 @@
 package mysqlstore
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/oncemill/oncemill/internal/goldentest"
@@ -16,17 +14,7 @@ func TestMigrate_RecordsOfReleasedVersionsContinue(t *testing.T) {
 		db := newDB(t)
 		s := newStore(t, db)
 		goldentest.Write(t, s)
-		columns := goldentest.Texts(t, db, `
-			SELECT IF(data_type LIKE '%binary' OR data_type LIKE '%blob',
-				concat('IF(', column_name, ' IS NULL, ''NULL'', concat(''x'''''', hex(', column_name, '), ''''''''))'),
-				concat('quote(', column_name, ')'))
-			FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'oncemill_dedup'
-			ORDER BY ordinal_position`)
-		rows := goldentest.Texts(t, db, fmt.Sprintf(
-			"SELECT concat('INSERT INTO oncemill_dedup VALUES (', concat_ws(', ', %s), ');') FROM oncemill_dedup "+
-				"ORDER BY id",
-			strings.Join(columns, ", ")))
-		return []byte(s.SQL() + strings.Join(rows, "\n") + "\n")
+		return append([]byte(s.SQL()), goldentest.MySQL(t, db, "oncemill_dedup")...)
 	}, func(t *testing.T, content []byte) {
 		db := newDB(t)
 		_, err := sqlstore.RunScript(t.Context(), db, string(content), "oncemill_dedup", "record_key")

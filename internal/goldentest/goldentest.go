@@ -66,8 +66,41 @@ func Lines(t *testing.T, content []byte) (lines [][]string) {
 	return lines
 }
 
-// Texts are the texts that a query finds.
-func Texts(t *testing.T, db *sql.DB, query string, args ...any) (all []string) {
+// SQLite has the statements that make the tables of a database and their rows.
+func SQLite(t *testing.T, db *sql.DB) []byte {
+	t.Helper()
+	file := texts(t, db, `SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL`)
+	for _, table := range texts(t, db, `SELECT name FROM sqlite_schema WHERE type = 'table'`) {
+		columns := texts(t, db, `SELECT 'quote(' || name || ')' FROM pragma_table_info(?)`, table)
+		rows := fmt.Sprintf(`SELECT 'INSERT INTO "%s" VALUES (' || %s || ');' FROM "%[1]s"`, table,
+			strings.Join(columns, ` || ', ' || `))
+		file = append(file, texts(t, db, rows)...)
+	}
+	return []byte(strings.Join(file, "\n") + "\n")
+}
+
+// PostgreSQL is a query for the statements that make the rows of a table.
+func PostgreSQL(table string) string {
+	return fmt.Sprintf(`SELECT format(E'INSERT INTO %[1]s SELECT (%%L::%[1]s).*;\n', r) FROM %[1]s r ORDER BY r::text`,
+		table)
+}
+
+// MySQL has the statements that make the rows of a table.
+func MySQL(t *testing.T, db *sql.DB, table string) []byte {
+	t.Helper()
+	columns := texts(t, db, `
+		SELECT IF(data_type LIKE '%binary' OR data_type LIKE '%blob',
+			concat('IF(', column_name, ' IS NULL, ''NULL'', concat(''x'', quote(hex(', column_name, '))))'),
+			concat('quote(', column_name, ')'))
+		FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ? ORDER BY ordinal_position`,
+		table)
+	rows := texts(t, db, fmt.Sprintf("SELECT concat('INSERT INTO %s VALUES (', concat_ws(', ', %s), ');') FROM %[1]s",
+		table, strings.Join(columns, ", ")))
+	return []byte(strings.Join(rows, "\n") + "\n")
+}
+
+// texts are the texts that a query finds.
+func texts(t *testing.T, db *sql.DB, query string, args ...any) (all []string) {
 	t.Helper()
 	rows, err := db.QueryContext(t.Context(), query, args...)
 	if err != nil {

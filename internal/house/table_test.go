@@ -59,6 +59,7 @@ var house = table{
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
 	{4, "outbox/mysqloutbox", "rows in MySQL", mysql},
+	{4, "internal/goldentest/goldenrows", "rows of outboxes as earlier versions wrote them", testLib},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
 	{4, "console", "the web console, a handler for any mux", nil},
