@@ -183,11 +183,17 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 		"internal/n/n.go": "package n\n\nconst N = 1\n",
 		"store/go.mod":    "module " + module + "/store\n\ngo 1.26.0\n\nrequire " + module + " v0.0.0\n\nreplace " + module + " => ..\n",
 		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.N\n",
-		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n",
-		"CHANGELOG.md":    "# Changelog\n\n## [0.1.0]\n",
+		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n\nrequire (\n\t" + module + " v0.0.0 // indirect\n\t" +
+			module + "/store v0.0.0\n)\n\nreplace (\n\t" + module + " => ..\n\t" + module + "/store => ../store\n)\n",
+		"examples/e.go": "package examples\n\nimport \"" + module + "/store\"\n\nvar N = store.N\n",
+		"go.work":       "go 1.26.0\n\nuse (\n\t.\n\t./examples\n\t./store\n)\n",
+		"CHANGELOG.md":  "# Changelog\n\n## [0.1.0]\n\nThe first.\n\n## [0.0.1]\n\nAn older one.\n",
 	})
 	if said, status := s.run("scripts/apidiff"); status != 0 || !strings.Contains(said, "no release yet") {
 		t.Errorf("apidiff before the first release: status %d: %s", status, said)
+	}
+	if said, status := s.run("scripts/release", "-notes", "v0.1.0"); status != 0 || strings.TrimSpace(said) != "The first." {
+		t.Errorf("notes: status %d: %s", status, said)
 	}
 	before := s.git("show-ref")
 	if said, status := s.run("scripts/release", "v0.1.0"); status != 0 || s.git("show-ref") != before {
@@ -202,6 +208,10 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 	tagged, after := s.git("show", "store/v0.1.0:store/go.mod"), s.git("show", "HEAD:store/go.mod")
 	if !strings.Contains(tagged, module+" v0.1.0") || strings.Contains(tagged, "replace") || !strings.Contains(after, "replace "+module+" => ..") {
 		t.Errorf("at the tag:\n%s\nafter it:\n%s", tagged, after)
+	}
+	tagged, after = s.git("show", "v0.1.0:go.work"), s.git("show", "HEAD:go.work")
+	if !strings.Contains(tagged, module+" v0.1.0 => .") || strings.Contains(after, "replace") {
+		t.Errorf("the workspace at the tag:\n%s\nafter it:\n%s", tagged, after)
 	}
 
 	s.commit("Rename what another module imports", map[string]string{

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -87,8 +89,9 @@ func (a *app) close() {
 
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
-		Use:   "oncemill",
-		Short: "What happened to this message?",
+		Use:     "oncemill",
+		Version: version(),
+		Short:   "What happened to this message?",
 		Long: `oncemill looks into the records of Oncemill: it explains what happened to a
 message, lists and counts records, and mends what failed.
 
@@ -122,6 +125,15 @@ Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
 		a.migrate(), a.doctor(), a.deadLetters(), a.audit(), a.relay(), a.console())
 	return root
+}
+
+// version is that of the module, which go install and builds of a tag know.
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	if info == nil {
+		return "(devel)"
+	}
+	return cmp.Or(info.Main.Version, "(devel)")
 }
 
 // said refuses what is given and empty, as by a variable of a shell that is not set: an ID, or a filter, would let

@@ -95,10 +95,15 @@ func (m *massacre) kill(workers, leaders, messages int) {
 	}
 }
 
-// killWorker kills a worker, and starts another one.
+// killWorker kills any of the workers.
 func (m *massacre) killWorker() {
 	m.t.Helper()
-	i := rand.IntN(len(m.alive))
+	m.replaceWorker(rand.IntN(len(m.alive)), m.start)
+}
+
+// replaceWorker kills one of the workers, and starts another one in its place.
+func (m *massacre) replaceWorker(i int, start func() workerProcess) {
+	m.t.Helper()
 	w := m.alive[i]
 	select {
 	case <-w.Ended():
@@ -109,7 +114,7 @@ func (m *massacre) killWorker() {
 	if err := w.Kill(); err != nil {
 		m.t.Fatal(err)
 	}
-	m.alive[i] = m.start()
+	m.alive[i] = start()
 }
 
 // killLeader kills the node that leads the stream, and a worker before another one leads. The node comes back.

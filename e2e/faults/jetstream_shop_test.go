@@ -36,7 +36,7 @@ type shop struct {
 	messages atomic.Int64 // that were published, without copies
 }
 
-// newShop makes streams, with a consumer that gives messages up after five deliveries.
+// newShop makes a shop that keeps its records in Redis, unless its task names another server.
 func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j task) *shop {
 	t.Helper()
 	if j.URLs = urls; j.Dynamo+j.Node+j.Bucket == "" {
@@ -47,7 +47,16 @@ func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstre
 		t.Fatal(err)
 	}
 	t.Cleanup(shut)
+	return newShopOn(t, store, urls, js, stream, ackWait, j)
+}
+
+// newShopOn makes streams, with a consumer that gives messages up after five deliveries.
+func newShopOn(t *testing.T, store dedupstore.Store, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig,
+	ackWait time.Duration, j task) *shop {
+	t.Helper()
+	j.URLs = urls
 	s := &shop{audit: newAudit(t), task: j, js: js, store: store}
+	var err error
 	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -144,8 +153,14 @@ type workerProcess struct {
 	journal string
 }
 
-// start starts a process.
+// start starts a process of this test's program.
 func (s *shop) start() workerProcess {
+	s.t.Helper()
+	return s.startProgram(executable(s.t), func(j task) []string { return j.arguments(s.t) })
+}
+
+// startProgram starts a process.
+func (s *shop) startProgram(program string, arguments func(task) []string) workerProcess {
 	s.t.Helper()
 	s.workers++
 	dir := filepath.Join(s.dir, fmt.Sprint(s.workers))
@@ -153,7 +168,7 @@ func (s *shop) start() workerProcess {
 		s.t.Fatal(err)
 	}
 	j := s.next()
-	p, err := testserver.StartProgram(dir, executable(s.t), j.arguments(s.t)...)
+	p, err := testserver.StartProgram(dir, program, arguments(j)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}

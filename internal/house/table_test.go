@@ -31,6 +31,7 @@ var house = table{
 	{1, "internal/census", "adds up records by scope", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
+	{1, "internal/goldentest", "records as earlier versions wrote them", testLib},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses",
@@ -67,6 +68,7 @@ var house = table{
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
 	{4, "outbox/mysqloutbox", "rows in MySQL", mysql},
+	{4, "internal/goldentest/goldenrows", "rows of outboxes as earlier versions wrote them", testLib},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
 	{4, "console", "the web console, a handler for any mux", nil},

@@ -3,7 +3,6 @@ package cassandratest
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -168,13 +167,5 @@ func startShared(n *node) (alive *os.File, err error) {
 	if err := n.prepare(); err != nil {
 		return nil, err
 	}
-	if alive, err = testserver.StartWatched(n.dir, n.command()); err != nil {
-		return nil, err
-	}
-	if err := n.await(nil); err != nil {
-		log, _ := os.ReadFile(filepath.Join(n.dir, "log"))
-		alive.Close()
-		return nil, fmt.Errorf("on port %d: %w\n%s", n.port, err, log[max(0, len(log)-4096):])
-	}
-	return alive, nil
+	return testserver.StartWatched(n.dir, n.command(), startLimit, n.look)
 }

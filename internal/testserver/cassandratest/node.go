@@ -189,38 +189,16 @@ func (n *node) start() (*testserver.Process, error) {
 	if err := n.prepare(); err != nil {
 		return nil, err
 	}
-	command := n.command()
-	p, err := testserver.StartProgram(n.dir, command[0], command[1:]...)
-	if err != nil {
-		return nil, err
-	}
-	if err := n.await(p.Ended()); err != nil {
-		p.Kill()
-		return nil, fmt.Errorf("cassandra on port %d: %w\n%s", n.port, err, p.Output())
-	}
-	return p, nil
+	return testserver.StartServer(n.dir, n.command(), startLimit, n.look)
 }
 
-// errEnded says that there is nothing to wait for.
-var errEnded = errors.New("it ended at once")
-
-// await polls until the node lets its user in.
-func (n *node) await(ended <-chan struct{}) error {
-	for deadline := time.Now().Add(startLimit); ; <-time.After(100 * time.Millisecond) {
-		select {
-		case <-ended:
-			return errEnded
-		default:
-		}
-		session, err := cluster(n.addr()).CreateSession()
-		if err == nil {
-			session.Close()
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
+// look reports whether the node lets its user in.
+func (n *node) look() error {
+	session, err := cluster(n.addr()).CreateSession()
+	if err == nil {
+		session.Close()
 	}
+	return err
 }
 
 // cluster is how clients connect to a node.

@@ -138,15 +138,11 @@ func start() (endpoint string, alive *os.File, err error) {
 		return "", nil, err
 	}
 	command := []string{"node", "-e", serve, folder, strconv.Itoa(port)}
-	if alive, err = testserver.StartWatched(dir, command); err != nil {
-		os.RemoveAll(dir)
-		return "", nil, err
-	}
 	endpoint = "http://" + testserver.Loopback(port)
 	ctx, cancel := context.WithTimeout(context.Background(), testserver.WaitLimit)
 	defer cancel()
 	transport := &http.Transport{DisableKeepAlives: true}
-	err = testserver.Until(ctx, func() error {
+	alive, err = testserver.StartWatched(dir, command, testserver.WaitLimit, func() error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 		if err != nil {
 			return err
@@ -158,9 +154,8 @@ func start() (endpoint string, alive *os.File, err error) {
 		return reply.Body.Close()
 	})
 	if err != nil {
-		log, _ := os.ReadFile(filepath.Join(dir, "log"))
-		alive.Close()
-		return "", nil, fmt.Errorf("on port %d: %w\n%s", port, err, log[max(0, len(log)-4096):])
+		os.RemoveAll(dir)
+		return "", nil, err
 	}
 	return endpoint, alive, nil
 }
