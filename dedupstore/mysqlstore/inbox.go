@@ -254,7 +254,8 @@ func (s *Store) finish(
 		column string
 		value  any
 	}{
-		{"lease_until", sqlstore.MicrosAt(next.Lease)}, {"expires_at", sqlstore.MicrosAt(next.Expires)}, {"ended_at", sqlstore.MicrosAt(next.Ended)},
+		{"lease_until", sqlstore.MicrosAt(next.Lease)}, {"expires_at", sqlstore.MicrosAt(next.Expires)},
+		{"ended_at", sqlstore.MicrosAt(next.Ended)},
 		{"settled", strings.Join(next.Settled, ",")}, {"decided", next.Decided}, {"kind", string(o.Kind)},
 		{"exhausted", o.Exhausted}, {"truncated", o.Truncated}, {"reason", o.Reason},
 		{"result", blobs[0].inline()}, {"stubs", blobs[1].inline()}, {"contents", blobs[2].inline()},

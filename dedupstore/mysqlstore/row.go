@@ -76,7 +76,8 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 	}
 	o.Reason = reason
 	s.Lease, s.Due, s.Expires = sqlstore.TimeAt(lease), sqlstore.TimeAt(due), sqlstore.TimeAt(expires)
-	s.First, s.Claimed, s.Ended, s.LastDuplicate = sqlstore.TimeAt(first), sqlstore.TimeAt(claimed), sqlstore.TimeAt(ended), sqlstore.TimeAt(last)
+	s.First, s.Claimed, s.Ended = sqlstore.TimeAt(first), sqlstore.TimeAt(claimed), sqlstore.TimeAt(ended)
+	s.LastDuplicate = sqlstore.TimeAt(last)
 	if settled != "" {
 		s.Settled = strings.Split(settled, ",")
 	}
@@ -108,9 +109,11 @@ func appendRow(b []byte, r *row) []byte {
 	}
 	blobs := blobsOf(s)
 	return sqlstore.AppendRow(b, r.id, r.key, string(s.State), s.Owner, s.Fence, s.Attempts, s.Returned, s.Reruns,
-		s.Started, sqlstore.MicrosAt(s.Lease), sqlstore.MicrosAt(s.Due), sqlstore.MicrosAt(s.Expires), s.Fingerprint.Scheme, s.Fingerprint.Sum,
+		s.Started, sqlstore.MicrosAt(s.Lease), sqlstore.MicrosAt(s.Due), sqlstore.MicrosAt(s.Expires),
+		s.Fingerprint.Scheme, s.Fingerprint.Sum,
 		strings.Join(s.Settled, ","), s.Trace, s.Decided, string(o.Kind), o.Exhausted, o.Truncated, o.Reason,
-		sqlstore.MicrosAt(s.First), sqlstore.MicrosAt(s.Claimed), sqlstore.MicrosAt(s.Ended), s.Holder, history, s.Duplicates, sqlstore.MicrosAt(s.LastDuplicate),
+		sqlstore.MicrosAt(s.First), sqlstore.MicrosAt(s.Claimed), sqlstore.MicrosAt(s.Ended), s.Holder, history,
+		s.Duplicates, sqlstore.MicrosAt(s.LastDuplicate),
 		blobs[0].inline(), blobs[1].inline(), blobs[2].inline())
 }
 

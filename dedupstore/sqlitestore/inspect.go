@@ -32,7 +32,8 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 		}
 		records[i] = rec.Look(key, now)
 		var last int64
-		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, sqlstore.MicrosAt(rec.First)).Scan(&records[i].Duplicates, &last)
+		first := sqlstore.MicrosAt(rec.First)
+		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, first).Scan(&records[i].Duplicates, &last)
 		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
 		}

@@ -156,9 +156,9 @@ func (p *tab) dark(yes bool) {
 	})
 }
 
-func (p *tab) noScript() {
+func (p *tab) script(on bool) {
 	p.t.Helper()
-	call(p, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
+	call(p, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: !on})
 }
 
 // call sends a command of the browser's protocol.

@@ -39,17 +39,23 @@ func startQuickstart(t *testing.T, args ...string) (books string, p *testserver.
 }
 
 // A newcomer sees the books grow, sees a charge that was made twice, and is two clicks from knowing why Oncemill did
-// not make it: the order, then the outcome that its duplicates got.
+// not make it: the order, then the outcome that its duplicates got. With -update the test plays all orders, which takes
+// a minute, and writes the picture of the README.
 func TestQuickstart_NewcomerSeesWhyAMessageWasSuppressed(t *testing.T) {
 	t.Parallel()
-	books, quickstart := startQuickstart(t, "-orders", "40")
+	orders := "40"
+	if *update {
+		orders = "300"
+	}
+	books, quickstart := startQuickstart(t, "-orders", orders)
 	p := newTab(t)
 	p.open(books)
-	p.until(`/[1-9]\d* of 40 orders placed/.test(document.body.innerText)`)
+	p.until(`/[1-9]\d* of ` + orders + ` orders placed/.test(document.body.innerText)`)
 	p.until(`document.querySelector(".wrong td.bad")`) // it comes by itself
 	p.accessible()
 	p.fits()
-	p.until(`document.querySelector(".progress").innerText.includes("the books are closed")`)
+	p.untilWithin(4*waitLimit, `document.querySelector(".progress").innerText.includes("the books are closed")`)
+	p.draws()
 	p.wants(".stacks", "DOUBLE CHARGES", "balances", "does not balance")
 	p.shoot("books")
 
@@ -72,7 +78,7 @@ func TestQuickstart_NewcomerSeesWhyAMessageWasSuppressed(t *testing.T) {
 	}
 
 	// Without a script the page reloads itself.
-	p.noScript()
+	p.script(false)
 	p.open(books)
 	if text := bodyOf(p); !strings.Contains(text, "the books are closed") {
 		t.Error(text)

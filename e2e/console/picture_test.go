@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"testing"
 )
 
 var update = flag.Bool("update", false, "write docs/pictures/books.svg")
@@ -28,22 +27,17 @@ type thing struct {
 	Fill          string
 }
 
-// TestPicture_ShowsTheBooks draws the quickstart's books as an SVG, from what the browser shows in light and in dark.
-// With -update it plays all orders, which takes a minute, and writes the picture of the README.
-func TestPicture_ShowsTheBooks(t *testing.T) {
-	t.Parallel()
-	orders := "30"
-	if *update {
-		orders = "300"
-	}
-	books, _ := startQuickstart(t, "-orders", orders)
-	p := newTab(t)
+// draws compares the quickstart's closed books with the picture of the README, an SVG of what the browser shows in
+// light and in dark.
+func (p *tab) draws() {
+	t := p.t
+	t.Helper()
 	p.size(1000, 800)
-	p.open(books)
-	p.untilWithin(4*waitLimit, `document.querySelector(".progress").innerText.includes("the books are closed")`)
 	light := eval[[]thing](p, pictureJS)
 	p.dark(true)
 	drawn := drawing(light, eval[[]thing](p, pictureJS), 1000, 900)
+	p.dark(false)
+	p.size(1280, 800)
 	for _, text := range []string{"The books", "unguarded", "DOUBLE CHARGES", "Where it went wrong", "charged twice"} {
 		if !strings.Contains(drawn, text) {
 			t.Errorf("the picture does not show %q", text)
@@ -63,7 +57,7 @@ func TestPicture_ShowsTheBooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := names(string(kept)), names(drawn); got != want {
-		t.Errorf("the page is not as in its picture: go test ./e2e/console -run Picture -update\n%s\n%s", got, want)
+		t.Errorf("the page is not as in its picture: go test ./e2e/console -run Quickstart -update\n%s\n%s", got, want)
 	}
 }
 

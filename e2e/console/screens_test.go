@@ -14,6 +14,10 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, everything)
 	charged := "message?in=records&key=" + key("charge", "order-4711").String()
+	tabs := make(chan *tab, 2) // a new one for each screen would take longer than the screen
+	for range cap(tabs) {
+		tabs <- newTab(t)
+	}
 	for name, tc := range map[string]struct {
 		path  string
 		wants []string
@@ -46,19 +50,22 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newTab(t)
+			p := <-tabs
+			p.t = t
+			defer func() { tabs <- p }()
+			p.script(true)
 			p.open(w.url + tc.path)
 			if tc.live != "" {
 				p.until(fmt.Sprintf(`document.querySelector("main").innerText.includes(%q)`, tc.live))
 			}
 			p.wants("body", tc.wants...)
 			p.shoot(name)
-			if name == "sorry" {
-				p.forget() // the status, 400
+			if problems := p.forget(); len(problems) > 0 && name != "sorry" { // which has the status 400
+				t.Errorf("the browser's console says: %q", problems)
 			}
 
 			// And without a script.
-			p.noScript()
+			p.script(false)
 			p.open(w.url + tc.path)
 			if text := bodyOf(p); !strings.Contains(text, tc.wants[0]) {
 				t.Errorf("without a script it does not say %q:\n%s", tc.wants[0], text)
@@ -79,7 +86,7 @@ func TestConsole_WorksWithoutAScript(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, everything)
 	p := newTab(t)
-	p.noScript()
+	p.script(false)
 	p.open(w.url)
 	p.do(chromedp.SendKeys(chromedp.CSS("#search"), "order-4711"+kb.Enter),
 		chromedp.WaitVisible(chromedp.CSS("#messages")))
