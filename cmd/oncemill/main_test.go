@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -47,7 +49,7 @@ func (s strangers) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	os.Setenv("XDG_CONFIG_HOME", dir)
-	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} { // dynalite takes any
+	for _, name := range credentials {
 		os.Setenv(name, "test")
 	}
 	for _, name := range variables {
@@ -55,6 +57,9 @@ func (s strangers) Run() int {
 	}
 	return s.tests.Run()
 }
+
+// credentials are those of AWS. dynalite takes any.
+var credentials = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
 // variables are those of the command.
 var variables = []string{"STORE", "OUTBOX", "NATS", "KAFKA", "TRACE", "CONTEXT", "CONFIG"}
@@ -70,6 +75,9 @@ func alone(env *testscript.Env) error {
 	env.Setenv("XDG_CONFIG_HOME", env.WorkDir)
 	for _, name := range variables {
 		env.Setenv("ONCEMILL_"+name, "")
+	}
+	for _, name := range credentials {
+		env.Setenv(name, "test")
 	}
 	return nil
 }
@@ -138,6 +146,7 @@ func TestCommand_OnEachStore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // some servers take long to start
 			address := start(t)
 			testscript.Run(t, testscript.Params{
 				Dir: filepath.Join("testdata", "stores"),
@@ -184,6 +193,7 @@ func TestCommand_OnEachOutbox(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			addresses := start(t)
 			testscript.Run(t, testscript.Params{
 				Dir:  filepath.Join("testdata", "outboxes"),
@@ -335,6 +345,21 @@ func spoil(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 		_, err = db.ExecContext(ctx, "UPDATE "+own["table"]+" SET state = 'later' WHERE record_key = ?", key)
 		ts.Check(err)
+	case "dynamodb":
+		client, err := dynamo(ctx, at)
+		ts.Check(err)
+		type value = map[string]types.AttributeValue
+		_, err = client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+			TableName: &at.Host, Key: value{"pk": &types.AttributeValueMemberS{Value: key}},
+			UpdateExpression:          new("SET rec = :later"),
+			ExpressionAttributeValues: value{":later": &types.AttributeValueMemberB{Value: []byte{9}}},
+		})
+		ts.Check(err)
+	case "cassandra":
+		session, _, err := a.session(at)
+		ts.Check(err)
+		table := strings.Trim(at.Path, "/") + "." + own["table"]
+		ts.Check(session.Query("UPDATE "+table+" SET rec = 0x09 WHERE id = ? IF rec != null", key).ExecContext(ctx))
 	default:
 		pool, err := a.pool(ctx, at)
 		ts.Check(err)

@@ -201,18 +201,28 @@ func dynamo(ctx context.Context, at *url.URL) (*dynamodb.Client, error) {
 	return dynamodb.NewFromConfig(c), nil
 }
 
-// cassandra connects to the nodes of an address such as cassandra://USER:PASSWORD@HOST:PORT,HOST:PORT/KEYSPACE.
 func (a *app) cassandra(at *url.URL, table string) (*cassandrastore.Store, error) {
-	values, err := ours("--store", at.RawQuery, "datacenter", "tls")
+	session, datacenter, err := a.session(at)
 	if err != nil {
 		return nil, err
+	}
+	keyspace := strings.Trim(at.Path, "/")
+	return cassandrastore.New(session, cassandrastore.Config{Keyspace: keyspace, Table: table, Local: datacenter != ""})
+}
+
+// session connects to the nodes of an address such as cassandra://USER:PASSWORD@HOST:PORT,HOST:PORT/KEYSPACE, of a
+// datacenter if it names one.
+func (a *app) session(at *url.URL) (session *gocql.Session, datacenter string, err error) {
+	values, err := ours("--store", at.RawQuery, "datacenter", "tls")
+	if err != nil {
+		return nil, "", err
 	}
 	c := gocql.NewCluster(strings.Split(at.Host, ",")...)
 	if at.User != nil {
 		password, _ := at.User.Password()
 		c.Authenticator = gocql.PasswordAuthenticator{Username: at.User.Username(), Password: password}
 	}
-	datacenter := values.Get("datacenter")
+	datacenter = values.Get("datacenter")
 	if datacenter != "" {
 		c.HostFilter = gocql.DataCenterHostFilter(datacenter)
 	}
@@ -221,15 +231,14 @@ func (a *app) cassandra(at *url.URL, table string) (*cassandrastore.Store, error
 	case "true":
 		c.SslOpts = &gocql.SslOptions{EnableHostVerification: true}
 	default:
-		return nil, usagef("tls of --store is %q, want true or false", encrypted)
+		return nil, "", usagef("tls of --store is %q, want true or false", encrypted)
 	}
-	session, err := c.CreateSession()
+	session, err = c.CreateSession()
 	if err != nil {
-		return nil, fmt.Errorf("connect to Cassandra: %w", err)
+		return nil, "", fmt.Errorf("connect to Cassandra: %w", err)
 	}
 	a.closers = append(a.closers, session.Close)
-	keyspace := strings.Trim(at.Path, "/")
-	return cassandrastore.New(session, cassandrastore.Config{Keyspace: keyspace, Table: table, Local: datacenter != ""})
+	return session, datacenter, nil
 }
 
 func (a *app) pool(ctx context.Context, at *url.URL) (*pgxpool.Pool, error) {
