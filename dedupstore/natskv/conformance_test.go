@@ -1,6 +1,7 @@
 package natskv
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,15 +19,34 @@ var (
 
 func TestStore_ConformsOnASingleServer(t *testing.T) {
 	t.Parallel()
-	conforms(t, newStore(t, natstest.Start(t).JetStream(), Bucket("oncemill", 1)))
+	s := newStore(t, natstest.Start(t).JetStream(), Bucket("oncemill", 1))
+	conforms(t, s, s)
 }
 
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
-	conforms(t, newStore(t, natstest.StartCluster(t, 3).JetStream(), Bucket("oncemill", 3)))
+	cluster := natstest.StartCluster(t, 3)
+	s := newStore(t, cluster.JetStream(), Bucket("oncemill", 3))
+	conforms(t, s, upToDate{s, cluster})
 }
 
-func conforms(t *testing.T, s *Store) {
+// upToDate lists when no replica lags.
+type upToDate struct {
+	*Store
+	cluster *natstest.Cluster
+}
+
+func (s upToDate) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
+	s.cluster.AwaitCurrent(s.stream())
+	return s.Store.List(ctx, f, after)
+}
+
+func (s upToDate) Count(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Count, error) {
+	s.cluster.AwaitCurrent(s.stream())
+	return s.Store.Count(ctx, f, after)
+}
+
+func conforms(t *testing.T, s *Store, tested dedupstore.Store) {
 	var widest atomic.Int64 // how far apart the bounds of the server's time were; on a busy machine answers take long
 	// Leases begin at the late bound and end by the early one.
 	advance := func(t *testing.T, d time.Duration) {
@@ -52,7 +72,7 @@ func conforms(t *testing.T, s *Store) {
 			return time.Until(seen[0].Expires), seen[0].State != dedupstore.Absent
 		}
 		return storetest.Subject{
-			Store: s, Advance: func(d time.Duration) { advance(t, d) }, MaxBytes: 1 << 20, TTL: ttl,
+			Store: tested, Advance: func(d time.Duration) { advance(t, d) }, MaxBytes: 1 << 20, TTL: ttl,
 		}
 	})
 }

@@ -24,8 +24,8 @@ const (
 	pageBytes = 8 << 20 // after which a page ends
 )
 
-// List implements [dedupstore.Inspector]. It reads the stream in its order, from any replica. A record that changes
-// meanwhile comes again. What cannot be read is an error beside the page.
+// List implements [dedupstore.Inspector]. It reads the stream in its order, from any replica; one that lags does not
+// have the last writes. A record that changes meanwhile comes again. What cannot be read is an error beside the page.
 func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
 	now, err := s.now(ctx)
 	if err != nil {
