@@ -28,8 +28,8 @@ type sample struct {
 	wide       time.Duration
 }
 
-// at bounds the server's time, and returns how long ago the sample came at most. That is measured by the monotonic clock
-// and by the wall clock: in a machine that sleeps one of them stops.
+// at bounds the server's time, and returns how long ago the sample came at most. That is measured by the monotonic
+// clock and by the wall clock: in a machine that sleeps one of them stops.
 func (s *sample) at(now time.Time) (t recordstore.Time, age time.Duration) {
 	a, b := max(0, now.Sub(s.came)), max(0, now.Round(0).Sub(s.came.Round(0)))
 	least, most := min(a, b), max(a, b)
