@@ -183,7 +183,8 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 		"internal/n/n.go": "package n\n\nconst N = 1\n",
 		"store/go.mod":    "module " + module + "/store\n\ngo 1.26.0\n\nrequire " + module + " v0.0.0\n\nreplace " + module + " => ..\n",
 		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.N\n",
-		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n\nrequire (\n\t" + module + " v0.0.0 // indirect\n\t" +
+		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n\n" +
+			"require (\n\t" + module + " v0.0.0 // indirect\n\t" +
 			module + "/store v0.0.0\n)\n\nreplace (\n\t" + module + " => ..\n\t" + module + "/store => ../store\n)\n",
 		"examples/e.go": "package examples\n\nimport \"" + module + "/store\"\n\nvar N = store.N\n",
 		"go.work":       "go 1.26.0\n\nuse (\n\t.\n\t./examples\n\t./store\n)\n",
@@ -192,7 +193,8 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 	if said, status := s.run("scripts/apidiff"); status != 0 || !strings.Contains(said, "no release yet") {
 		t.Errorf("apidiff before the first release: status %d: %s", status, said)
 	}
-	if said, status := s.run("scripts/release", "-notes", "v0.1.0"); status != 0 || strings.TrimSpace(said) != "The first." {
+	said, status := s.run("scripts/release", "-notes", "v0.1.0")
+	if status != 0 || strings.TrimSpace(said) != "The first." {
 		t.Errorf("notes: status %d: %s", status, said)
 	}
 	before := s.git("show-ref")
@@ -218,7 +220,7 @@ func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t
 		"internal/n/n.go": "package n\n\nconst M = 1\n",
 		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.M\n",
 	})
-	said, status := s.run("scripts/release", "v0.2.0")
+	said, status = s.run("scripts/release", "v0.2.0")
 	_, failures, _ := strings.Cut(said, "FAILED")
 	if status != 1 || !strings.Contains(failures, "store/v0.1.0 builds with the new root") || strings.Contains(failures, "v0.2.0") {
 		t.Errorf("a broken internal API: status %d: %s", status, said)

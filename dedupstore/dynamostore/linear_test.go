@@ -122,7 +122,8 @@ func linearizable(t *testing.T, stores []dedupstore.Store, proxy *dynamotest.Pro
 		}
 	}
 	proxy.Inject(nil)
-	t.Logf("seed %d: %d histories of %d operations, %d illegal, %d undecided; %d requests, %d replies dropped, %d delayed, "+
+	t.Logf("seed %d: %d histories of %d operations, %d illegal, %d undecided; "+
+		"%d requests, %d replies dropped, %d delayed, "+
 		"%d requests late, %d old items; answers %v", seed, histories, linearWorkers*linearOps, illegal, undecided,
 		proxy.Exchanges(), proxy.Dropped(), proxy.Delayed(), proxy.Late(), proxy.Added(), classes)
 	if undecided > 1+histories/50 {

@@ -140,7 +140,8 @@ func TestStore_OtherItemsAreLeftAlone(t *testing.T) {
 		r := &dedupstore.Stored{State: dedupstore.Running, Fence: 1, Expires: time.Now().Add(time.Hour)}
 		item := encode(key("1"), recordstore.NewNumber(), r)
 		change(item)
-		if _, err := s.client.PutItem(t.Context(), &dynamodb.PutItemInput{TableName: &s.table, Item: item}); err != nil {
+		put := &dynamodb.PutItemInput{TableName: &s.table, Item: item}
+		if _, err := s.client.PutItem(t.Context(), put); err != nil {
 			t.Fatal(err)
 		}
 		wanted := func(err error) {
@@ -239,7 +240,9 @@ func TestStore_ThrottlingIsAnErrorThatPasses(t *testing.T) {
 	t.Parallel()
 	s, proxy := throughProxy(t)
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	for _, refusal := range []string{"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"} {
+	for _, refusal := range []string{
+		"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded",
+	} {
 		proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{Refuse: refusal} })
 		var setup *dedupstore.SetupError
 		r := request(refusal)
@@ -264,7 +267,9 @@ func TestStore_ARepeatedOperationAfterALostReply(t *testing.T) {
 	s, proxy := throughProxy(t)
 	claim(t, s, request("0"), dedupstore.AcquiredRun)
 	drop := func() {
-		proxy.Inject(func(operation string) dynamotest.Fault { return dynamotest.Fault{DropReply: operation == "PutItem"} })
+		proxy.Inject(func(operation string) dynamotest.Fault {
+			return dynamotest.Fault{DropReply: operation == "PutItem"}
+		})
 	}
 	drop()
 	r := request("1")
@@ -344,6 +349,7 @@ func TestStore_ListsByPages(t *testing.T) {
 		after = page.Next
 	}
 	if want := records / batch * 3; pages != 2 || looked != records || len(seen) != want {
-		t.Errorf("%d pages looked at %d records and have %d, want 2, %d and %d", pages, looked, len(seen), records, want)
+		t.Errorf("%d pages looked at %d records and have %d, want 2, %d and %d",
+			pages, looked, len(seen), records, want)
 	}
 }

@@ -38,7 +38,8 @@ func fill(t testing.TB, s *Store, n int) {
 		`PRAGMA cache_size = -2000`,
 		`PRAGMA wal_checkpoint(TRUNCATE)`,
 	} {
-		if _, err := conn.ExecContext(context.Background(), query, n, clock().UnixMicro()-sqlstore.Micros(time.Hour)); err != nil {
+		expired := clock().UnixMicro() - sqlstore.Micros(time.Hour)
+		if _, err := conn.ExecContext(context.Background(), query, n, expired); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -51,8 +51,10 @@ func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstre
 }
 
 // newShopOn makes streams, with a consumer that gives messages up after five deliveries.
-func newShopOn(t *testing.T, store dedupstore.Store, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig,
-	ackWait time.Duration, j task) *shop {
+func newShopOn(
+	t *testing.T, store dedupstore.Store, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig,
+	ackWait time.Duration, j task,
+) *shop {
 	t.Helper()
 	j.URLs = urls
 	s := &shop{audit: newAudit(t), task: j, js: js, store: store}

@@ -33,7 +33,8 @@ func TestStart_EachStepDoesAsPrinted(t *testing.T) {
 	}
 	server := natstest.Start(t)
 	s := &service{folder: newFolder(t, "shop"), js: server.JetStream()}
-	s.env = append(s.env, "DATABASE_URL="+database.String(), "NATS_URL="+server.URL(), "LISTEN="+testserver.Loopback(port))
+	s.env = append(s.env,
+		"DATABASE_URL="+database.String(), "NATS_URL="+server.URL(), "LISTEN="+testserver.Loopback(port))
 
 	page := blocks(t, "docs/start.md")
 	if page[0].kind != "sh" || !strings.HasPrefix(page[0].text, "git clone ") {
@@ -85,13 +86,15 @@ func (s *service) start(args []string, prints string) {
 	s.sh("go build -o shop .") // as the page does in the end
 	s.stopped.Wait()
 	before := s.handled()
-	process, err := testserver.StartProgram(s.t.TempDir(), "env", slices.Concat(s.env, []string{s.dir + "/shop"}, args)...)
+	sends := len(args) > 0
+	args = slices.Concat(s.env, []string{s.dir + "/shop"}, args)
+	process, err := testserver.StartProgram(s.t.TempDir(), "env", args...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = process.Kill() })
 	s.process, s.prints = process, prints
-	if len(args) > 0 {
+	if sends {
 		s.until(func() bool { return s.handled() == before+2 })
 	} else {
 		s.sh("until curl -s $LISTEN; do sleep 0.01; done >/dev/null")

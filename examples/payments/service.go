@@ -90,8 +90,8 @@ func (b *broker) bookers(o options, handle natsjs.BatchHandler) making {
 	}
 }
 
-// bookPayments is the handler. All that it writes is committed together with the outcomes, or nothing is. If one payment
-// fails, each is booked by itself.
+// bookPayments is the handler. All that it writes is committed together with the outcomes, or nothing is. If one
+// payment fails, each is booked by itself.
 func bookPayments(db *database, receipts string) natsjs.BatchHandler {
 	return func(ctx context.Context, msgs []jetstream.Msg) []error {
 		payments, errs := make([]payment, len(msgs)), make([]error, len(msgs))

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// After a takeover the API says 409 while the first call still runs there. Its transfer happens, so that must not become
-// a stored failure. Neither may what is over in a moment, such as 429.
+// After a takeover the API says 409 while the first call still runs there. Its transfer happens, so that must not
+// become a stored failure. Neither may what is over in a moment, such as 429.
 func TestClient_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 	t.Parallel()
 	type verdict struct {

@@ -206,7 +206,7 @@ func cluster(addr string) *gocql.ClusterConfig {
 	c := gocql.NewCluster(addr)
 	c.Authenticator = gocql.PasswordAuthenticator{Username: User, Password: User}
 	c.Timeout, c.ConnectTimeout = 20*time.Second, 20*time.Second
-	c.Events.DisableSchemaEvents = true // else the driver looks for agreement, for up to a minute after the session ends
+	c.Events.DisableSchemaEvents = true // their goroutines may outlive a session by a minute
 	c.ReconnectInterval = 50 * time.Millisecond
 	c.ReconnectionPolicy = &gocql.ConstantReconnectionPolicy{MaxRetries: 3, Interval: 50 * time.Millisecond}
 	return c

@@ -94,9 +94,9 @@ var shared struct {
 	err      error
 }
 
-// Shared returns the endpoint of the server that the tests of this process share, and starts it for the first of them;
-// or the endpoint that ONCEMILL_TEST_DYNAMODB names. It takes any region and credentials. Each test makes a table of its
-// own. The server ends with the process, however that ends.
+// Shared returns the endpoint of the server that the tests of this process share, and starts it for the first of
+// them; or the endpoint that ONCEMILL_TEST_DYNAMODB names. It takes any region and credentials. Each test makes a
+// table of its own. The server ends with the process, however that ends.
 func Shared(t testing.TB) string {
 	t.Helper()
 	testserver.Wanted(t)
@@ -108,7 +108,8 @@ func Shared(t testing.TB) string {
 	defer shared.mu.Unlock()
 	if shared.alive == nil && shared.err == nil {
 		for range 3 { // somebody may take a port
-			if shared.endpoint, shared.alive, shared.err = start(); shared.err == nil || errors.Is(shared.err, errNoNPM) {
+			shared.endpoint, shared.alive, shared.err = start()
+			if shared.err == nil || errors.Is(shared.err, errNoNPM) {
 				break
 			}
 		}

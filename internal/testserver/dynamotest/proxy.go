@@ -60,8 +60,8 @@ func StartProxy(t testing.TB, endpoint string) *Proxy {
 	return p
 }
 
-// Inject sets what happens to each exchange from now on; nil: nothing. The function gets the name of the operation, such
-// as "PutItem", and is called concurrently.
+// Inject sets what happens to each exchange from now on; nil: nothing. The function gets the name of the operation,
+// such as "PutItem", and is called concurrently.
 func (p *Proxy) Inject(fault func(operation string) Fault) {
 	if fault == nil {
 		p.fault.Store(nil)
@@ -172,7 +172,8 @@ func (p *Proxy) addOldItem(r *http.Request, service string, request, reply []byt
 		return nil, err
 	}
 	get, err := json.Marshal(map[string]any{
-		"TableName": put.TableName, "Key": map[string]json.RawMessage{*keyName: put.Item[*keyName]}, "ConsistentRead": true,
+		"TableName": put.TableName, "ConsistentRead": true,
+		"Key": map[string]json.RawMessage{*keyName: put.Item[*keyName]},
 	})
 	if err != nil {
 		return nil, err
