@@ -109,20 +109,20 @@ func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 // As where a lost slot was made again, or after a replay, of large messages.
 func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	t.Parallel()
-	const size, taken = 64 << 10, 5
+	const size, rows, taken = 64 << 10, 40, 5
 	g := newRig(t, func(c *settings) { c.MaxPendingBytes = taken*size - 1 })
 	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
-		SELECT n, now(), n, 'orders', convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, 100) AS n`, size)
+		SELECT n, now(), n, 'orders', convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, $2) AS n`, size, rows)
 	g.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
 	g.start()
 	until(t, "attempts", func() bool { return g.broker.attempts("1") >= 5 })
-	for n := range 100 {
+	for n := range rows {
 		if id := fmt.Sprint(n + 1); (g.broker.attempts(id) > 0) != (n < taken) {
 			t.Errorf("%d attempts of message %s: want those of the first %d messages", g.broker.attempts(id), id, taken)
 		}
 	}
 	g.broker.set(nil)
-	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
+	until(t, "all", func() bool { return len(g.broker.copies()) == rows })
 }
 
 // 1,000 rows together may need more than the server's temp_file_limit or the store's timeout, and would for ever.
