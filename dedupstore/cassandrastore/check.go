@@ -12,9 +12,9 @@ import (
 )
 
 // Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a keyspace or a table that is
-// missing or does not fit, for replicas of which a quorum has no nodes, for a user who may not read or write, and for a
-// clock of this host that is out of MaxSkew. It writes nothing. Users who may not read system_views get a warning of
-// what is not known then.
+// missing or does not fit, for a keyspace with too few nodes for a quorum, for a user who may not read or write, and
+// for a clock of this host that is out of MaxSkew. It writes nothing. Users who may not read system_views get a
+// warning that names what Check could not see.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	l, err := s.look(ctx)
 	if err != nil {

@@ -80,7 +80,7 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	}
 }
 
-// linearStores returns stores on one table, of which broken may change the statements.
+// linearStores returns stores on one table. Broken may change their statements.
 func linearStores(t *testing.T, shared bool, broken func(*Store)) ([]dedupstore.Store, *cassandratest.Proxy) {
 	first, proxy := throughProxy(t)
 	stores := make([]dedupstore.Store, linearWorkers)

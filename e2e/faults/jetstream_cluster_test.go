@@ -57,8 +57,8 @@ type massacre struct {
 // An outage is a time in which nobody led the stream or the consumer.
 type outage struct{ from, to time.Time }
 
-// survives offers messages at a rate to three workers, some of which are killed, and leaders, and closes the books when
-// all is handled.
+// survives offers messages at a rate to three workers. It kills workers and leaders meanwhile, and closes the books
+// when all is handled.
 func (m *massacre) survives(messages, rate, workers, leaders int) books {
 	m.t.Helper()
 	for range 3 {

@@ -132,7 +132,7 @@ func request(id string) dedupstore.Request {
 	}
 }
 
-// by is a request of another owner, who is named for people.
+// by returns the request with another owner, and a holder that people can read.
 func by(owner string, r dedupstore.Request) dedupstore.Request {
 	r.Owner, r.Holder = "owner-"+owner, "host:2"
 	return r

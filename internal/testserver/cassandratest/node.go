@@ -75,8 +75,8 @@ func (n *node) takePorts() (err error) {
 
 func (n *node) addr() string { return testserver.Loopback(n.port) }
 
-// yaml is the node's configuration: alone, patient on a busy machine, and with users, of which there is one, named as
-// its password. Later lines of the test win.
+// yaml is the node's configuration. The node is alone, is patient on a busy machine, and has one user, whose password
+// is the user's name. Later lines of the test win.
 func (n *node) yaml() string {
 	settings := map[string]string{
 		"cluster_name":                   "oncemill",
