@@ -45,8 +45,8 @@ func (f *files) init() (err error) {
 		return err
 	}
 	args := []string{
-		"--no-defaults", "--datadir=" + f.data(), "--auth-root-authentication-method=normal", "--skip-test-db",
-		"--skip-name-resolve", "--innodb-flush-method=nosync", "--sync-frm=0",
+		"--no-defaults", "--datadir=" + f.data(), f.tmpdir(), "--auth-root-authentication-method=normal",
+		"--skip-test-db", "--skip-name-resolve", "--innodb-flush-method=nosync", "--sync-frm=0",
 	}
 	cmd := exec.Command("mariadb-install-db", append(args, f.user()...)...)
 	cmd.Dir = f.dir
@@ -57,6 +57,10 @@ func (f *files) init() (err error) {
 }
 
 func (f *files) data() string { return filepath.Join(f.dir, "data") }
+
+// tmpdir keeps temporary tables apart: a server that starts removes all that it finds in its folder, also those of a
+// server that is at work.
+func (f *files) tmpdir() string { return "--tmpdir=" + f.dir }
 
 // user lets root run the server, which refuses that otherwise.
 func (f *files) user() []string {
@@ -69,7 +73,7 @@ func (f *files) user() []string {
 // command starts the server. Later options win.
 func (f *files) command() []string {
 	command := []string{
-		f.program, "--no-defaults", "--datadir=" + f.data(), "--port=" + strconv.Itoa(f.port),
+		f.program, "--no-defaults", "--datadir=" + f.data(), f.tmpdir(), "--port=" + strconv.Itoa(f.port),
 		"--bind-address=127.0.0.1", "--socket=" + filepath.Join(f.dir, "socket"),
 		"--pid-file=" + filepath.Join(f.dir, "pid"), "--skip-name-resolve", "--max-connections=500",
 		"--innodb-buffer-pool-size=128M", "--innodb-log-file-size=64M", "--innodb-flush-log-at-trx-commit=2",
