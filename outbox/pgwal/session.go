@@ -79,7 +79,7 @@ func (s *session) run(ctx context.Context) error {
 	if n := len(s.verdicts); n > 0 {
 		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", n)
 	}
-	s.stream.leave(ctx, s.confirmed())
+	s.stream.leave(s.confirmed())
 	feeders.Wait()
 	return err
 }
@@ -110,7 +110,7 @@ func (s *session) loop(ctx, working context.Context, bursts <-chan []event, ende
 			s.settle(working, 1, settleMost)
 			s.look(working, now)
 			s.warnOfFull(working, now)
-			if err := s.stream.confirm(working, s.confirmed()); err != nil {
+			if err := s.stream.confirm(s.confirmed()); err != nil {
 				return err
 			}
 		}
@@ -133,7 +133,7 @@ func (s *session) finishJobs(stopWorking func()) {
 		case <-grace.C:
 			stopWorking()
 		case <-beat.C:
-			alive = alive && s.stream.confirm(context.Background(), s.confirmed()) == nil // leave says so, too
+			alive = alive && s.stream.confirm(s.confirmed()) == nil // leave says so, too
 		}
 	}
 }

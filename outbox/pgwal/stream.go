@@ -2,6 +2,7 @@ package pgwal
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -137,20 +138,36 @@ func gather(ctx context.Context, from <-chan event, to chan<- []event) {
 }
 
 // confirm tells the server that everything before lsn is settled, and asks for an answer. It may be called beside the
-// reader.
-func (s *stream) confirm(ctx context.Context, lsn pglogrepl.LSN) error {
-	if err := s.conn.Conn().SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+// reader. It writes past pgx: once a read has failed, pgx says goodbye from a goroutine of its own, through the buffer
+// that pglogrepl would use.
+func (s *stream) confirm(lsn pglogrepl.LSN) error {
+	status := []byte{pglogrepl.StandbyStatusUpdateByteID}
+	for range 3 { // written, flushed, applied
+		status = binary.BigEndian.AppendUint64(status, uint64(lsn))
+	}
+	status = binary.BigEndian.AppendUint64(status, uint64(time.Since(postgresEpoch).Microseconds()))
+	status = append(status, 1) // asks for an answer
+	message, err := (&pgproto3.CopyData{Data: status}).Encode(nil)
+	if err != nil {
 		return err
 	}
-	return pglogrepl.SendStandbyStatusUpdate(ctx, s.conn,
-		pglogrepl.StandbyStatusUpdate{WALWritePosition: lsn, ReplyRequested: true})
+	conn := s.conn.Conn()
+	if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	_, err = conn.Write(message)
+	return err
 }
+
+var postgresEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // leave confirms for the last time, and ends the reader. If the server misses that, it shows the same again, and the
 // table says what is settled.
-func (s *stream) leave(ctx context.Context, lsn pglogrepl.LSN) {
-	_ = s.confirm(ctx, lsn)
+func (s *stream) leave(lsn pglogrepl.LSN) {
+	_ = s.confirm(lsn)
 	_ = s.conn.Conn().SetReadDeadline(time.Unix(0, 0))
 	<-s.finished
-	_ = s.conn.Conn().SetDeadline(time.Time{})
+	if !s.conn.IsClosed() { // else pgx closes it under a deadline of its own
+		_ = s.conn.Conn().SetDeadline(time.Time{})
+	}
 }
