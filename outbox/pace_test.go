@@ -147,8 +147,8 @@ func TestRelay_PublishedRowsStayForTheRetention(t *testing.T) {
 		for i := range 2500 {
 			s.write(fmt.Sprint(i))
 		}
-		stop := start(t, newRelay(t, s, &broker{}, outbox.Config{Retention: time.Hour}))
-		after(t, 59*time.Minute)
+		stop := start(t, newRelay(t, s, &broker{}, outbox.Config{Retention: 10 * time.Minute}))
+		after(t, 9*time.Minute)
 		if n := s.rowCount(); n != 2500 {
 			t.Errorf("%d of 2500 rows are left before their retention ended", n)
 		}

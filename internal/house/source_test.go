@@ -150,10 +150,10 @@ var foreign = []struct {
 		regexp.MustCompile(`https?://[\w.-]*([p]roxy\.g|[r]egistry\.n|[d]eb\.debian|[m]aven\.org)`)},
 }
 
-// foreignIn returns what of it a line holds, or "".
-func foreignIn(line []byte) string {
+// foreignIn returns what of it a text holds, or "".
+func foreignIn(text []byte) string {
 	for _, f := range foreign {
-		if f.re.Match(line) {
+		if f.re.Match(text) {
 			return f.what
 		}
 	}
@@ -175,6 +175,9 @@ func TestSource_NamesNothingOfOneMachine(t *testing.T) {
 		text, err := os.ReadFile(path)
 		if err != nil || bytes.IndexByte(text, 0) >= 0 { // a zero byte: not text
 			return err
+		}
+		if foreignIn(text) == "" {
+			return nil
 		}
 		number := 0
 		for line := range bytes.Lines(text) {
