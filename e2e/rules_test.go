@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -153,7 +154,10 @@ var (
 	}
 )
 
-// A test that is green whatever its alert says shows nothing: all are run with each mistake in all alerts.
+var quickMistakes = []string{"what could not be scraped begins anew", "a replay is a day of duplicates"}
+
+// A test that is green whatever its alert says shows nothing: all are run with each mistake in all alerts, with
+// ONCEMILL_PROOF=1. Otherwise two mistakes are enough, as Prometheus works on each for ten seconds.
 func TestAlerts_TestsNoticeMistakes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(rulesFolder, "alerts.yaml"))
@@ -161,6 +165,9 @@ func TestAlerts_TestsNoticeMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, m := range mistakes {
+		if os.Getenv("ONCEMILL_PROOF") != "1" && !slices.Contains(quickMistakes, name) {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

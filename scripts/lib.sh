@@ -8,12 +8,13 @@ missing=() # what could not be had, a sentence each
 
 say() { printf '\n== %s\n' "$*"; }
 
-# step NAME COMMAND...: runs the command, remembers its failure, goes on.
+# step NAME COMMAND...: runs the command, remembers its failure, says how long it took, goes on.
 step() {
-	local name=$1
+	local name=$1 began=$SECONDS
 	shift
 	say "$name"
 	"$@" || failed+=("$name")
+	echo "($((SECONDS - began)) s)"
 }
 
 # finish: what is missing, what failed, and the status.
