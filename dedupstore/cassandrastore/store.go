@@ -200,6 +200,14 @@ func (s *Store) conditionally(
 
 // do sends a statement when there is room for it.
 func (s *Store) do(ctx context.Context, send func(context.Context) error) error {
+	err := s.inTurn(ctx, send)
+	if err == nil || errors.Is(err, recordstore.ErrConflict) || errors.Is(err, gocql.ErrNotFound) {
+		return err
+	}
+	return s.failed(ctx, err) // which may ask, too, and needs room for it
+}
+
+func (s *Store) inTurn(ctx context.Context, send func(context.Context) error) error {
 	select {
 	case s.inFlight <- struct{}{}:
 	case <-ctx.Done():
@@ -208,9 +216,5 @@ func (s *Store) do(ctx context.Context, send func(context.Context) error) error 
 	defer func() { <-s.inFlight }()
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	err := send(bounded)
-	if err == nil || errors.Is(err, recordstore.ErrConflict) || errors.Is(err, gocql.ErrNotFound) {
-		return err
-	}
-	return s.failed(ctx, err)
+	return send(bounded)
 }
