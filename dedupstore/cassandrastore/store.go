@@ -140,9 +140,9 @@ func (s *Store) write(
 		return 0, there, err
 	}
 	rec := recordstore.Encode(next)
-	if len(rec) > maxRecord {
-		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of %d bytes, the limit is %d", dedupstore.ErrFull,
-			len(rec), maxRecord)
+	if size := len(rec) + recordstore.Growth(next); size > maxRecord {
+		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of up to %d bytes, the limit is %d",
+			dedupstore.ErrFull, size, maxRecord)
 	}
 	number = recordstore.NewNumber()
 	cql, values := s.cql.create, []any{s.ttl(next), number, rec, key.String()}

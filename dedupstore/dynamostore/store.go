@@ -116,8 +116,8 @@ func (s *Store) write(
 		TableName: &s.table, Item: encode(key, number, next),
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	}
-	if size := itemSize(in.Item); size > maxItem {
-		return 0, nil, fmt.Errorf("dynamostore: %w: a record of %d bytes does not fit an item of %d",
+	if size := itemSize(in.Item) + recordstore.Growth(next); size > maxItem {
+		return 0, nil, fmt.Errorf("dynamostore: %w: a record of up to %d bytes does not fit an item of %d",
 			dedupstore.ErrFull, size, maxItem)
 	}
 	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(seen)

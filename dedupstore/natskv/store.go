@@ -115,6 +115,11 @@ func (s *Store) write(
 	header := nats.Header{operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()}}
 	if next != nil {
 		data = recordstore.Encode(next)
+		size, limit := len(data)+recordstore.Growth(next), s.js.Conn().MaxPayload()
+		if int64(size) > limit-maxHeaders {
+			return 0, nil, fmt.Errorf("natskv: bucket %q: %w: a record of up to %d bytes does not fit the server's "+
+				"max_payload of %d", s.bucket, dedupstore.ErrFull, size, limit)
+		}
 		// The server counts whole seconds, from when it gets the message.
 		ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2
 		header = nats.Header{jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"}}
@@ -133,9 +138,6 @@ func (s *Store) write(
 func (s *Store) publish(
 	ctx context.Context, subject string, data []byte, last int64, h nats.Header,
 ) (int64, error) {
-	if limit := s.js.Conn().MaxPayload(); int64(len(data)) > limit-maxHeaders {
-		return 0, &tooLargeError{len(data), limit}
-	}
 	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
 	target := subject
 	if s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue
