@@ -67,6 +67,7 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 			proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: c.by} })
 			first := request(name)
 			refused(first)
+			refused(first) // although its owner has the record
 
 			// From then on nothing is written.
 			wrote := 0

@@ -50,10 +50,17 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
+	results := recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
 		// Where the clock is not known to be right, a read comes first, whose reply tells the time.
 		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() }, s.grant)
 	})
+	for i := range results {
+		// Nobody may run on a lease that the clock began if a reply shows that it is wrong, also if they ask again.
+		if results[i].Answer.Claim.Lease != 0 && !s.clock.right() {
+			results[i] = dedupstore.ClaimResult{Err: s.clock.wrong()}
+		}
+	}
+	return results
 }
 
 // Extend implements [dedupstore.Store].
@@ -96,11 +103,7 @@ func (s *Store) grant(
 	if !s.clock.right() {
 		return 0, nil, s.clock.wrong()
 	}
-	number, there, err = s.write(ctx, key, next, seen, now)
-	if err == nil && !s.clock.right() { // the reply showed it: nobody may run on this lease
-		err = s.clock.wrong()
-	}
-	return number, there, err
+	return s.write(ctx, key, next, seen, now)
 }
 
 // write writes a record if the number of the one that is there is the given one; 0: if there is none. With a conflict
