@@ -1,12 +1,15 @@
 package dynamostore
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"sync/atomic"
 	"time"
 
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -32,6 +35,18 @@ func (c *clock) learn(m middleware.Metadata, sent time.Time) {
 		return
 	}
 	c.compare(date, sent, came)
+}
+
+// refused takes the Date of a refusal, as learn does.
+func (c *clock) refused(err error, sent time.Time) {
+	came := time.Now()
+	var reply *smithyhttp.ResponseError
+	if !errors.As(err, &reply) || reply.HTTPResponse() == nil {
+		return
+	}
+	if date, err := http.ParseTime(reply.HTTPResponse().Header.Get("Date")); err == nil {
+		c.compare(date, sent, came)
+	}
 }
 
 // compare takes what the endpoint's clock showed between two times of this host's wall clock.

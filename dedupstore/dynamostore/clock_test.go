@@ -94,6 +94,25 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 	}
 }
 
+// A refusal brings the item, and so a lease that has ended by this host's clock. Its Date shows that it has not.
+func TestStore_TakesNothingOverByAClockThatARefusalShowsToBeOff(t *testing.T) {
+	t.Parallel()
+	s, proxy := throughProxy(t)
+	proxy.AddOldItems(keyAttribute)
+	claim(t, s, request("0"), dedupstore.AcquiredRun) // the clock was right
+	other := storeOf(t, clientOf(t, proxy.URL, once), s.table)
+	r := request("1")
+	r.Lease = time.Millisecond
+	held := claim(t, other, r, dedupstore.AcquiredRun).Claim
+	<-time.After(r.Lease + s.slack + 10*time.Millisecond)
+	proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: -10 * time.Second} })
+	var setup *dedupstore.SetupError
+	if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); !errors.As(err, &setup) || proxy.Added() == 0 {
+		t.Errorf("got %v, want that the clock is off; %d items were added", err, proxy.Added())
+	}
+	settle(t, other, held, succeeded(""))
+}
+
 func TestStore_LeasesLiveLongerByTwiceMaxSkew(t *testing.T) {
 	t.Parallel()
 	s, err := New(clientOf(t, dynamotest.Shared(t)), Config{Table: newTable(t), MaxSkew: time.Second})

@@ -134,6 +134,7 @@ func (s *Store) write(
 	if !errors.As(err, &failed) {
 		return 0, nil, err
 	}
+	s.clock.refused(err, sent)
 	if failed.Item == nil {
 		return 0, nil, recordstore.ErrConflict
 	}
