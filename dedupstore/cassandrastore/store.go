@@ -64,7 +64,9 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 	if c.Local {
 		s.quorum, s.serial = gocql.LocalQuorum, gocql.LocalSerial
 	}
-	s.records = recordstore.Records{Package: "cassandrastore", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{
+		Package: "cassandrastore", Now: s.now, Read: s.read, Write: s.write, Grant: s.grant,
+	}
 	return s, nil
 }
 
@@ -77,7 +79,7 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 		}
 		defer end()
 		// A clock that is wrong grants nothing, but outcomes can be told.
-		return s.records.Claim(ctx, w, func(ctx context.Context) bool { return s.inTime(ctx) == nil }, s.grant)
+		return s.records.Claim(ctx, w, func(ctx context.Context) bool { return s.inTime(ctx) == nil })
 	})
 }
 
@@ -119,7 +121,7 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revis
 	return decode(key.String(), number, rec)
 }
 
-// grant is write for claims, which need a clock that is right.
+// grant is write for claims and changes, which need a clock that is right.
 func (s *Store) grant(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {

@@ -68,8 +68,8 @@ func (c *clock) wrong() error {
 	}
 	return &dedupstore.SetupError{
 		Package: "dynamostore", Subject: "the clock of this host",
-		Problem: fmt.Sprintf("is %v or more %s the endpoint's, and Config.MaxSkew is %v: no claim is made, because it "+
-			"would end leases of others early, or too late; set the clock (NTP)",
+		Problem: fmt.Sprintf("is %v or more %s the endpoint's, and Config.MaxSkew is %v: no claim or change is "+
+			"made, because it would end leases of others early, or too late; set the clock (NTP)",
 			by.Round(time.Millisecond), how, c.bound),
 	}
 }

@@ -52,22 +52,31 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 		"behind": {10 * time.Second, "behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused := func(r dedupstore.Request) {
+			wrong := func(err error) {
 				t.Helper()
 				var setup *dedupstore.SetupError
-				_, err := dedupstore.ClaimOne(t.Context(), s, r)
 				if !errors.As(err, &setup) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("got %v, want that the clock is %s the endpoint's", err, c.want)
 				}
 			}
+			refused := func(r dedupstore.Request) {
+				t.Helper()
+				_, err := dedupstore.ClaimOne(t.Context(), s, r)
+				wrong(err)
+			}
 			proxy.Inject(nil)
-			before := claim(t, s, request(name+" held"), dedupstore.AcquiredRun).Claim
+			held := request(name + " held")
+			held.Lease = time.Millisecond // it has ended by this host's clock
+			before := claim(t, s, held, dedupstore.AcquiredRun).Claim
+			<-time.After(held.Lease + s.slack + time.Millisecond)
 
 			// The reply to the claim itself shows it.
 			proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: c.by} })
 			first := request(name)
 			refused(first)
 			refused(first) // although its owner has the record
+			seen := dedupstore.Record{Key: before.Key, State: dedupstore.Running, Fence: before.Fence}
+			wrong(s.Change(t.Context(), seen, dedupstore.Forget{}))
 
 			// From then on nothing is written.
 			wrote := 0

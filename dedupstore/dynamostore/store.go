@@ -44,7 +44,9 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 		client: client, table: c.Table, slack: 2 * c.MaxSkew, clock: clock{bound: c.MaxSkew},
 		inFlight: make(chan struct{}, maxInFlight),
 	}
-	s.records = recordstore.Records{Package: "dynamostore", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{
+		Package: "dynamostore", Now: s.now, Read: s.read, Write: s.write, Grant: s.grant,
+	}
 	return s, nil
 }
 
@@ -52,7 +54,7 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
 		// Where the clock is not known to be right, a read comes first, whose reply tells the time.
-		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() }, s.grant)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() })
 	})
 	for i := range results {
 		// Nobody may run on a lease that the clock began if a reply shows that it is wrong, also if they ask again.
@@ -96,7 +98,7 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revis
 	return decode(nameOf(key), out.Item)
 }
 
-// grant is write for claims, which need a clock that is right.
+// grant is write for claims and changes, which need a clock that is right.
 func (s *Store) grant(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {

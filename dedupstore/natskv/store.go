@@ -75,7 +75,7 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 		s.api = strings.TrimSuffix(o.APIPrefix, ".") + "."
 	}
 	s.clock.asking = make(chan struct{}, 1)
-	s.records = recordstore.Records{Package: "natskv", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{Package: "natskv", Now: s.now, Read: s.read, Write: s.write, Grant: s.write}
 	return s, nil
 }
 
@@ -84,7 +84,7 @@ func (s *Store) stream() string { return "KV_" + s.bucket }
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
-		return s.records.Claim(ctx, w, func(context.Context) bool { return true }, s.write)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return true })
 	})
 }
 
