@@ -65,10 +65,10 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 				wrong(err)
 			}
 			proxy.Inject(nil)
-			held := request(name + " held")
-			held.Lease = time.Millisecond // it has ended by this host's clock
-			before := claim(t, s, held, dedupstore.AcquiredRun).Claim
-			<-time.After(held.Lease + s.slack + time.Millisecond)
+			ended := request(name + " held")
+			ended.Lease = time.Millisecond // it has ended by this host's clock
+			before := claim(t, s, ended, dedupstore.AcquiredRun).Claim
+			<-time.After(ended.Lease + s.slack + time.Millisecond)
 
 			// The reply to the claim itself shows it.
 			proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: c.by} })
@@ -112,14 +112,14 @@ func TestStore_TakesNothingOverByAClockThatARefusalShowsToBeOff(t *testing.T) {
 	other := storeOf(t, clientOf(t, proxy.URL, once), s.table)
 	r := request("1")
 	r.Lease = time.Millisecond
-	held := claim(t, other, r, dedupstore.AcquiredRun).Claim
+	owned := claim(t, other, r, dedupstore.AcquiredRun).Claim
 	<-time.After(r.Lease + s.slack + 10*time.Millisecond)
 	proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: -10 * time.Second} })
 	var setup *dedupstore.SetupError
 	if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); !errors.As(err, &setup) || proxy.Added() == 0 {
 		t.Errorf("got %v, want that the clock is off; %d items were added", err, proxy.Added())
 	}
-	settle(t, other, held, succeeded(""))
+	settle(t, other, owned, succeeded(""))
 }
 
 func TestStore_LeasesLiveLongerByTwiceMaxSkew(t *testing.T) {
