@@ -1,6 +1,7 @@
 package cassandrastore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -62,6 +63,24 @@ func refuses(t *testing.T, name string, s *Store, want string, all bool) {
 		}
 		if err := do(); !errors.As(err, &setup) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s of %s: %v, want %q", what, name, err, want)
+		}
+	}
+}
+
+// Each statement that is refused asks for what is wrong, and needs room for that.
+func TestStore_ManyClaimsOfAMissingTableDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	s := storeOf(t, cassandratest.Shared(t).Session(t), Config{Keyspace: keyspace(t), Table: tableName()})
+	var requests []dedupstore.Request
+	for i := range 2 * maxInFlight {
+		requests = append(requests, request(fmt.Sprint(i)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, result := range s.Claim(ctx, requests) {
+		var setup *dedupstore.SetupError
+		if !errors.As(result.Err, &setup) {
+			t.Fatalf("got %v, want that the table is missing", result.Err)
 		}
 	}
 }

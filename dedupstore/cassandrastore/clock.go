@@ -72,9 +72,9 @@ func (s *Store) inTime(ctx context.Context) error {
 	}
 	return &dedupstore.SetupError{
 		Package: "cassandrastore", Subject: "the clock of this host",
-		Problem: fmt.Sprintf("is %v or more %s that of a node of Cassandra, and Config.MaxSkew is %v: no claim is "+
-			"made, because it would end leases of others early, or too late; set the clocks (NTP)", by.Round(unit), how,
-			s.clock.bound),
+		Problem: fmt.Sprintf("is %v or more %s that of a node of Cassandra, and Config.MaxSkew is %v: no claim or "+
+			"change is made, because it would end leases of others early, or too late; set the clocks (NTP)",
+			by.Round(unit), how, s.clock.bound),
 	}
 }
 

@@ -57,7 +57,10 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 	s := newStore(t)
 	for want, by := range map[string]time.Duration{"ahead of": -10 * time.Second, "behind": 10 * time.Second} {
 		off := func() { s.clock.last.Store(&offset{by, by, time.Now()}) }
-		running := claim(t, s, request(want+" held"), dedupstore.AcquiredRun).Claim
+		ended := request(want + " held")
+		ended.Lease = time.Millisecond // it has ended by this host's clock
+		running := claim(t, s, ended, dedupstore.AcquiredRun).Claim
+		<-time.After(ended.Lease + s.slack + time.Millisecond)
 		settle(t, s, claim(t, s, request(want+" done"), dedupstore.AcquiredRun).Claim, succeeded("paid"))
 		off()
 		var setup *dedupstore.SetupError
@@ -68,6 +71,11 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 		off()
 		if _, err := s.Check(t.Context()); !errors.As(err, &setup) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Check says %v", err)
+		}
+		off()
+		seen := dedupstore.Record{Key: ended.Key, State: dedupstore.Running, Fence: running.Fence}
+		if err := s.Change(t.Context(), seen, dedupstore.Forget{}); !errors.As(err, &setup) {
+			t.Errorf("a record was forgotten: %v", err)
 		}
 		off()
 		settle(t, s, running, succeeded("")) // what is held can be settled

@@ -40,9 +40,9 @@
 // without delay does not wait for that. A store that claims compares its host's clock once a second with
 // currentTimestamp() of the node that answers, each time another one. If they are further apart than MaxSkew and the
 // round trip, no claim is granted until they are set right. Until that is seen, within a second, a clock that is ahead
-// takes over claims that are still held, and one that is behind keeps crashed ones for longer. A run whose claim was
-// taken over loses it as always: it hears of it with its next extension, and cannot settle. Its effect may happen
-// twice.
+// takes over claims that are still held, and one that is behind keeps crashed ones for longer. Extensions are not
+// refused: a host whose clock falls behind while a handler runs ends its own lease early. A run whose claim was taken
+// over loses it as always: it hears of it with its next extension, and cannot settle. Its effect may happen twice.
 //
 // # Records whose time has come
 //

@@ -64,7 +64,9 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 	if c.Local {
 		s.quorum, s.serial = gocql.LocalQuorum, gocql.LocalSerial
 	}
-	s.records = recordstore.Records{Package: "cassandrastore", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{
+		Package: "cassandrastore", Now: s.now, Read: s.read, Write: s.write, Grant: s.grant,
+	}
 	return s, nil
 }
 
@@ -77,7 +79,7 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 		}
 		defer end()
 		// A clock that is wrong grants nothing, but outcomes can be told.
-		return s.records.Claim(ctx, w, func(ctx context.Context) bool { return s.inTime(ctx) == nil }, s.grant)
+		return s.records.Claim(ctx, w, func(ctx context.Context) bool { return s.inTime(ctx) == nil })
 	})
 }
 
@@ -119,7 +121,7 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revis
 	return decode(key.String(), number, rec)
 }
 
-// grant is write for claims, which need a clock that is right.
+// grant is write for claims and changes, which need a clock that is right.
 func (s *Store) grant(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {
@@ -140,9 +142,9 @@ func (s *Store) write(
 		return 0, there, err
 	}
 	rec := recordstore.Encode(next)
-	if len(rec) > maxRecord {
-		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of %d bytes, the limit is %d", dedupstore.ErrFull,
-			len(rec), maxRecord)
+	if size := len(rec) + recordstore.Growth(next); size > maxRecord {
+		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of up to %d bytes, the limit is %d",
+			dedupstore.ErrFull, size, maxRecord)
 	}
 	number = recordstore.NewNumber()
 	cql, values := s.cql.create, []any{s.ttl(next), number, rec, key.String()}
@@ -200,6 +202,14 @@ func (s *Store) conditionally(
 
 // do sends a statement when there is room for it.
 func (s *Store) do(ctx context.Context, send func(context.Context) error) error {
+	err := s.inTurn(ctx, send)
+	if err == nil || errors.Is(err, recordstore.ErrConflict) || errors.Is(err, gocql.ErrNotFound) {
+		return err
+	}
+	return s.failed(ctx, err) // which may ask, too, and needs room for it
+}
+
+func (s *Store) inTurn(ctx context.Context, send func(context.Context) error) error {
 	select {
 	case s.inFlight <- struct{}{}:
 	case <-ctx.Done():
@@ -208,9 +218,5 @@ func (s *Store) do(ctx context.Context, send func(context.Context) error) error 
 	defer func() { <-s.inFlight }()
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	err := send(bounded)
-	if err == nil || errors.Is(err, recordstore.ErrConflict) || errors.Is(err, gocql.ErrNotFound) {
-		return err
-	}
-	return s.failed(ctx, err)
+	return send(bounded)
 }

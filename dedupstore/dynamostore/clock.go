@@ -1,12 +1,15 @@
 package dynamostore
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"sync/atomic"
 	"time"
 
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -34,6 +37,18 @@ func (c *clock) learn(m middleware.Metadata, sent time.Time) {
 	c.compare(date, sent, came)
 }
 
+// refused takes the Date of a refusal, as learn does.
+func (c *clock) refused(err error, sent time.Time) {
+	came := time.Now()
+	var reply *smithyhttp.ResponseError
+	if !errors.As(err, &reply) || reply.HTTPResponse() == nil {
+		return
+	}
+	if date, err := http.ParseTime(reply.HTTPResponse().Header.Get("Date")); err == nil {
+		c.compare(date, sent, came)
+	}
+}
+
 // compare takes what the endpoint's clock showed between two times of this host's wall clock.
 func (c *clock) compare(date, sent, came time.Time) {
 	c.last.Store(&offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0))})
@@ -53,8 +68,8 @@ func (c *clock) wrong() error {
 	}
 	return &dedupstore.SetupError{
 		Package: "dynamostore", Subject: "the clock of this host",
-		Problem: fmt.Sprintf("is %v or more %s the endpoint's, and Config.MaxSkew is %v: no claim is made, because it "+
-			"would end leases of others early, or too late; set the clock (NTP)",
+		Problem: fmt.Sprintf("is %v or more %s the endpoint's, and Config.MaxSkew is %v: no claim or change is "+
+			"made, because it would end leases of others early, or too late; set the clock (NTP)",
 			by.Round(time.Millisecond), how, c.bound),
 	}
 }

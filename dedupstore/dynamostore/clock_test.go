@@ -52,21 +52,31 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 		"behind": {10 * time.Second, "behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused := func(r dedupstore.Request) {
+			wrong := func(err error) {
 				t.Helper()
 				var setup *dedupstore.SetupError
-				_, err := dedupstore.ClaimOne(t.Context(), s, r)
 				if !errors.As(err, &setup) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("got %v, want that the clock is %s the endpoint's", err, c.want)
 				}
 			}
+			refused := func(r dedupstore.Request) {
+				t.Helper()
+				_, err := dedupstore.ClaimOne(t.Context(), s, r)
+				wrong(err)
+			}
 			proxy.Inject(nil)
-			before := claim(t, s, request(name+" held"), dedupstore.AcquiredRun).Claim
+			ended := request(name + " held")
+			ended.Lease = time.Millisecond // it has ended by this host's clock
+			before := claim(t, s, ended, dedupstore.AcquiredRun).Claim
+			<-time.After(ended.Lease + s.slack + time.Millisecond)
 
 			// The reply to the claim itself shows it.
 			proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: c.by} })
 			first := request(name)
 			refused(first)
+			refused(first) // although its owner has the record
+			seen := dedupstore.Record{Key: before.Key, State: dedupstore.Running, Fence: before.Fence}
+			wrong(s.Change(t.Context(), seen, dedupstore.Forget{}))
 
 			// From then on nothing is written.
 			wrote := 0
@@ -91,6 +101,25 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 			claim(t, s, request(name+" later"), dedupstore.AcquiredRun)
 		})
 	}
+}
+
+// A refusal brings the item, and so a lease that has ended by this host's clock. Its Date shows that it has not.
+func TestStore_TakesNothingOverByAClockThatARefusalShowsToBeOff(t *testing.T) {
+	t.Parallel()
+	s, proxy := throughProxy(t)
+	proxy.AddOldItems(keyAttribute)
+	claim(t, s, request("0"), dedupstore.AcquiredRun) // the clock was right
+	other := storeOf(t, clientOf(t, proxy.URL, once), s.table)
+	r := request("1")
+	r.Lease = time.Millisecond
+	owned := claim(t, other, r, dedupstore.AcquiredRun).Claim
+	<-time.After(r.Lease + s.slack + 10*time.Millisecond)
+	proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: -10 * time.Second} })
+	var setup *dedupstore.SetupError
+	if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); !errors.As(err, &setup) || proxy.Added() == 0 {
+		t.Errorf("got %v, want that the clock is off; %d items were added", err, proxy.Added())
+	}
+	settle(t, other, owned, succeeded(""))
 }
 
 func TestStore_LeasesLiveLongerByTwiceMaxSkew(t *testing.T) {

@@ -23,8 +23,9 @@
 // Date of every reply, which counts seconds. A clock that is off by more than MaxSkew, a second and the round trip is
 // found by the first reply, and no claim is granted on it until it is mended; one that is off by less than that, but
 // more than MaxSkew, is found by some of the replies. Until then a clock that is ahead takes over claims that are
-// still held, and one that is behind keeps crashed ones for longer. A run whose claim was taken over loses it as
-// always: it hears of it with its next extension, and cannot settle. Its effect may happen twice.
+// still held, and one that is behind keeps crashed ones for longer. Extensions are not refused: a host whose clock
+// falls behind while a handler runs ends its own lease early. A run whose claim was taken over loses it as always: it
+// hears of it with its next extension, and cannot settle. Its effect may happen twice.
 //
 // # Records whose time has come
 //

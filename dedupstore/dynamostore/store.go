@@ -44,16 +44,25 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 		client: client, table: c.Table, slack: 2 * c.MaxSkew, clock: clock{bound: c.MaxSkew},
 		inFlight: make(chan struct{}, maxInFlight),
 	}
-	s.records = recordstore.Records{Package: "dynamostore", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{
+		Package: "dynamostore", Now: s.now, Read: s.read, Write: s.write, Grant: s.grant,
+	}
 	return s, nil
 }
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
+	results := recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
 		// Where the clock is not known to be right, a read comes first, whose reply tells the time.
-		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() }, s.grant)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() })
 	})
+	for i := range results {
+		// Nobody may run on a lease that the clock began if a reply shows that it is wrong, also if they ask again.
+		if results[i].Answer.Claim.Lease != 0 && !s.clock.right() {
+			results[i] = dedupstore.ClaimResult{Err: s.clock.wrong()}
+		}
+	}
+	return results
 }
 
 // Extend implements [dedupstore.Store].
@@ -89,18 +98,14 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revis
 	return decode(nameOf(key), out.Item)
 }
 
-// grant is write for claims, which need a clock that is right.
+// grant is write for claims and changes, which need a clock that is right.
 func (s *Store) grant(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {
 	if !s.clock.right() {
 		return 0, nil, s.clock.wrong()
 	}
-	number, there, err = s.write(ctx, key, next, seen, now)
-	if err == nil && !s.clock.right() { // the reply showed it: nobody may run on this lease
-		err = s.clock.wrong()
-	}
-	return number, there, err
+	return s.write(ctx, key, next, seen, now)
 }
 
 // write writes a record if the number of the one that is there is the given one; 0: if there is none. With a conflict
@@ -116,8 +121,8 @@ func (s *Store) write(
 		TableName: &s.table, Item: encode(key, number, next),
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	}
-	if size := itemSize(in.Item); size > maxItem {
-		return 0, nil, fmt.Errorf("dynamostore: %w: a record of %d bytes does not fit an item of %d",
+	if size := itemSize(in.Item) + recordstore.Growth(next); size > maxItem {
+		return 0, nil, fmt.Errorf("dynamostore: %w: a record of up to %d bytes does not fit an item of %d",
 			dedupstore.ErrFull, size, maxItem)
 	}
 	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(seen)
@@ -131,6 +136,7 @@ func (s *Store) write(
 	if !errors.As(err, &failed) {
 		return 0, nil, err
 	}
+	s.clock.refused(err, sent)
 	if failed.Item == nil {
 		return 0, nil, recordstore.ErrConflict
 	}

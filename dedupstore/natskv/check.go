@@ -17,8 +17,9 @@ const noTTL = "allows no TTL of keys: with nats-server 2.11 or later, create it 
 	"of its stream"
 
 // Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a bucket that is missing, has no
-// TTLs of keys, keeps more than one revision of a key, mirrors another or is sealed, and for a user who may not read
-// or write it. It writes nothing. It cannot see sync_interval of the servers: see the package doc.
+// TTLs of keys, keeps more than one revision of a key or refuses a second one, mirrors another or is sealed, and for a
+// user who may not read or write it. It writes nothing. It cannot see sync_interval of the servers: see the package
+// doc.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	info, err := s.look(ctx)
 	if err != nil {
@@ -76,6 +77,8 @@ func unfit(c jetstream.StreamConfig) string {
 	case c.MaxMsgsPerSubject != 1:
 		return fmt.Sprintf("keeps %d revisions of a key, and an old one would come back when the last one's time has "+
 			"come: create it with a History of 1", c.MaxMsgsPerSubject)
+	case c.DiscardNewPerSubject:
+		return "refuses a second revision of a key, and so each outcome: unset DiscardNewPerSubject of its stream"
 	}
 	return ""
 }

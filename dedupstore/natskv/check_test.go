@@ -27,6 +27,7 @@ func TestCheck_RefusesBucketsThatDoNotFit(t *testing.T) {
 		"missing": {nil, "is missing"},
 		"no-ttl":  {func(c *jetstream.StreamConfig) { c.AllowMsgTTL = false }, "allows no TTL"},
 		"history": {func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 5 }, "keeps 5 revisions"},
+		"per-key": {func(c *jetstream.StreamConfig) { c.DiscardNewPerSubject = true }, "DiscardNewPerSubject"},
 		"sealed":  {func(c *jetstream.StreamConfig) { c.Sealed = true }, "is sealed"},
 		"mirror": {func(c *jetstream.StreamConfig) {
 			*c = jetstream.StreamConfig{

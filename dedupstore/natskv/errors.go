@@ -28,16 +28,6 @@ const (
 	codeTTLDisabled      = 10166
 )
 
-// A tooLargeError says that a record is larger than a message may be.
-type tooLargeError struct {
-	size  int
-	limit int64
-}
-
-func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("a record of %d bytes does not fit the server's max_payload of %d", e.size, e.limit)
-}
-
 // setup is an error of the bucket.
 func (s *Store) setup(problem string, err error) error {
 	return &dedupstore.SetupError{
@@ -56,11 +46,8 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return s.setup("needs JetStream: enable it on the server, and for the account", err)
 	}
-	var large *tooLargeError
 	var api *jetstream.APIError
 	switch {
-	case errors.As(err, &large):
-		return fmt.Errorf("natskv: bucket %q: %w: %w", s.bucket, dedupstore.ErrFull, err)
 	case errors.As(err, &api):
 		switch api.ErrorCode {
 		case codeTTLDisabled:

@@ -75,7 +75,7 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 		s.api = strings.TrimSuffix(o.APIPrefix, ".") + "."
 	}
 	s.clock.asking = make(chan struct{}, 1)
-	s.records = recordstore.Records{Package: "natskv", Now: s.now, Read: s.read, Write: s.write}
+	s.records = recordstore.Records{Package: "natskv", Now: s.now, Read: s.read, Write: s.write, Grant: s.write}
 	return s, nil
 }
 
@@ -84,7 +84,7 @@ func (s *Store) stream() string { return "KV_" + s.bucket }
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
-		return s.records.Claim(ctx, w, func(context.Context) bool { return true }, s.write)
+		return s.records.Claim(ctx, w, func(context.Context) bool { return true })
 	})
 }
 
@@ -115,6 +115,11 @@ func (s *Store) write(
 	header := nats.Header{operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()}}
 	if next != nil {
 		data = recordstore.Encode(next)
+		size, limit := len(data)+recordstore.Growth(next), s.js.Conn().MaxPayload()
+		if int64(size) > limit-maxHeaders {
+			return 0, nil, fmt.Errorf("natskv: bucket %q: %w: a record of up to %d bytes does not fit the server's "+
+				"max_payload of %d", s.bucket, dedupstore.ErrFull, size, limit)
+		}
 		// The server counts whole seconds, from when it gets the message.
 		ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2
 		header = nats.Header{jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"}}
@@ -133,9 +138,6 @@ func (s *Store) write(
 func (s *Store) publish(
 	ctx context.Context, subject string, data []byte, last int64, h nats.Header,
 ) (int64, error) {
-	if limit := s.js.Conn().MaxPayload(); int64(len(data)) > limit-maxHeaders {
-		return 0, &tooLargeError{len(data), limit}
-	}
 	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
 	target := subject
 	if s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue

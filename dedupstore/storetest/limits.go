@@ -35,6 +35,29 @@ var limitCases = []testCase{
 		},
 	},
 	{
+		name: "limits/what-just-fits-can-be-taken-over",
+		why:  "a record that has no room for another owner keeps its messages for ever",
+		test: func(k *kit) {
+			r := k.brief("1")
+			r.Holder = strings.Repeat("h", dedupstore.MaxHolder)
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			p, err := receipt, dedupstore.ErrFull
+			for p.Payload = make([]byte, k.MaxBytes+16); errors.Is(err, dedupstore.ErrFull); {
+				p.Payload = p.Payload[16:]
+				err = dedupstore.SettleOne(k.Context(), k.Store, c, finishTo(succeeded(""), p))
+			}
+			if err != nil {
+				k.Fatal(err)
+			}
+			k.pass(short)
+			for range dedupstore.MaxHistory + 1 {
+				r.Owner = newOwner()
+				c = k.expired(r, dedupstore.AcquiredPublish).Claim
+			}
+			k.settle(c, published())
+		},
+	},
+	{
 		name: "limits/nothing-is-not-something",
 		why: "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a " +
 			"tombstone to Kafka",

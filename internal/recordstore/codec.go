@@ -83,6 +83,15 @@ func Encode(s *dedupstore.Stored) []byte {
 	return e.b
 }
 
+// Growth is how much larger a record may become until what it produced is published: those who take over add to its
+// history. A record without room for that could never be taken over.
+func Growth(s *dedupstore.Stored) int {
+	if s.State == dedupstore.Publishing && s.Decided == s.Fence {
+		return 1 << 10
+	}
+	return 0
+}
+
 // An encoder appends numbers, texts behind their lengths, and times as distances from the fence.
 type encoder struct {
 	b    []byte

@@ -43,14 +43,17 @@ type Records struct {
 
 	Write Write
 
+	// Grant is Write for what may end the lease of others: claims and changes.
+	Grant Write
+
 	recent recent
 }
 
 // Claim does the work of claims. Sure says that one may be decided before the record has been read: then a key that was
 // not claimed lately is tried as a new one first.
-func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context) bool, write Write) error {
+func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context) bool) error {
 	_, claimed := r.recent.get(w.Key)
-	return r.change(ctx, w, Revision{}, !claimed && sure(ctx), write)
+	return r.change(ctx, w, Revision{}, !claimed && sure(ctx), r.Grant)
 }
 
 // Do does a work with the record that was written last, if it is known. It is a [Do].
@@ -131,7 +134,7 @@ func (r *Records) Change(ctx context.Context, seen dedupstore.Record, c dedupsto
 			return err
 		}
 		r.recent.forget(seen.Key)
-		_, _, err = r.Write(ctx, seen.Key, next, found.Number, now)
+		_, _, err = r.Grant(ctx, seen.Key, next, found.Number, now)
 		switch {
 		case !errors.Is(err, ErrConflict):
 			return err
