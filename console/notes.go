@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,7 +47,11 @@ func OpenNotes(path string) (*Notes, error) {
 	n := &Notes{file: f}
 	for lines := json.NewDecoder(f); ; {
 		var note Note
-		switch err := lines.Decode(&note); {
+		err := lines.Decode(&note)
+		if errors.Is(err, io.ErrUnexpectedEOF) { // a crash cut the last note off
+			err = cmp.Or(f.Truncate(lines.InputOffset()), io.EOF)
+		}
+		switch {
 		case errors.Is(err, io.EOF):
 			return n, nil
 		case err != nil:

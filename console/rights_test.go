@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -330,5 +331,33 @@ func TestNotes_LongOnesAreReadAgain(t *testing.T) {
 	defer n.Close()
 	if note := n.all[noted{"records", "k", 0}]; note == nil || note.Why != why {
 		t.Error("the note is not there")
+	}
+}
+
+func TestNotes_ACrashInTheMiddleOfOneCostsThatOne(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "notes")
+	for i, key := range []string{"first", "torn", "third"} {
+		n, err := OpenNotes(path)
+		if err != nil {
+			t.Fatalf("before the %s note: %v", key, err)
+		}
+		if err := errors.Join(n.add(Note{Store: "s", Key: key}), n.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 {
+			text, err := os.ReadFile(path)
+			if err := errors.Join(err, os.WriteFile(path, text[:len(text)-20], 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	n, err := OpenNotes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if len(n.all) != 2 || n.all[noted{"s", "torn", 0}] != nil {
+		t.Errorf("the notes are %v", n.all)
 	}
 }
