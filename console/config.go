@@ -87,7 +87,7 @@ type Entry struct {
 	Fence  uint64 // of the record that was seen
 	Why    string
 	Result string // "changed", "refused" or "failed"; of letters how many were sent
-	Error  string
+	Error  string // after "failed": if an answer was lost, the change may have been made
 }
 
 func (c Config) withDefaults() Config {
