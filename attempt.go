@@ -297,6 +297,9 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 		}
 	}()
 	if o, err = fn(withClaim(ctx, c)); err != nil {
+		if missing, ok := errors.AsType[txctx.NoTx](err); ok { // of an outbox
+			return dedupstore.Outcome{}, g.needsInbox(ctx, c, missing)
+		}
 		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
 	}
 	return o, err

@@ -2,6 +2,7 @@ package oncemill_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -32,6 +33,19 @@ func TestGuard_HandlerThatMissesTheInboxWaitsAndCostsNoAttempt(t *testing.T) {
 		}
 		if res, err := g.Run(t.Context(), call("m1"), new(counter).run); err != nil || res.Outcome.Kind != dedupstore.Succeeded {
 			t.Errorf("once the inbox is there: %+v, %v", res, err)
+		}
+	})
+}
+
+// An outbox returns what a store's Tx panics with.
+func TestGuard_HandlerWhoseOutboxMissesTheInboxCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, fmt.Errorf("publish: %w", txctx.NoTx("the context carries no transaction"))
+		})
+		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted {
+			t.Errorf("%+v, want an attempt that does not count", retry)
 		}
 	})
 }

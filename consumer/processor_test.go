@@ -284,20 +284,25 @@ func TestProcess_MessageWhoseIDCannotBeFoundForAPanicComesAgain(t *testing.T) {
 	}
 }
 
-func TestProcess_AttemptThatFailsIsSaidAtLevelDebug(t *testing.T) {
+func TestProcess_AttemptThatFailsIsSaidAtLevelInfo(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var log bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{Logger: logger}})
 		p.Process(t.Context(), delivery("o1"), failing(errors.New("bank is away")))
-		for _, want := range []string{"level=DEBUG", "not acknowledged", "id=o1", "bank is away"} {
+		for _, want := range []string{"level=INFO", "attempt failed", "id=o1", "handler=", "bank is away"} {
 			if !strings.Contains(log.String(), want) {
 				t.Errorf("the log does not say %q:\n%s", want, log.String())
 			}
 		}
 		log.Reset()
+		p.Process(t.Context(), delivery("o3"), failing(oncemill.Uncounted(errors.New("bank is away"))))
+		if !strings.Contains(log.String(), "level=DEBUG") || !strings.Contains(log.String(), "not acknowledged") {
+			t.Errorf("the log of an attempt that does not count:\n%s", log.String())
+		}
+		log.Reset()
 		p.Process(t.Context(), delivery("o2"), failing(nil))
-		if strings.Contains(log.String(), "not acknowledged") {
+		if strings.Contains(log.String(), "not acknowledged") || strings.Contains(log.String(), "attempt failed") {
 			t.Errorf("said of a success:\n%s", log.String())
 		}
 	})

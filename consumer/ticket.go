@@ -218,13 +218,20 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	return decision
 }
 
-// said logs at level debug what becomes of a delivery. For an attempt that fails and is tried again it is the only
-// line.
+// said logs what becomes of a delivery that is not acknowledged: at level info if its handler failed, as no other line
+// tells of that, and else at level debug.
 func (t *Ticket) said(ctx context.Context, d Decision) Decision {
-	if d.Action != Ack {
-		t.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
-			"delay", d.Delay, "error", d.Err)
+	if d.Action == Ack {
+		return d
 	}
+	log := t.processor.log
+	if e, failed := d.Err.(*oncemill.RetryError); failed && !e.Uncounted { //nolint:errorlint // as decide
+		log.InfoContext(ctx, "oncemill: attempt failed; the message comes again", "id", d.ID,
+			"handler", t.delivery.Handler, "delay", d.Delay, "error", d.Err)
+		return d
+	}
+	log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action), "delay", d.Delay,
+		"error", d.Err)
 	return d
 }
 

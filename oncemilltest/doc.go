@@ -13,7 +13,8 @@
 //
 // # What works
 //
-//   - Any handler: bind the message, or the HTTP request, by a closure.
+//   - Any handler: bind the message, or the HTTP request, by a closure. A jetstream.Msg is an interface: embed it in a
+//     struct of your test, and write the methods that your handler calls.
 //   - Any store. A Case makes real claims and transactions, under an ID of its own. The records stay for Policy.Window.
 //   - Nothing waits for leases and backoffs. The lease of a process that crashed ends in a millisecond, and retries are
 //     due at once. So real servers are quick, too. With the store in memory a Case also runs under testing/synctest.

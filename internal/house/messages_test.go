@@ -196,7 +196,7 @@ func (s source) errorTexts() (all []string) {
 			switch name := called(n); {
 			case isSelector(n.Fun, "fmt", "Errorf"):
 				add(within, n.Args[0])
-			case isSelector(n.Fun, "errors", "New"), makers[name]:
+			case isSelector(n.Fun, "errors", "New"), isSelector(n.Fun, "txctx", "NoTx"), makers[name]:
 				add(within, n.Args...)
 			}
 		case *ast.CompositeLit:

@@ -17,8 +17,8 @@ func From[T any](ctx context.Context) (tx T, found bool) {
 	return tx, found
 }
 
-// NoTx is what a store's function panics with that returns the transaction of a run, where there is none. A guard tells
-// it from a handler's own panic.
+// NoTx is what a store's function panics with that returns the transaction of a run, where there is none, and what an
+// outbox returns. A guard tells it from a handler's own panics and errors.
 type NoTx string //nolint:errname // it is what is missing
 
 func (e NoTx) Error() string { return string(e) }

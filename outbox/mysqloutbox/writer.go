@@ -18,8 +18,8 @@ import (
 
 // ErrNoTx says that the context of Publish carries no transaction. Use InSQL, or pass the context that the handler of
 // an inbox got.
-var ErrNoTx = errors.New("mysqloutbox: the context carries no transaction: write with InSQL(tx), or pass the context " +
-	"that the handler of a mysqlstore inbox got")
+var ErrNoTx error = txctx.NoTx("mysqloutbox: the context carries no transaction: write with InSQL(tx), or pass the " +
+	"context that the handler of a mysqlstore inbox got")
 
 // InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of other databases have the same
 // method, so that code moves from one to the other unchanged.

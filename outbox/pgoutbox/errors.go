@@ -7,12 +7,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 // ErrNoTx says that the context of Publish carries no transaction. Use In or InSQL, or pass the context that the
 // handler of an inbox got.
-var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), or pass the context that " +
-	"the handler of a pgstore inbox got")
+var ErrNoTx error = txctx.NoTx("pgoutbox: the context carries no transaction: write with In(tx), or pass the context " +
+	"that the handler of a pgstore inbox got")
 
 // unfit says that the tables are missing, too old, made for another config, or hide rows. Err is PostgreSQL's error.
 func unfit(table, problem string, err error) error {

@@ -16,7 +16,8 @@ import (
 
 // A BatchHandler does the work for several records at once, such as an insert of many rows. It returns an error for
 // each record, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
-// oncemill.RunsFromContext returns the runs of a batch.
+// oncemill.RunsFromContext returns the runs of a batch. Over an inbox a batch has one record, because Kafka does not
+// count deliveries.
 //
 // One error for several records, any other wrong number, or a panic says that the batch failed as a whole. Then its
 // records are handled in batches of one, which costs no attempt. Records that are handled again are handled in the same
