@@ -19,7 +19,7 @@ import (
 // consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged.
 func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher,
 	bank *billing.Bank,
-) error {
+) (err error) {
 	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
@@ -41,6 +41,7 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	if err != nil {
 		return err
 	}
+	defer shop.Finish(ctx, &err, once.Close) // notes the last duplicates
 	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{Handler: "charge"})
 	if err != nil {
 		return err
