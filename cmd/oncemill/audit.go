@@ -282,6 +282,9 @@ func (r *auditReport) count(t *tally) error {
 	r.P50, r.P99, r.Max = r.spans.seconds()
 	if r.Duplicates > 0 {
 		r.Windows = []auditWindow{r.window(0.99, r.spans.share(0.99)), r.window(1, r.spans.max)}
+		if r.Windows[0].window == r.Windows[1].window {
+			r.Windows = r.Windows[1:]
+		}
 	}
 	return err
 }
@@ -302,6 +305,14 @@ func (r *auditReport) repeated(id *repeatedID) {
 		r.Repeated = slices.Insert(r.Repeated, at, id)
 		r.Repeated = r.Repeated[:min(len(r.Repeated), mostRepeated)]
 	}
+}
+
+// length is a number of hours or minutes, for people.
+func (w *auditWindow) length() string {
+	if w.window%time.Hour == 0 {
+		return fmt.Sprintf("%d h", w.window/time.Hour)
+	}
+	return fmt.Sprintf("%d min", w.window/time.Minute)
 }
 
 // window says what a dedup window of at least d costs.
@@ -362,8 +373,7 @@ func (a *app) tellAudit(r *auditReport) {
 		t = table{{"DEDUP WINDOW", "RECOGNISES", "RECORDS", "IN REDIS"}}
 		for _, w := range r.Windows {
 			t = append(t, []string{
-				strings.TrimSuffix(strings.TrimSuffix(w.window.String(), "0s"), "0m"),
-				fmt.Sprintf("%.0f %%", 100*w.Share), fmt.Sprint(w.Records),
+				w.length(), fmt.Sprintf("%.0f %%", 100*w.Share), fmt.Sprint(w.Records),
 				fmt.Sprintf("%.1f MB", float64(w.Bytes)/1e6),
 			})
 		}

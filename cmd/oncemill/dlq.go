@@ -136,13 +136,13 @@ type letterGroup struct {
 
 func (a *app) deadList() *cobra.Command {
 	d := &dlq{}
-	var each, check bool
+	var each, left, check bool
 	var limit int
 	cmd := &cobra.Command{
 		Use:     "ls TOPIC",
 		GroupID: "look",
 		Short:   "Count dead letters by reason, handler and topic, or list each",
-		Example: "  oncemill dlq ls dead --since 24h\n  oncemill dlq ls dead --reason \"card service\" --each",
+		Example: "  oncemill dlq ls dead.billing --since 24h\n  oncemill dlq ls dead.billing --reason \"card service\" --each",
 		Args:    arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := d.read(time.Now()); err != nil {
@@ -157,9 +157,9 @@ func (a *app) deadList() *cobra.Command {
 			}
 			found, more := 0, 0
 			if each {
-				found, more, err = a.listLetters(cmd.Context(), source, d, limit)
+				found, more, err = a.listLetters(cmd.Context(), source, d, left, limit)
 			} else {
-				found, more, err = a.groupLetters(cmd.Context(), source, d, limit)
+				found, more, err = a.groupLetters(cmd.Context(), source, d, left, limit)
 			}
 			if err != nil {
 				return err
@@ -176,14 +176,17 @@ func (a *app) deadList() *cobra.Command {
 	d.flags(cmd.Flags())
 	d.filter(cmd.Flags())
 	cmd.Flags().BoolVar(&each, "each", false, "list each letter, not groups")
+	cmd.Flags().BoolVar(&left, "left", false, "without what redrive has sent under this --name")
 	cmd.Flags().IntVar(&limit, "limit", 100, "list so many at most")
 	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is one")
 	return cmd
 }
 
-func (a *app) groupLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) groupLetters(
+	ctx context.Context, source deadLetters, d *dlq, left bool, limit int,
+) (found, more int, err error) {
 	groups := map[letterGroup]*letterGroup{}
-	err = a.eachLetter(ctx, source, d, false, func(l letter) {
+	err = a.eachLetter(ctx, source, d, left, func(l letter) {
 		g := letterGroup{
 			Handler: l.get(producer.HeaderHandler), Topic: l.get(producer.HeaderTopic),
 			Outcome: l.get(producer.HeaderOutcome), Reason: l.get(producer.HeaderReason),
@@ -257,9 +260,11 @@ func (l *letter) view() letterView {
 	}
 }
 
-func (a *app) listLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) listLetters(
+	ctx context.Context, source deadLetters, d *dlq, left bool, limit int,
+) (found, more int, err error) {
 	var all []letterView
-	err = a.eachLetter(ctx, source, d, false, func(l letter) {
+	err = a.eachLetter(ctx, source, d, left, func(l letter) {
 		if found++; found <= limit {
 			all = append(all, l.view())
 		}
@@ -302,7 +307,7 @@ func (a *app) deadShow() *cobra.Command {
 		Short:   "Show the headers of a dead letter",
 		Long: `show shows the headers of a dead letter. ID is its own ID, or that of the
 message that failed, which may have several dead letters.`,
-		Example: "  oncemill dlq show dead order-17 --show-payload",
+		Example: "  oncemill dlq show dead.billing order-17 --show-payload",
 		Args:    arguments(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			source, err := a.open(cmd, d, args[0])

@@ -415,6 +415,14 @@ func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
 		!strings.Contains(log, "200 letters redriven, 0 left, 0 refused; of those sent 200 succeeded") {
 		t.Errorf("status %d: %s", status, log)
 	}
+
+	// The letters stay, and ls can leave out what was redriven.
+	if status, out, log := r.command("dlq", "ls", "dead", "--check"); status != exitFound {
+		t.Errorf("ls: status %d: %s%s", status, out, log)
+	}
+	if status, out, log := r.command("dlq", "ls", "dead", "--left", "--check"); status != 0 {
+		t.Errorf("ls --left: status %d: %s%s", status, out, log)
+	}
 }
 
 func TestDeadLetters_AreListedAndShown(t *testing.T) {

@@ -164,8 +164,8 @@ func (t topic) judgeFor(p policy) []finding {
 	}
 	return judge(t.subject(),
 		rule{t.plain && (t.retention < 0 || t.retention > p.window), loses, fmt.Sprintf("it keeps records %s "+
-			"(retention.ms), and outcomes are remembered for %v: what is read again after that runs again; set it to "+
-			"at most the window, or Policy.Window to more", kept, p.window)},
+			"(retention.ms), and outcomes are remembered for --window=%v: what is read again after that runs again; "+
+			"give doctor your policy's window, or set it to at most that", kept, p.window)},
 		rule{t.plain && t.retention > 0 && t.retention <= p.retries(), loses, fmt.Sprintf("it keeps records %s "+
 			"(retention.ms), and %d attempts take up to %v: it deletes records before their last one; set it to more",
 			kept, p.attempts,

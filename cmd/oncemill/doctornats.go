@@ -112,8 +112,8 @@ func judgeStream(info *jetstream.StreamInfo, p policy) []finding {
 	}
 	return judge("stream "+c.Name,
 		rule{c.Retention == jetstream.LimitsPolicy && (c.MaxAge == 0 || c.MaxAge > p.window), loses, fmt.Sprintf("it "+
-			"%s, and outcomes are remembered for %v: what comes again after that runs again; set MaxAge to at most "+
-			"the window, or Policy.Window to more", kept, p.window)},
+			"%s, and outcomes are remembered for --window=%v: what comes again after that runs again; give doctor "+
+			"your policy's window, or set MaxAge to at most that", kept, p.window)},
 		rule{c.MaxAge > 0 && c.MaxAge <= p.retries(), loses, fmt.Sprintf("it %s, and %d attempts take up to %v: it "+
 			"deletes messages before their last one; set MaxAge to more", kept, p.attempts, p.retries())},
 		rule{c.Retention == jetstream.InterestPolicy && info.State.Consumers == 0, loses, "its Retention is " +
