@@ -60,6 +60,7 @@ var house = table{
 
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
+	{3, "internal/consumertest", "processors, and dead letters, for tests of consumers", testLib},
 	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
