@@ -1,4 +1,5 @@
-// Package consumertest is for tests of consumers: processors on a store in memory, and what dead letters go to.
+// Package consumertest is for tests of consumers: processors on a store in memory, stores that break their contract,
+// and what dead letters go to.
 package consumertest
 
 import (
@@ -62,6 +63,32 @@ func (s Lossy) Settle(ctx context.Context, settlings []dedupstore.Settling) []er
 	return dedupstore.SettleEach(ctx, settlings, func(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
 		return dedupstore.ErrClaimLost
 	})
+}
+
+// Forgetful is a store for which every claim is the first.
+type Forgetful struct{ dedupstore.Store }
+
+// Claim implements [dedupstore.Store].
+func (f Forgetful) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, f.claim)
+}
+
+func (f Forgetful) claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	id := r.Key.ID
+	r.Key.ID = producer.NewID()
+	a, err := dedupstore.ClaimOne(ctx, f.Store, r)
+	a.Claim.Key.ID = id
+	return a, err
+}
+
+// Extend implements [dedupstore.Store].
+func (Forgetful) Extend(_ context.Context, extensions []dedupstore.Extension) []error {
+	return make([]error, len(extensions))
+}
+
+// Settle implements [dedupstore.Store].
+func (Forgetful) Settle(_ context.Context, settlings []dedupstore.Settling) []error {
+	return make([]error, len(settlings))
 }
 
 // DeadLetters is a publisher of dead letters that remembers, and fails on request.
