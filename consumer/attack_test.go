@@ -29,8 +29,8 @@ func TestProcess_NestedGuardsErrorsDoNotDecide(t *testing.T) {
 			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 			d := p.Process(t.Context(), delivery("o1"), failing(fmt.Errorf("refund: %w", nested)))
-			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.sent) != 0 {
-				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.sent))
+			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.Sent) != 0 {
+				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.Sent))
 			}
 		}
 	})
@@ -48,8 +48,8 @@ func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
 				DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass},
 			})
 			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(fmt.Errorf("refund: %w", nested)))
-			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.sent) != 0 {
-				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.sent))
+			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.Sent) != 0 {
+				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.Sent))
 			}
 		}
 	})
@@ -76,16 +76,16 @@ func TestProcess_FailuresFromBeforeTheDeadLetterTopicAreDeadLettered(t *testing.
 		if d := before.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errors.New("no")))); d.Action != consumer.Reject {
 			t.Fatalf("%+v", d)
 		}
-		l := deadLetters{fail: errors.New("not yet")}
+		l := deadLetters{Fail: errors.New("not yet")}
 		after := newProcessor(t, store, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		if d := after.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.RetryLater {
 			t.Errorf("%+v, want it not acked before its dead letter is", d)
 		}
-		l.fail = nil
+		l.Fail = nil
 		if d := after.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Ack {
 			t.Errorf("%+v", d)
 		}
-		l.only(t)
+		l.Only(t)
 	})
 }
 
@@ -128,8 +128,8 @@ func TestProcess_PublishStepThatItCannotDoIsLeftToOthers(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if d.Action != consumer.Ack || outputs+len(l.sent) != 1 {
-				t.Errorf("%s: %+v, %d outputs, %v; want it published", name, d, outputs, l.sent)
+			if d.Action != consumer.Ack || outputs+len(l.Sent) != 1 {
+				t.Errorf("%s: %+v, %d outputs, %v; want it published", name, d, outputs, l.Sent)
 			}
 		}
 	})
@@ -154,7 +154,7 @@ func TestProcess_PanicOfTheDeadLetterPublisherDoesNotHoldTheKey(t *testing.T) {
 		if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Ack {
 			t.Errorf("%+v, want the dead letter published", d)
 		}
-		l.only(t)
+		l.Only(t)
 	})
 }
 
@@ -182,7 +182,7 @@ func TestProcess_DeadLetterHeadersAreBounded(t *testing.T) {
 			},
 		})
 		p.Process(t.Context(), delivery("o1"), failing(nil))
-		if n := len(l.only(t).Header[producer.HeaderReason]); n > dedupstore.MaxReason {
+		if n := len(l.Only(t).Header[producer.HeaderReason]); n > dedupstore.MaxReason {
 			t.Errorf("reason of %d bytes: a broker would refuse it for ever", n)
 		}
 	})
@@ -200,7 +200,7 @@ func TestProcess_DeadLetterOverTheLimitIsNotStored(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 		}
-		if len(l.only(t).Payload) != 5000 {
+		if len(l.Only(t).Payload) != 5000 {
 			t.Error("the dead letter was cut")
 		}
 	})
@@ -223,7 +223,7 @@ func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) 
 				t.Errorf("%+v", d)
 			}
 		}
-		l.only(t)
+		l.Only(t)
 	})
 }
 

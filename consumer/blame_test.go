@@ -32,7 +32,7 @@ func TestProcess_ErrorThatPanicsWhenItIsReadIsAFailedAttempt(t *testing.T) {
 			if d := p.Process(t.Context(), delivery("o1"), failing(returned)); d.Action != consumer.Ack {
 				t.Errorf("%+v, want a dead letter after the last attempt", d)
 			}
-			l.only(t)
+			l.Only(t)
 		}
 	})
 }

@@ -18,21 +18,6 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// logged returns a processor that logs to a buffer.
-func logged(t *testing.T, c consumer.Config) (*consumer.Processor, *bytes.Buffer) {
-	t.Helper()
-	var log bytes.Buffer
-	c.Policy.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	if c.Group == "" {
-		c.Group = "billing"
-	}
-	p, err := consumer.New(newStore(t), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p, &log
-}
-
 // comeBack is the delivery of a dead letter.
 func comeBack(handler string, m producer.Message) consumer.Delivery {
 	return consumer.Delivery{Handler: handler, Topic: m.Topic, Header: m.Header, Payload: m.Payload}
@@ -75,7 +60,7 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 				if got := p.Process(t.Context(), d, declines); got.Action != consumer.Ack {
 					t.Fatalf("%+v", got)
 				}
-				letter := l.only(t)
+				letter := l.Only(t)
 				for range 3 {
 					got := p.Process(t.Context(), comeBack("charge", letter), declines)
 					says := fmt.Sprintf("message %q from %q", letter.ID, "orders.dead")
@@ -84,7 +69,7 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 						t.Errorf("%+v", got)
 					}
 				}
-				l.only(t)
+				l.Only(t)
 				if runs != tc.runs {
 					t.Errorf("handler ran %d times, want %d", runs, tc.runs)
 				}
@@ -102,7 +87,7 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 		var l deadLetters
 		p, log := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		first := l.only(t)
+		first := l.Only(t)
 		never := func(context.Context) error { t.Error("the handler ran"); return nil }
 		send := func(m producer.Message) consumer.Decision {
 			d := comeBack("charge", m)
@@ -110,15 +95,15 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 			return p.Process(t.Context(), d, never)
 		}
 
-		l.fail = errors.New("no stream listens")
+		l.Fail = errors.New("no stream listens")
 		if got := send(first); got.Action != consumer.RetryLater {
 			t.Errorf("while it cannot go back: %+v", got)
 		}
-		l.fail = nil
-		if got := send(first); got.Action != consumer.Ack || len(l.sent) != 2 {
-			t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.sent))
+		l.Fail = nil
+		if got := send(first); got.Action != consumer.Ack || len(l.Sent) != 2 {
+			t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.Sent))
 		}
-		back := l.sent[1]
+		back := l.Sent[1]
 		if back.ID != first.ID || back.Topic != "dead" || !bytes.Equal(back.Payload, first.Payload) {
 			t.Errorf("went back as %+v", back)
 		}
@@ -131,34 +116,36 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 		}
 		generations := map[string]bool{back.Header.Get(producer.HeaderGeneration): true}
 		for n := 3; n <= 11; n++ { // by somebody who tries again
-			if got := send(back); got.Action != consumer.Ack || len(l.sent) != n {
-				t.Fatalf("%+v, and %d dead letters, want it to go back again, as number %d", got, len(l.sent), n)
+			if got := send(back); got.Action != consumer.Ack || len(l.Sent) != n {
+				t.Fatalf("%+v, and %d dead letters, want it to go back again, as number %d", got, len(l.Sent), n)
 			}
-			back = l.sent[n-1]
+			back = l.Sent[n-1]
 			generation := back.Header.Get(producer.HeaderGeneration)
 			if back.ID != first.ID || generations[generation] {
 				t.Errorf("went back as %+v, which JetStream takes for an earlier one", back)
 			}
 			generations[generation] = true
 		}
-		if got := send(back); got.Action != consumer.Ack || len(l.sent) != 11 || !strings.Contains(log.String(), "goes back no more") {
-			t.Errorf("it goes round: %+v, %d dead letters\n%s", got, len(l.sent), log)
+		if got := send(back); got.Action != consumer.Ack || len(l.Sent) != 11 ||
+			!strings.Contains(log.String(), "goes back no more") {
+			t.Errorf("it goes round: %+v, %d dead letters\n%s", got, len(l.Sent), log)
 		}
-		l.sent = l.sent[:2]
+		l.Sent = l.Sent[:2]
 		first.Header = first.Header.With(producer.HeaderID, "")
-		if got := send(first); got.Action != consumer.Ack || len(l.sent) != 3 || l.sent[2].ID == "" {
-			t.Fatalf("without its ID: %+v, and %d dead letters, want it to go back under another", got, len(l.sent))
+		if got := send(first); got.Action != consumer.Ack || len(l.Sent) != 3 || l.Sent[2].ID == "" {
+			t.Fatalf("without its ID: %+v, and %d dead letters, want it to go back under another", got, len(l.Sent))
 		}
-		if got := send(l.sent[2]); got.Action != consumer.Ack || len(l.sent) != 4 || l.sent[3].ID != l.sent[2].ID {
-			t.Errorf("that is gone: %+v, %d dead letters", got, len(l.sent))
+		if got := send(l.Sent[2]); got.Action != consumer.Ack || len(l.Sent) != 4 || l.Sent[3].ID != l.Sent[2].ID {
+			t.Errorf("that is gone: %+v, %d dead letters", got, len(l.Sent))
 		}
-		unmarked := l.sent[3] // as from before there were marks
+		unmarked := l.Sent[3] // as from before there were marks
 		unmarked.Header = unmarked.Header.With("oncemill-gave-up", "")
 		for n := 5; n <= 6; n++ {
-			if got := send(unmarked); got.Action != consumer.Ack || len(l.sent) != n || l.sent[n-1].Header.Get(producer.HeaderGeneration) != strconv.Itoa(n-3) {
-				t.Fatalf("without its mark: %+v, and %+v", got, l.sent)
+			if got := send(unmarked); got.Action != consumer.Ack || len(l.Sent) != n ||
+				l.Sent[n-1].Header.Get(producer.HeaderGeneration) != strconv.Itoa(n-3) {
+				t.Fatalf("without its mark: %+v, and %+v", got, l.Sent)
 			}
-			unmarked = l.sent[n-1]
+			unmarked = l.Sent[n-1]
 		}
 	})
 }
@@ -169,18 +156,19 @@ func TestProcess_OwnDeadLetterThatTwoHandlersSendBackIsNoDuplicateToJetStream(t 
 		var l deadLetters
 		p, _ := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		p.Process(t.Context(), comeBack("bury", l.only(t)), failing(errDeclined))
+		p.Process(t.Context(), comeBack("bury", l.Only(t)), failing(errDeclined))
 		for n, handler := range []string{"charge", "bury", "charge"} {
-			d := comeBack(handler, l.sent[n+1])
+			d := comeBack(handler, l.Sent[n+1])
 			d.Topic = "orders"
-			if got := p.Process(t.Context(), d, failing(errDeclined)); got.Action != consumer.Ack || len(l.sent) != n+3 {
-				t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.sent))
+			got := p.Process(t.Context(), d, failing(errDeclined))
+			if got.Action != consumer.Ack || len(l.Sent) != n+3 {
+				t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.Sent))
 			}
 		}
 		seen := map[string]bool{}
-		for _, m := range l.sent[1:] {
+		for _, m := range l.Sent[1:] {
 			generation := m.Header.Get(producer.HeaderGeneration)
-			if m.ID != l.sent[1].ID || seen[generation] {
+			if m.ID != l.Sent[1].ID || seen[generation] {
 				t.Errorf("went back as %+v, which JetStream takes for an earlier one", m)
 			}
 			seen[generation] = true
@@ -195,7 +183,8 @@ func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		reader, log := logged(t, consumer.Config{})
-		got := reader.Process(t.Context(), comeBack("charge", l.only(t)), func(context.Context) error { t.Error("the handler ran"); return nil })
+		got := reader.Process(t.Context(), comeBack("charge", l.Only(t)),
+			func(context.Context) error { t.Error("the handler ran"); return nil })
 		if got.Action != consumer.RetryLater || got.Delay <= 0 || !errors.Is(got.Err, consumer.ErrOwnDeadLetter) ||
 			!strings.Contains(log.String(), "original=o1") || !strings.Contains(log.String(), "a Group or a Handler of its own") {
 			t.Errorf("%+v\n%s", got, log)
@@ -207,7 +196,7 @@ func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.
 // another one has stored. Rejecting it would lose both.
 func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l, store := &deadLetters{fail: errors.New("no answer")}, newStore(t)
+		l, store := &deadLetters{Fail: errors.New("no answer")}, newStore(t)
 		with := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
 		with.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		var log strings.Builder
@@ -222,22 +211,22 @@ func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T)
 				t.Errorf("the log does not say %q:\n%s", want, &log)
 			}
 		}
-		l.fail = nil
+		l.Fail = nil
 		if got = with.Process(t.Context(), delivery("o1"), failing(errDeclined)); got.Action != consumer.Ack {
 			t.Errorf("%+v, want an ack", got)
 		}
-		l.only(t)
+		l.Only(t)
 		if got = without.Process(t.Context(), delivery("o1"), failing(errDeclined)); got.Action != consumer.Ack {
 			t.Errorf("%+v, want a duplicate whose dead letter is published to be acknowledged", got)
 		}
-		l.only(t)
+		l.Only(t)
 	})
 }
 
 // A stored dead letter keeps its topic, which the log names.
 func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l, store := &deadLetters{fail: errors.New("no stream listens")}, newStore(t)
+		l, store := &deadLetters{Fail: errors.New("no stream listens")}, newStore(t)
 		before := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "old"})
 		before.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		var log strings.Builder
@@ -245,9 +234,9 @@ func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
 			DeadLetters: l, DeadLetterTopic: "new", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))},
 		})
 		after.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		l.fail = nil
+		l.Fail = nil
 		after.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		if got := l.only(t).Topic; got != "old" {
+		if got := l.Only(t).Topic; got != "old" {
 			t.Errorf("the dead letter went to %q, want \"old\"", got)
 		}
 		for line := range strings.Lines(log.String()) {
@@ -266,7 +255,7 @@ func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 		var l deadLetters
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		letter := l.only(t)
+		letter := l.Only(t)
 		store := newStore(t)
 		ran := func(who, handler string, c consumer.Config) {
 			t.Helper()
@@ -301,7 +290,7 @@ func TestProcess_SlashesInNamesDoNotMakeADeadLetterOnesOwn(t *testing.T) {
 		p.Process(t.Context(), d, failing(errDeclined))
 		runs := 0
 		p = newProcessor(t, newStore(t), consumer.Config{Group: "a/b"})
-		p.Process(t.Context(), comeBack("c", l.only(t)), func(context.Context) error { runs++; return nil })
+		p.Process(t.Context(), comeBack("c", l.Only(t)), func(context.Context) error { runs++; return nil })
 		if runs != 1 {
 			t.Errorf("%d runs, want 1", runs)
 		}
@@ -325,11 +314,11 @@ func TestProcess_DeadLettersOfDeadLettersEnd(t *testing.T) {
 			}
 		}
 		everybody(delivery("o1"))
-		for done := 0; done < len(l.sent); done++ { //nolint:intrange // it grows
+		for done := 0; done < len(l.Sent); done++ { //nolint:intrange // it grows
 			if done > 100 {
 				t.Fatalf("no end: %v", runs)
 			}
-			everybody(comeBack("charge", l.sent[done]))
+			everybody(comeBack("charge", l.Sent[done]))
 		}
 		// Each group has the message, those of the two others, and those that these made of each other's.
 		for group, n := range runs {
@@ -346,7 +335,7 @@ func TestProcess_DeadLettersAreSaidWithThePlaceOfTheirMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				d.Topic, d.Position = "orders", "17@5"
-				for _, l := range []*deadLetters{{}, {fail: errors.New("no stream listens")}} {
+				for _, l := range []*deadLetters{{}, {Fail: errors.New("no stream listens")}} {
 					p, log := logged(t, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
 					p.Process(t.Context(), d, failing(errDeclined))
 					if got := log.String(); strings.Count(got, "from=orders position=17@5") != 1 {
@@ -362,7 +351,8 @@ func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
 	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				p, log := logged(t, consumer.Config{DeadLetters: &deadLetters{fail: errors.New("no stream listens")}, DeadLetterTopic: "nowhere"})
+				l := &deadLetters{Fail: errors.New("no stream listens")}
+				p, log := logged(t, consumer.Config{DeadLetters: l, DeadLetterTopic: "nowhere"})
 				got := p.Process(t.Context(), d, failing(errDeclined))
 				as[*oncemill.UnpublishedError](t, got.Err)
 				for _, want := range []string{"level=ERROR", "dead letter cannot be published", "topic=nowhere", "no stream listens"} {
@@ -420,10 +410,10 @@ func TestProcess_MessagesWithoutAnIDHaveDeadLettersOfTheirOwn(t *testing.T) {
 		}
 	}
 	ids := map[string]bool{}
-	for _, m := range l.sent {
+	for _, m := range l.Sent {
 		ids[m.ID] = true
 	}
-	if len(l.sent) != 5 || len(ids) != 4 || l.sent[0].ID != l.sent[1].ID {
-		t.Errorf("%d IDs of %d dead letters, want one for each message", len(ids), len(l.sent))
+	if len(l.Sent) != 5 || len(ids) != 4 || l.Sent[0].ID != l.Sent[1].ID {
+		t.Errorf("%d IDs of %d dead letters, want one for each message", len(ids), len(l.Sent))
 	}
 }

@@ -66,20 +66,9 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 	})
 }
 
-// lossy loses every claim as soon as it is settled.
-type lossy struct{ dedupstore.Store }
-
-func (s lossy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
-}
-
-func (lossy) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
-	return dedupstore.ErrClaimLost
-}
-
 func TestProcess_ZombieNeitherAcksNorNaks(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, lossy{newStore(t)}, consumer.Config{})
+		p := newProcessor(t, lossy{Store: newStore(t)}, consumer.Config{})
 		if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Leave {
 			t.Errorf("%+v, want to leave it", d)
 		}
@@ -101,7 +90,7 @@ func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 				t.Errorf("%+v", d)
 			}
 		}
-		got := l.only(t)
+		got := l.Only(t)
 		for name, want := range map[string]string{
 			"color": "blue", "Nats-Msg-Id": "", "Nats-Expected-Stream": "", "nats-rollup": "", "not:portable": "", producer.HeaderEscaped + "not%3Aportable": "two%0Alines", producer.HeaderOriginalID: "o1", producer.HeaderTopic: "orders",
 			producer.HeaderReason: "card stolen", producer.HeaderOutcome: "failed", producer.HeaderAttempts: "1",
@@ -128,7 +117,7 @@ func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 
 func TestProcess_NothingIsAckedBeforeItsDeadLetterIs(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l := deadLetters{fail: errors.New("broker is down")}
+		l := deadLetters{Fail: errors.New("broker is down")}
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		runs := 0
 		handle := func(context.Context) error { runs++; return oncemill.Permanent(errors.New("no")) }
@@ -141,12 +130,12 @@ func TestProcess_NothingIsAckedBeforeItsDeadLetterIs(t *testing.T) {
 				}
 			}
 		}
-		l.fail = nil
+		l.Fail = nil
 		time.Sleep(time.Minute)
 		if got := p.Process(t.Context(), delivery("o1"), handle); got.Action != consumer.Ack || runs != 1 {
 			t.Errorf("%+v after %d runs", got, runs)
 		}
-		l.only(t)
+		l.Only(t)
 	})
 }
 
@@ -167,7 +156,7 @@ func TestProcess_MessageWithoutAnID(t *testing.T) {
 		if d := p.Process(t.Context(), in, handle); d.Action != consumer.Ack || runs != 0 {
 			t.Errorf("with dead letters: %+v after %d runs", d, runs)
 		}
-		l.only(t)
+		l.Only(t)
 		store := newStore(t)
 		p = newProcessor(t, store, consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
 		for range 2 {
@@ -201,7 +190,8 @@ func TestProcess_ReusedIDWithOtherContentIsDeadLettered(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 		}
-		if got := l.only(t); got.Header[producer.HeaderOutcome] != "mismatch" || string(got.Payload) != "another amount" || runs != 1 {
+		if got := l.Only(t); got.Header[producer.HeaderOutcome] != "mismatch" ||
+			string(got.Payload) != "another amount" || runs != 1 {
 			t.Errorf("%+v after %d runs", got, runs)
 		}
 	})
@@ -333,8 +323,9 @@ func TestProcess_AnotherFingerprintOfOneSchemeEndsWhatWaitsForItsNextAttempt(t *
 				as[*oncemill.RetryError](t, before.Err)
 				runs := 0
 				with(test.scheme, "second").Process(t.Context(), delivery("o1"), func(context.Context) error { runs++; return nil })
-				if runs != test.runs || len(l.sent) != test.deadLetters {
-					t.Errorf("%d runs and %d dead letters, want %d and %d", runs, len(l.sent), test.runs, test.deadLetters)
+				if runs != test.runs || len(l.Sent) != test.deadLetters {
+					t.Errorf("%d runs and %d dead letters, want %d and %d",
+						runs, len(l.Sent), test.runs, test.deadLetters)
 				}
 			})
 		})

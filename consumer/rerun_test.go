@@ -72,10 +72,10 @@ func (d *desk) rerun() producer.Message {
 
 func (d *desk) last() producer.Message {
 	d.t.Helper()
-	if len(d.deadLetters.sent) == 0 {
+	if len(d.deadLetters.Sent) == 0 {
 		d.t.Fatal("no dead letter")
 	}
-	return d.deadLetters.sent[len(d.deadLetters.sent)-1]
+	return d.deadLetters.Sent[len(d.deadLetters.Sent)-1]
 }
 
 // arrives is a message as a broker delivers it.
@@ -142,7 +142,7 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				}
 				d.err = way.err
 				d.deliver(in)
-				if got := d.deadLetters.only(t).Header[producer.HeaderOutcome]; got != way.outcome {
+				if got := d.deadLetters.Only(t).Header[producer.HeaderOutcome]; got != way.outcome {
 					t.Fatalf("dead letter of outcome %q, want %q", got, way.outcome)
 				}
 				key := dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "o1"}
@@ -153,8 +153,9 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				for range 2 {
 					d.deliver(arrives(t, first))
 				}
-				if len(d.runs) != 1 || len(d.deadLetters.sent) != 2 {
-					t.Fatalf("%d runs and %d dead letters, want one rerun and a second dead letter", len(d.runs), len(d.deadLetters.sent))
+				if len(d.runs) != 1 || len(d.deadLetters.Sent) != 2 {
+					t.Fatalf("%d runs and %d dead letters, want one rerun and a second dead letter",
+						len(d.runs), len(d.deadLetters.Sent))
 				}
 
 				d.err = nil
@@ -177,8 +178,8 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 				if !slices.Equal(d.runs, []dedupstore.Key{key, key}) || d.ids[0] != d.ids[1] || d.ids[0] == "" {
 					t.Errorf("reruns %v with IDs %v, want two of the message's key with one ID", d.runs, d.ids)
 				}
-				if len(d.deadLetters.sent) != 2 {
-					t.Errorf("%d dead letters, want no third", len(d.deadLetters.sent))
+				if len(d.deadLetters.Sent) != 2 {
+					t.Errorf("%d dead letters, want no third", len(d.deadLetters.Sent))
 				}
 				if got := d.deliver(in); got.Result.Failure() != nil || !got.Result.Duplicate {
 					t.Errorf("the message is answered with %+v, want the success of the rerun", got)
@@ -194,8 +195,9 @@ func TestRerun_HasAllAttemptsAgain(t *testing.T) {
 		d.err = errRefused
 		d.deliver(delivery("o1"))
 		d.deliver(arrives(t, d.rerun()))
-		if len(d.runs) != 6 || len(d.deadLetters.sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
-			t.Errorf("%d runs, %d dead letters, the last after %s attempts; want 6, 2 and 3", len(d.runs), len(d.deadLetters.sent), d.last().Header[producer.HeaderAttempts])
+		if len(d.runs) != 6 || len(d.deadLetters.Sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
+			t.Errorf("%d runs, %d dead letters, the last after %s attempts; want 6, 2 and 3",
+				len(d.runs), len(d.deadLetters.Sent), d.last().Header[producer.HeaderAttempts])
 		}
 	})
 }
@@ -357,7 +359,7 @@ func FuzzRerun_UndoesWhatTheDeadLetterDoesToAHeader(f *testing.F) {
 		in := delivery("o1")
 		in.Header[name] = value
 		once.Process(t.Context(), in, failing(oncemill.Permanent(errRefused)))
-		again, err := consumer.Rerun(l.only(t))
+		again, err := consumer.Rerun(l.Only(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -447,7 +449,7 @@ func TestRerun_RefusesWhatASenderWithoutAnIDSaysOfARecord(t *testing.T) {
 		p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders", Payload: []byte("x"), Header: producer.Header{
 			producer.HeaderFence: "77", "Oncemill-Original-Id": "of another", producer.HeaderAttempts: "3", "color": "blue",
 		}}, failing(oncemill.Permanent(errors.New("no"))))
-		letter := l.only(t)
+		letter := l.Only(t)
 		if letter.Header.Get("color") != "blue" {
 			t.Errorf("the dead letter has %v", letter.Header)
 		}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -39,16 +38,7 @@ func theWorld(t *testing.T) *world {
 	if testing.Short() {
 		t.Skip("it starts servers")
 	}
-	_, err := exec.LookPath("redis-server")
-	if err == nil {
-		_, err = kit.PostgresPrograms()
-	}
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	kit.Need(t, "redis-server", "initdb")
 	shared.once.Do(func() { shared.world, shared.err = openWorld(context.Background()) })
 	if shared.err != nil {
 		t.Fatal(shared.err)

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
-	"strings"
 	"testing"
 
 	"github.com/oncemill/oncemill/bench/internal/kit"
@@ -15,36 +12,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Results are what a run must end with, in this order.
-var results = []string{
-	"ratio dedup_vs_naive_1sub",
-	"ratio dedup_vs_naive_16subs",
-	"ratio dedup_vs_plain",
-	"ratio plain_vs_stock",
-	"ratio worker_vs_raw", "ratio batch_vs_raw",
-}
-
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-	var stdout, stderr bytes.Buffer
-	if err := kit.Run(t.Context(), []string{"-quick"}, &stdout, &stderr, experiments...); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
-	last := lines[max(0, len(lines)-len(results)):]
-	for i, line := range last {
-		if !strings.HasPrefix(line, results[i]+" ") {
-			t.Errorf("line %d from the end is %q, want %q and a number", len(last)-i, line, results[i])
-		}
-	}
-	if t.Failed() {
-		t.Logf("%s\n%s", stdout.String(), stderr.String())
-	}
+	kit.Need(t, "redis-server")
+	kit.QuickRun(t, experiments,
+		"ratio dedup_vs_naive_1sub",
+		"ratio dedup_vs_naive_16subs",
+		"ratio dedup_vs_plain",
+		"ratio plain_vs_stock",
+		"ratio worker_vs_raw", "ratio batch_vs_raw",
+	)
 }
 
 func TestMeter_AMessageThatIsLostOrComesTwiceIsAnError(t *testing.T) {

@@ -13,11 +13,7 @@ import (
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
-// Figures.
-const (
-	rate   = "msgs/s"
-	allCPU = "all µs/msg"
-)
+const rate, allCPU = kit.Rate, kit.AllCPU
 
 // A rig is the servers, and how a variant is measured on them.
 type rig struct {
@@ -117,44 +113,5 @@ func (r *rig) records(ctx context.Context, messages int, dedup bool) error {
 
 // cost measures what each message costs everybody.
 func (r *rig) cost(ctx context.Context, messages int, work func() error) ([]kit.Figure, error) {
-	before, err := r.used(ctx)
-	if err != nil {
-		return nil, err
-	}
-	begun := time.Now()
-	if err := work(); err != nil {
-		return nil, err
-	}
-	elapsed := time.Since(begun)
-	after, err := r.used(ctx)
-	if err != nil {
-		return nil, err
-	}
-	n := float64(messages)
-	micros := func(a, b time.Duration) float64 { return float64(b-a) / float64(time.Microsecond) / n }
-	client, redis, nats := micros(before.own.CPU, after.own.CPU), micros(before.redis, after.redis), micros(before.nats, after.nats)
-	return []kit.Figure{
-		{Name: rate, Value: n / elapsed.Seconds()},
-		{Name: "client µs/msg", Value: client},
-		{Name: "redis µs/msg", Value: redis},
-		{Name: "nats µs/msg", Value: nats},
-		{Name: allCPU, Value: client + redis + nats},
-		{Name: "allocs/msg", Value: float64(after.own.Mallocs-before.own.Mallocs) / n},
-	}, nil
-}
-
-type usage struct {
-	own         kit.Usage
-	redis, nats time.Duration
-}
-
-func (r *rig) used(ctx context.Context) (u usage, err error) {
-	if u.redis, err = r.redis.CPU(ctx); err != nil {
-		return u, err
-	}
-	if u.nats, err = r.nats.CPU(); err != nil {
-		return u, err
-	}
-	u.own, err = kit.Used()
-	return u, err
+	return kit.Servers{{Name: "redis", CPU: r.redis.CPU}, {Name: "nats", CPU: r.nats.CPU}}.Cost(ctx, messages, work)
 }

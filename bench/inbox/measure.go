@@ -72,15 +72,15 @@ func (r *rig) run(ctx context.Context, l load, s system) (y yield, figures []kit
 	}
 	runtime.GC() // what the preparation has left
 	err = r.bench.Profiled(func() error {
-		before, err := r.used(ctx)
+		before, err := r.servers().Spent(ctx)
 		if err != nil {
 			return err
 		}
 		if y, err = l.run(ctx, s); err != nil {
 			return err
 		}
-		after, err := r.used(ctx)
-		figures = y.figures(before, after)
+		after, err := r.servers().Spent(ctx)
+		figures = append(y.figures(), r.servers().Figures(before, after, len(y.took))...)
 		return err
 	})
 	return y, figures, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -12,11 +11,7 @@ import (
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
-// Figures.
-const (
-	rate   = "msgs/s"
-	allCPU = "all µs/msg"
-)
+const rate, allCPU = kit.Rate, kit.AllCPU
 
 // A rig is the servers, and how a variant is measured on them.
 type rig struct {
@@ -87,34 +82,16 @@ func mustBe(ctx context.Context, pool *pgxpool.Pool, messages int) error {
 	return nil
 }
 
-// used is the CPU that everybody has used.
-type used struct{ own, postgres, redis time.Duration }
-
-func (r *rig) used(ctx context.Context) (u used, err error) {
-	if u.postgres, err = r.postgres.CPU(); err != nil {
-		return u, err
-	}
-	if u.redis, err = r.redis.CPU(ctx); err != nil {
-		return u, err
-	}
-	own, err := kit.Used()
-	u.own = own.CPU
-	return u, err
+func (r *rig) servers() kit.Servers {
+	return kit.Servers{{Name: "postgres", CPU: r.postgres.CPU}, {Name: "redis", CPU: r.redis.CPU}}
 }
 
-// figures are what a load achieved, and what that cost.
-func (y yield) figures(before, after used) []kit.Figure {
-	n := float64(len(y.took))
-	micros := func(a, b time.Duration) float64 { return float64(b-a) / float64(time.Microsecond) / n }
+// figures are what a load achieved.
+func (y yield) figures() []kit.Figure {
 	millis := func(share float64) float64 { return kit.Percentile(y.took, share).Seconds() * 1000 }
-	client, postgres, redis := micros(before.own, after.own), micros(before.postgres, after.postgres), micros(before.redis, after.redis)
 	return []kit.Figure{
-		{Name: rate, Value: n / y.elapsed.Seconds()},
+		{Name: rate, Value: float64(len(y.took)) / y.elapsed.Seconds()},
 		{Name: "p50 ms", Value: millis(.5)},
 		{Name: "p99 ms", Value: millis(.99)},
-		{Name: "client µs/msg", Value: client},
-		{Name: "postgres µs/msg", Value: postgres},
-		{Name: "redis µs/msg", Value: redis},
-		{Name: allCPU, Value: client + postgres + redis},
 	}
 }

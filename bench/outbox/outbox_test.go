@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/oncemill/oncemill/bench/internal/kit"
@@ -14,48 +12,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Results are what a run must end with, in this order.
-var results = []string{
-	"ratio drain_vs_forwarder",
-	"ratio drain_vs_river",
-	"ratio drain_vs_river_fast",
-	"ratio drain_removed_vs_forwarder",
-	"ratio drain_log_vs_forwarder",
-	"value wal_bytes_per_message",
-	"ratio insert_wake_vs_none",
-	"ratio insert_wake_vs_none_alone",
-	"value p99_ms_wake",
-	"value p99_ms_log",
-	"ratio drain_1m_vs_0",
-	"ratio relays_2_vs_1",
-}
-
-func needPostgres(t *testing.T) {
-	t.Helper()
-	if _, err := kit.PostgresPrograms(); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
-
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
-	needPostgres(t)
-	var stdout, stderr bytes.Buffer
-	if err := kit.Run(t.Context(), []string{"-quick"}, &stdout, &stderr, experiments...); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
-	last := lines[max(0, len(lines)-len(results)):]
-	for i, line := range last {
-		if !strings.HasPrefix(line, results[i]+" ") {
-			t.Errorf("line %d from the end is %q, want %q and a number", len(last)-i, line, results[i])
-		}
-	}
-	if t.Failed() {
-		t.Logf("%s\n%s", stdout.String(), stderr.String())
-	}
+	kit.Need(t, "initdb")
+	kit.QuickRun(t, experiments,
+		"ratio drain_vs_forwarder",
+		"ratio drain_vs_river",
+		"ratio drain_vs_river_fast",
+		"ratio drain_removed_vs_forwarder",
+		"ratio drain_log_vs_forwarder",
+		"value wal_bytes_per_message",
+		"ratio insert_wake_vs_none",
+		"ratio insert_wake_vs_none_alone",
+		"value p99_ms_wake",
+		"value p99_ms_log",
+		"ratio drain_1m_vs_0",
+		"ratio relays_2_vs_1",
+	)
 }
 
 func TestTally_WhatIsMissingStrangeOrCutIsAnError(t *testing.T) {

@@ -11,11 +11,7 @@ import (
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
-// Figures.
-const (
-	rate   = "msgs/s"
-	allCPU = "all µs/msg"
-)
+const rate, allCPU = kit.Rate, kit.AllCPU
 
 // A rig is the servers, and how a variant is measured on them.
 type rig struct {
@@ -71,47 +67,6 @@ func (r *rig) scaled(messages int) int { return max(int(float64(messages)*r.benc
 
 // cost measures what each message costs everybody.
 func (r *rig) cost(ctx context.Context, messages int, work func() error) ([]kit.Figure, error) {
-	before, err := r.used(ctx)
-	if err != nil {
-		return nil, err
-	}
-	begun := time.Now()
-	if err := work(); err != nil {
-		return nil, err
-	}
-	elapsed := time.Since(begun)
-	after, err := r.used(ctx)
-	if err != nil {
-		return nil, err
-	}
-	n := float64(messages)
-	micros := func(a, b time.Duration) float64 { return float64(b-a) / float64(time.Microsecond) / n }
-	client, postgres, nats := micros(before.own.CPU, after.own.CPU), micros(before.postgres, after.postgres), micros(before.nats, after.nats)
-	return []kit.Figure{
-		{Name: rate, Value: n / elapsed.Seconds()},
-		{Name: "client µs/msg", Value: client},
-		{Name: "postgres µs/msg", Value: postgres},
-		{Name: "nats µs/msg", Value: nats},
-		{Name: allCPU, Value: client + postgres + nats},
-		{Name: "allocs/msg", Value: float64(after.own.Mallocs-before.own.Mallocs) / n},
-	}, nil
-}
-
-type usage struct {
-	own            kit.Usage
-	postgres, nats time.Duration
-}
-
-func (r *rig) used(ctx context.Context) (u usage, err error) {
-	if err := ctx.Err(); err != nil {
-		return u, err
-	}
-	if u.postgres, err = r.postgres.CPU(); err != nil {
-		return u, err
-	}
-	if u.nats, err = r.nats.CPU(); err != nil {
-		return u, err
-	}
-	u.own, err = kit.Used()
-	return u, err
+	servers := kit.Servers{{Name: "postgres", CPU: r.postgres.CPU}, {Name: "nats", CPU: r.nats.CPU}}
+	return servers.Cost(ctx, messages, work)
 }

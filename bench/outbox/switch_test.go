@@ -60,7 +60,7 @@ func (e *effects) atLeast(messages int) error {
 
 // Services go from other ways to Oncemill in the steps of docs/from, while messages flow. Each message has one effect.
 func TestSwitch_OneEffectOfEachMessage(t *testing.T) {
-	needPostgres(t)
+	kit.Need(t, "initdb")
 	r, err := startRig(t.Context(), &kit.Bench{})
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 )
 
@@ -99,17 +100,5 @@ func TestStore_LeasesLiveLongerByTwiceMaxSkew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := time.Now()
-	first := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	after := time.Now()
-	seen, err := s.Look(t.Context(), []dedupstore.Key{key("1")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	least, most := before.Add(first.Lease+2*time.Second), after.Add(first.Lease+2*time.Second)
-	if until := seen[0].Until; until.Before(least.Truncate(time.Microsecond)) || until.After(most) {
-		t.Errorf("the lease ends at %v, want %v to %v", until, least, most)
-	}
-	settle(t, s, first, dedupstore.Release{})
-	claim(t, s, request("1"), dedupstore.AcquiredRun) // is due at once all the same
+	claimtest.LongerLease(t, s, 2*time.Second)
 }

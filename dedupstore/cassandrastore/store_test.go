@@ -13,6 +13,7 @@ import (
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/recordstore"
 	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 )
@@ -124,58 +125,17 @@ func TestStore_OtherRowsAreLeftAlone(t *testing.T) {
 
 func TestStore_ARecordThatIsTooLargeIsRefused(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	err := dedupstore.SettleOne(t.Context(), s, c, succeeded(strings.Repeat("x", maxRecord)))
-	if !errors.Is(err, dedupstore.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
-	settle(t, s, c, succeeded(strings.Repeat("x", maxRecord-1000)))
-	claim(t, s, request("1"), dedupstore.Done)
+	claimtest.TooLarge(t, newStore(t), maxRecord)
 }
 
-// Many change one record: each is done at some time.
 func TestStore_ManyChangesOfOneRecord(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	settle(t, s, claim(t, s, request("1"), dedupstore.AcquiredRun).Claim, succeeded(""))
-	var group sync.WaitGroup
-	const many = 12
-	for range many {
-		group.Go(func() {
-			d := dedupstore.Duplicates{Key: key("1"), Count: 1, Last: time.Now(), Retention: time.Minute}
-			if err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{d}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	seen, err := s.Look(t.Context(), []dedupstore.Key{key("1")})
-	if err != nil || seen[0].Duplicates != many {
-		t.Errorf("%d duplicates were noted, %v; want %d", seen[0].Duplicates, err, many)
-	}
+	claimtest.ManyChanges(t, newStore(t), 12)
 }
 
 func TestStore_OneOfManyClaimsIsGranted(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	for round := range 3 {
-		var winners atomic.Int64
-		var group sync.WaitGroup
-		for range 16 {
-			group.Go(func() {
-				if a, err := dedupstore.ClaimOne(t.Context(), s, request(fmt.Sprint(round))); err != nil {
-					t.Error(err)
-				} else if a.Status == dedupstore.AcquiredRun {
-					winners.Add(1)
-				}
-			})
-		}
-		group.Wait()
-		if n := winners.Load(); n != 1 {
-			t.Errorf("round %d: %d claims were granted", round, n)
-		}
-	}
+	claimtest.OneOfManyClaims(t, newStore(t), 3, 16)
 }
 
 func TestStore_ARefusalIsAnErrorThatPasses(t *testing.T) {
@@ -287,24 +247,8 @@ func TestStore_ListsByPages(t *testing.T) {
 			b = s.session.Batch(gocql.UnloggedBatch)
 		}
 	}
-	f := dedupstore.Filter{Tenant: "acme", Group: "billing", Handler: "refund"}
-	pages, looked, seen := 0, 0, map[string]bool{}
-	for after := ""; pages == 0 || after != ""; pages++ {
-		page, err := s.List(t.Context(), f, after)
-		if err != nil || page.Looked > pageSize {
-			t.Fatalf("page %d looked at %d records, %v", pages, page.Looked, err)
-		}
-		for _, r := range page.Records {
-			seen[r.Key.ID] = true
-		}
-		looked += page.Looked
-		after = page.Next
-	}
-	if pages != 2 || looked != records || len(seen) != records/10 {
-		t.Errorf("%d pages looked at %d records and have %d, want 2, %d and %d", pages, looked, len(seen), records,
-			records/10)
-	}
-	if _, err := s.List(t.Context(), f, "x"); err == nil {
+	claimtest.Pages(t, s, pageSize, records, records/10)
+	if _, err := s.List(t.Context(), dedupstore.Filter{}, "x"); err == nil {
 		t.Error("a page begins at x")
 	}
 }

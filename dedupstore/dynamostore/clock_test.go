@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 )
 
@@ -128,17 +129,5 @@ func TestStore_LeasesLiveLongerByTwiceMaxSkew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := time.Now()
-	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	after := time.Now()
-	seen, err := s.Look(t.Context(), []dedupstore.Key{key("1")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	least, most := before.Add(c.Lease+2*time.Second), after.Add(c.Lease+2*time.Second)
-	if until := seen[0].Until; until.Before(least.Truncate(time.Microsecond)) || until.After(most) {
-		t.Errorf("the lease ends at %v, want %v to %v", until, least, most)
-	}
-	settle(t, s, c, dedupstore.Release{})
-	claim(t, s, request("1"), dedupstore.AcquiredRun) // is due at once all the same
+	claimtest.LongerLease(t, s, 2*time.Second)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/leaktest"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
@@ -100,34 +100,10 @@ func (c *tally) wants(t *testing.T, what string, reads, writes int64) {
 	}
 }
 
-func key(id string) dedupstore.Key {
-	return dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id}
-}
-
-func request(id string) dedupstore.Request {
-	return dedupstore.Request{
-		Key: key(id), Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
-	}
-}
-
-func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
-	t.Helper()
-	a, err := dedupstore.ClaimOne(t.Context(), s, r)
-	if err != nil || a.Status != want {
-		t.Fatalf("claim was answered %s %+v, %v; want %s", a.Status, a, err, want)
-	}
-	return a
-}
-
-func settle(t testing.TB, s dedupstore.Store, c dedupstore.Claim, settlement dedupstore.Settlement) {
-	t.Helper()
-	if err := dedupstore.SettleOne(t.Context(), s, c, settlement); err != nil {
-		t.Fatalf("settle with %T: %v", settlement, err)
-	}
-}
-
-func succeeded(result string) dedupstore.Finish {
-	return dedupstore.Finish{
-		Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(result)},
-	}
-}
+var (
+	key       = claimtest.Key
+	request   = claimtest.Request
+	claim     = claimtest.Claim
+	settle    = claimtest.Settle
+	succeeded = claimtest.Succeeded
+)

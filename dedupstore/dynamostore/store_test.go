@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/recordstore"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
@@ -167,14 +167,7 @@ func TestStore_OtherItemsAreLeftAlone(t *testing.T) {
 
 func TestStore_ARecordThatFitsNoItemIsRefused(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	err := dedupstore.SettleOne(t.Context(), s, c, succeeded(strings.Repeat("x", maxItem)))
-	if !errors.Is(err, dedupstore.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
-	settle(t, s, c, succeeded(strings.Repeat("x", maxItem-1000)))
-	claim(t, s, request("1"), dedupstore.Done)
+	claimtest.TooLarge(t, newStore(t), maxItem)
 }
 
 func TestStore_ItemsAreSmall(t *testing.T) {
@@ -192,48 +185,14 @@ func TestStore_ItemsAreSmall(t *testing.T) {
 	}
 }
 
-// Many change one record: each is done at some time.
 func TestStore_ManyChangesOfOneRecord(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	settle(t, s, claim(t, s, request("1"), dedupstore.AcquiredRun).Claim, succeeded(""))
-	var group sync.WaitGroup
-	const many = 24
-	for range many {
-		group.Go(func() {
-			d := dedupstore.Duplicates{Key: key("1"), Count: 1, Last: time.Now(), Retention: time.Minute}
-			if err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{d}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	seen, err := s.Look(t.Context(), []dedupstore.Key{key("1")})
-	if err != nil || seen[0].Duplicates != many {
-		t.Errorf("%d duplicates were noted, %v; want %d", seen[0].Duplicates, err, many)
-	}
+	claimtest.ManyChanges(t, newStore(t), 24)
 }
 
 func TestStore_OneOfManyClaimsIsGranted(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	for round := range 10 {
-		var winners atomic.Int64
-		var group sync.WaitGroup
-		for range 32 {
-			group.Go(func() {
-				if a, err := dedupstore.ClaimOne(t.Context(), s, request(fmt.Sprint(round))); err != nil {
-					t.Error(err)
-				} else if a.Status == dedupstore.AcquiredRun {
-					winners.Add(1)
-				}
-			})
-		}
-		group.Wait()
-		if n := winners.Load(); n != 1 {
-			t.Errorf("round %d: %d claims were granted", round, n)
-		}
-	}
+	claimtest.OneOfManyClaims(t, newStore(t), 10, 32)
 }
 
 func TestStore_ThrottlingIsAnErrorThatPasses(t *testing.T) {
@@ -335,21 +294,5 @@ func TestStore_ListsByPages(t *testing.T) {
 			t.Fatal(out, err)
 		}
 	}
-	f := dedupstore.Filter{Tenant: "acme", Group: "billing", Handler: "refund"}
-	pages, looked, seen := 0, 0, map[string]bool{}
-	for after := ""; pages == 0 || after != ""; pages++ {
-		page, err := s.List(t.Context(), f, after)
-		if err != nil || page.Looked > pageSize {
-			t.Fatalf("page %d looked at %d records, %v", pages, page.Looked, err)
-		}
-		for _, r := range page.Records {
-			seen[r.Key.ID] = true
-		}
-		looked += page.Looked
-		after = page.Next
-	}
-	if want := records / batch * 3; pages != 2 || looked != records || len(seen) != want {
-		t.Errorf("%d pages looked at %d records and have %d, want 2, %d and %d",
-			pages, looked, len(seen), records, want)
-	}
+	claimtest.Pages(t, s, pageSize, records, records/batch*3)
 }

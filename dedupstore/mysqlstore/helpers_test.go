@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
@@ -81,18 +82,7 @@ func request(id string) dedupstore.Request {
 	}
 }
 
-// claim claims and wants the answer.
-func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
-	t.Helper()
-	a, err := dedupstore.ClaimOne(context.Background(), s, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a.Status != want {
-		t.Fatalf("a claim was answered %s (found %s, wait %v), want %s", a.Status, a.Found, a.Wait, want)
-	}
-	return a
-}
+var claim = claimtest.Claim
 
 // runOf claims a run.
 func runOf(t testing.TB, s dedupstore.Store, id string) dedupstore.Claim {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -223,27 +223,10 @@ func TestStore_WhatHasNoRoomIsRefused(t *testing.T) {
 	claim(t, s, request("1"), dedupstore.Done)
 }
 
-// Many change one record: each is done at some time.
 func TestStore_ManyChangesOfOneRecord(t *testing.T) {
 	t.Parallel()
-	js := natstest.Start(t).JetStream()
-	s := newStore(t, js, Bucket("oncemill", 1))
-	settle(t, s, claim(t, s, request("1"), dedupstore.AcquiredRun).Claim, succeeded(""))
-	var group sync.WaitGroup
-	const many = 32
-	for range many {
-		group.Go(func() {
-			d := dedupstore.Duplicates{Key: key("1"), Count: 1, Last: time.Now(), Retention: time.Minute}
-			if err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{d}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	seen, err := s.Look(t.Context(), []dedupstore.Key{key("1")})
-	if err != nil || seen[0].Duplicates != many {
-		t.Errorf("%d duplicates were noted, %v; want %d", seen[0].Duplicates, err, many)
-	}
+	s := newStore(t, natstest.Start(t).JetStream(), Bucket("oncemill", 1))
+	claimtest.ManyChanges(t, s, 32)
 }
 
 func TestStore_ListsByPages(t *testing.T) {

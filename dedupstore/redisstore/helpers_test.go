@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
@@ -74,38 +75,18 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-func key(id string) dedupstore.Key {
-	return dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id}
-}
+var (
+	key       = claimtest.Key
+	claim     = claimtest.Claim
+	settle    = claimtest.Settle
+	succeeded = claimtest.Succeeded
+)
 
 func request(id string) dedupstore.Request {
 	return dedupstore.Request{
 		Key: key(id), Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
 		Fingerprint: dedupstore.Fingerprint{Scheme: "sha256", Sum: "abc"}, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 	}
-}
-
-func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
-	t.Helper()
-	a, err := dedupstore.ClaimOne(t.Context(), s, r)
-	if err != nil {
-		t.Fatalf("claim: %v", err)
-	}
-	if a.Status != want {
-		t.Fatalf("claim was answered %s %+v, want %s", a.Status, a, want)
-	}
-	return a
-}
-
-func settle(t testing.TB, s dedupstore.Store, c dedupstore.Claim, settlement dedupstore.Settlement) {
-	t.Helper()
-	if err := dedupstore.SettleOne(t.Context(), s, c, settlement); err != nil {
-		t.Fatalf("settle with %T: %v", settlement, err)
-	}
-}
-
-func succeeded(result string) dedupstore.Finish {
-	return dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(result)}}
 }
 
 func failed() dedupstore.Finish {

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"bytes"
 	"context"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/lineartest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -28,7 +28,7 @@ type rig struct {
 func newRig(t *testing.T, server *redistest.Server) *rig {
 	t.Helper()
 	r := &rig{proxy: redistest.StartProxy(t, server.Addr)}
-	for range linearWorkers {
+	for range lineartest.Workers {
 		sent := new(sentLog)
 		o := server.Options()
 		o.Addr = r.proxy.Addr
@@ -77,7 +77,7 @@ func (c coalescing) Settle(ctx context.Context, settlings []dedupstore.Settling)
 const linearTimeout = 60 * time.Millisecond
 
 // faulty is how many exchanges had a fault after which a client sends again.
-func (r *rig) faulty() int64 { return int64(r.proxy.Dropped() + r.proxy.Frozen()) }
+func (r *rig) faulty() int { return r.proxy.Dropped() + r.proxy.Frozen() }
 
 // A sentLog is what a client has begun to send, repetitions of its own included.
 type sentLog struct {
@@ -136,14 +136,11 @@ func (c countingConn) Write(b []byte) (int, error) {
 
 // faults drops every so-manieth reply, delays some, and holds some requests so long that their clients have gone.
 func (r *rig) faults(seed uint64) func(redistest.Exchange) redistest.Fault {
-	var mu sync.Mutex
-	rnd := rand.New(rand.NewPCG(seed, 1))
+	rnd := lineartest.Rand(seed)
 	return func(e redistest.Exchange) (f redistest.Fault) {
 		if !e.Has("\r\neval") && !e.Has("\r\nset\r\n") {
 			return f
 		}
-		mu.Lock()
-		defer mu.Unlock()
 		f.DropReply = r.scripts.Add(1)%linearDropEvery == 0
 		switch n := rnd.IntN(100); {
 		case n < 1:

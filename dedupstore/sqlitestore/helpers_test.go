@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"net/url"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 )
 
 // openAt opens a database as the package doc advises, with other settings where they are given; "" leaves one out.
@@ -50,24 +50,10 @@ func storeIn(t testing.TB, db *sql.DB) *Store {
 	return s
 }
 
-func request(id string) dedupstore.Request {
-	return dedupstore.Request{
-		Key:   dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id},
-		Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
-	}
-}
-
-func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
-	t.Helper()
-	a, err := dedupstore.ClaimOne(t.Context(), s, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a.Status != want {
-		t.Fatalf("claim of %q was answered %q (found %s), want %q", r.Key.ID, a.Status, a.Found, want)
-	}
-	return a
-}
+var (
+	request = claimtest.Request
+	claim   = claimtest.Claim
+)
 
 // beat is a heartbeat of a handler.
 func beat(c dedupstore.Claim) dedupstore.Extension {

@@ -2,33 +2,14 @@ package consumer_test
 
 import (
 	"errors"
-	"log/slog"
 	"testing"
 
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
-func newStore(t testing.TB) *dedupstore.Memory {
-	t.Helper()
-	m, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func newProcessor(t testing.TB, store dedupstore.Store, c consumer.Config) *consumer.Processor {
-	t.Helper()
-	c.Group = "billing"
-	c.Policy.Logger = slog.New(slog.DiscardHandler)
-	p, err := consumer.New(store, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
+var newStore, newProcessor = consumertest.NewStore, consumertest.NewProcessor
 
 func delivery(id string) consumer.Delivery {
 	return consumer.Delivery{

@@ -2,9 +2,7 @@ package faults_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -53,14 +51,7 @@ type task struct {
 // TestJetStream_WorkerProcess is no test, but what other tests run in processes of their own, which get a job as their
 // argument. The process works until SIGTERM, and fails if a goroutine is left in the end: see TestMain.
 func TestJetStream_WorkerProcess(t *testing.T) {
-	text, ok := strings.CutPrefix(flag.Arg(0), "job=")
-	if !ok {
-		t.Skip("other tests run it")
-	}
-	var j task
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		t.Fatal(err)
-	}
+	j := taskOf[task](t)
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
 	if err := j.run(ctx, t); err != nil {
@@ -70,12 +61,7 @@ func TestJetStream_WorkerProcess(t *testing.T) {
 
 // arguments are those of a process that does the job.
 func (j task) arguments(t *testing.T) []string {
-	t.Helper()
-	text, err := json.Marshal(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return []string{"-test.run=^TestJetStream_WorkerProcess$", "-test.timeout=30m", "job=" + string(text)}
+	return taskArguments(t, "TestJetStream_WorkerProcess", j)
 }
 
 // run works until ctx ends.

@@ -2,8 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"encoding/json"
-	"flag"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -34,14 +32,7 @@ type relayJob struct {
 // TestOutbox_RelayProcess is no test, but what other tests run in processes of their own, which get a job as their
 // argument. The process works until SIGTERM, and fails if a goroutine is left in the end: see TestMain.
 func TestOutbox_RelayProcess(t *testing.T) {
-	text, ok := strings.CutPrefix(flag.Arg(0), "relay=")
-	if !ok {
-		t.Skip("other tests run it")
-	}
-	var j relayJob
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		t.Fatal(err)
-	}
+	j := taskOf[relayJob](t)
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
 	if err := j.run(ctx, t); err != nil {
@@ -51,12 +42,7 @@ func TestOutbox_RelayProcess(t *testing.T) {
 
 // arguments are those of a process that does the job.
 func (j relayJob) arguments(t *testing.T) []string {
-	t.Helper()
-	text, err := json.Marshal(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return []string{"-test.run=^TestOutbox_RelayProcess$", "-test.timeout=30m", "relay=" + string(text)}
+	return taskArguments(t, "TestOutbox_RelayProcess", j)
 }
 
 // run relays until ctx ends. Servers may be away, also in the beginning.

@@ -2,10 +2,13 @@ package faults_test
 
 import (
 	"context"
+	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,6 +44,29 @@ func full[T any](inProof, reduced T) T {
 		return inProof
 	}
 	return reduced
+}
+
+// taskArguments are those of a process that runs one test, which is to do a task.
+func taskArguments(t *testing.T, test string, j any) []string {
+	t.Helper()
+	text, err := json.Marshal(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"-test.run=^" + test + "$", "-test.timeout=30m", "job=" + string(text)}
+}
+
+// taskOf is the task that this process got. Without one, the test is skipped.
+func taskOf[J any](t *testing.T) (j J) {
+	t.Helper()
+	text, ok := strings.CutPrefix(flag.Arg(0), "job=")
+	if !ok {
+		t.Skip("other tests run it")
+	}
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		t.Fatal(err)
+	}
+	return j
 }
 
 // patience bounds every wait for something that must come.

@@ -3,13 +3,11 @@ package faults_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,14 +55,7 @@ var ledgerMetrics = map[string]string{
 // TestTelemetry_LedgerProcess is no test, but what another one runs in processes of its own, which get a job as their
 // argument.
 func TestTelemetry_LedgerProcess(t *testing.T) {
-	text, ok := strings.CutPrefix(flag.Arg(0), "ledger=")
-	if !ok {
-		t.Skip("another test runs it")
-	}
-	var j ledgerJob
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		t.Fatal(err)
-	}
+	j := taskOf[ledgerJob](t)
 	rdb := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer rdb.Close()
 	store, err := redisstore.New(rdb, redisstore.Config{})
@@ -197,11 +188,7 @@ func (*lastExport) Shutdown(context.Context) error   { return nil }
 // start starts a process that does the job.
 func (j ledgerJob) start(t *testing.T, dir string) *testserver.Process {
 	t.Helper()
-	text, err := json.Marshal(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := testserver.StartProgram(dir, executable(t), "-test.run=^TestTelemetry_LedgerProcess$", "-test.timeout=30m", "ledger="+string(text))
+	p, err := testserver.StartProgram(dir, executable(t), taskArguments(t, "TestTelemetry_LedgerProcess", j)...)
 	if err != nil {
 		t.Fatal(err)
 	}

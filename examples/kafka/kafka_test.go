@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"os"
 	"strings"
 	"testing"
@@ -13,9 +12,9 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/billing"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
-	"github.com/oncemill/oncemill/producer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -74,40 +73,11 @@ func TestKafka_OnServersLeavesNothingBehind(t *testing.T) {
 // A store that remembers nothing: the books must tell.
 func TestKafka_BrokenGuardShowsInTheBooks(t *testing.T) {
 	e := example
-	e.Wrap = func(s dedupstore.Store) dedupstore.Store { return forgetful{s} }
+	e.Wrap = func(s dedupstore.Store) dedupstore.Store { return consumertest.Forgetful{Store: s} }
 	b, status, says := play(t, e, "-embedded", "-orders", "60")
 	if status != 1 || b.Balance() || b.DoubleCharges == 0 {
 		t.Errorf("status %d, %+v; want 1 and double charges\n%s", status, b, says)
 	}
-}
-
-// forgetful is a store for which every claim is the first.
-type forgetful struct{ dedupstore.Store }
-
-func (f forgetful) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, f.claimOne)
-}
-
-func (f forgetful) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	id := r.Key.ID
-	r.Key.ID = producer.NewID()
-	a, err := dedupstore.ClaimOne(ctx, f.Store, r)
-	a.Claim.Key.ID = id
-	return a, err
-}
-
-func (f forgetful) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, f.extendOne)
-}
-
-func (f forgetful) extendOne(context.Context, dedupstore.Extension) error { return nil }
-
-func (f forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, f.settleOne)
-}
-
-func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
-	return nil
 }
 
 // The other mistakes are those of examples/nats.

@@ -32,6 +32,7 @@ var house = table{
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
 	{1, "internal/goldentest", "records as earlier versions wrote them", testLib},
+	{1, "internal/claimtest", "usual claims, and many who change one record, for tests of stores", testLib},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses",
@@ -59,6 +60,7 @@ var house = table{
 
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
+	{3, "internal/consumertest", "processors, and dead letters, for tests of consumers", testLib},
 	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},

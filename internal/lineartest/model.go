@@ -78,8 +78,8 @@ type branch struct {
 	decides bool // that fence is the one under which the outcome is decided
 }
 
-// Model is the record of a key as the contract describes it, for a checker.
-func Model() porcupine.Model {
+// checker is the record of a key as the contract describes it.
+func checker() porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 			byKey := map[int][]porcupine.Operation{}

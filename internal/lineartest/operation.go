@@ -3,42 +3,37 @@ package lineartest
 import (
 	"context"
 	"errors"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
-
-	"github.com/anishathalye/porcupine"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// A Pool has what was granted, to all workers: some settle for others, some long after they lost their claim.
-type Pool struct {
-	// Group is the group of the keys.
-	Group string
-
+// A pool has what was granted, to all workers: some settle for others, some long after they lost their claim.
+type pool struct {
+	group   string // of the keys
 	mu      sync.Mutex
 	claims  []Input
 	decided [Keys]uint64
 }
 
-func (p *Pool) granted(in Input, fence uint64) {
+func (p *pool) granted(in Input, fence uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	in.Fence = fence
 	p.claims = append(p.claims, in)
 }
 
-func (p *Pool) failed(key int, fence uint64) {
+func (p *pool) failed(key int, fence uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.decided[key] = fence
 }
 
-// Draw chooses the next operation.
-func (p *Pool) Draw(rnd *rand.Rand) Input {
+// draw chooses the next operation.
+func (p *pool) draw(rnd *rand.Rand) Input {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	in := Input{
@@ -75,10 +70,10 @@ func (p *Pool) Draw(rnd *rand.Rand) Input {
 	return in
 }
 
-// Perform makes an operation, and adds what it was granted to the pool. After an error nobody knows what happened: the
+// perform makes an operation, and adds what it was granted to the pool. After an error nobody knows what happened: the
 // caller looks whether it is one that may come.
-func (p *Pool) Perform(ctx context.Context, s dedupstore.Store, in Input) (Output, error) {
-	k := dedupstore.Key{Tenant: "acme", Group: p.Group, Handler: "charge", ID: string(rune('a' + in.Key))}
+func (p *pool) perform(ctx context.Context, s dedupstore.Store, in Input) (Output, error) {
+	k := dedupstore.Key{Tenant: "acme", Group: p.group, Handler: "charge", ID: string(rune('a' + in.Key))}
 	if in.What == "claim" {
 		return p.claim(ctx, s, k, in)
 	}
@@ -113,7 +108,7 @@ func (p *Pool) Perform(ctx context.Context, s dedupstore.Store, in Input) (Outpu
 	return Output{Class: OK}, nil
 }
 
-func (p *Pool) claim(ctx context.Context, s dedupstore.Store, k dedupstore.Key, in Input) (Output, error) {
+func (p *pool) claim(ctx context.Context, s dedupstore.Store, k dedupstore.Key, in Input) (Output, error) {
 	a, err := dedupstore.ClaimOne(ctx, s, dedupstore.Request{
 		Key: k, Owner: in.Owner, Lease: Lease, Retention: time.Minute, MaxAttempts: in.Most, ParkExpired: in.Park,
 		Rerun: in.Rerun, Fingerprint: dedupstore.Fingerprint{Scheme: "test", Sum: in.Content},
@@ -131,37 +126,4 @@ func (p *Pool) claim(ctx context.Context, s dedupstore.Store, k dedupstore.Key, 
 		Class: string(a.Status), Found: a.Found, Fence: a.Claim.Fence, Named: a.Fence, Attempt: a.Claim.Attempt,
 		Kind: a.Outcome.Kind, Result: string(a.Outcome.Result), Wait: a.Wait,
 	}, nil
-}
-
-// History lets workers make so many operations each at once, each with the store of its number, and returns what they
-// saw. Each operation has one effect at most: a store that sends by itself again has to say so in a history of its own.
-// The names of the keys are of the pool's Group, which nobody else uses. Errors go to tolerate, for tests to fail.
-func (p *Pool) History(
-	ctx context.Context, seed uint64, stores []dedupstore.Store, ops int, tolerate func(error),
-) []porcupine.Operation {
-	var mu sync.Mutex
-	var history []porcupine.Operation
-	var group sync.WaitGroup
-	begin := time.Now()
-	for w, s := range stores {
-		rnd := rand.New(rand.NewPCG(seed, uint64(w)+2))
-		group.Go(func() {
-			for range ops {
-				in := p.Draw(rnd)
-				call := time.Since(begin).Nanoseconds()
-				out, err := p.Perform(ctx, s, in)
-				end := time.Since(begin).Nanoseconds()
-				if err != nil {
-					end = math.MaxInt64
-					tolerate(err)
-				}
-				mu.Lock()
-				history = append(history,
-					porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
-				mu.Unlock()
-			}
-		})
-	}
-	group.Wait()
-	return history
 }

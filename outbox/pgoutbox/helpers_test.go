@@ -9,16 +9,26 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
+)
+
+var (
+	message   = relaytest.Message
+	numbered  = relaytest.Numbered
+	lease     = relaytest.Lease
+	leaseKind = relaytest.LeaseKind
+	settle    = relaytest.Settle
+	idsOf     = relaytest.IDs
+	stats     = relaytest.Stats
 )
 
 func TestMain(m *testing.M) {
@@ -121,61 +131,12 @@ func write(t testing.TB, box *pgoutbox.Outbox, pool *pgxpool.Pool, messages ...p
 	commit(t, tx)
 }
 
-func message(id string) producer.Message {
-	return producer.Message{ID: id, Topic: "orders", Payload: []byte("payload of " + id)}
-}
-
-// lease leases rows without an unknown attempt.
-func lease(t testing.TB, box *pgoutbox.Outbox, token string, d time.Duration) []outbox.Row {
-	t.Helper()
-	return leaseKind(t, box, token, d, false)
-}
-
-func leaseKind(t testing.TB, box *pgoutbox.Outbox, token string, d time.Duration, suspects bool) []outbox.Row {
-	t.Helper()
-	rows, err := box.Lease(context.Background(), outbox.LeaseRequest{Token: token, Limit: 100, Lease: d, Suspects: suspects})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rows
-}
-
-func settle(t testing.TB, box *pgoutbox.Outbox, token string, results ...outbox.Result) {
-	t.Helper()
-	if err := box.Settle(context.Background(), token, results); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func idsOf(rows []outbox.Row) (ids []string) {
-	for _, r := range rows {
-		ids = append(ids, r.Message.ID)
-	}
-	return ids
-}
-
 func count(t testing.TB, db *pgxpool.Pool, where string) (n int) {
 	t.Helper()
 	if err := db.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE `+where).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n
-}
-
-func stats(t testing.TB, box *pgoutbox.Outbox) outbox.Stats {
-	t.Helper()
-	s, err := box.Stats(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func numbered(n int) (ids []string) {
-	for i := range n {
-		ids = append(ids, fmt.Sprintf("order-%03d", i))
-	}
-	return ids
 }
 
 func sorted(m map[string]int) (ids []string) {

@@ -124,7 +124,7 @@ func TestMiddleware_TwoOutputsWithOneIDAreTwoMessages(t *testing.T) {
 
 func TestMiddleware_LostClaimIsNotAnAckAndNotAHotLoop(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, lossy{newStore(t)}, consumer.Config{})
+		p := newProcessor(t, lossy{Store: newStore(t)}, consumer.Config{})
 		start := time.Now()
 		_, err := oncewatermill.Middleware(p)((&handler{}).handle)(order("o1"))
 		as[*oncemill.ClaimLostError](t, err)
@@ -136,7 +136,7 @@ func TestMiddleware_LostClaimIsNotAnAckAndNotAHotLoop(t *testing.T) {
 
 func TestMiddleware_NacksThatNoRecordSlowsDownAreDelayed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		l := deadLetters{fail: errors.New("broker is down")}
+		l := deadLetters{Fail: errors.New("broker is down")}
 		dead := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		reject := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		nameless := newProcessor(t, newStore(t), consumer.Config{})
@@ -181,7 +181,7 @@ func TestProcess_DeadLetterIsTheMessageAsItCame(t *testing.T) {
 		})(msg); err != nil {
 			t.Fatal(err)
 		}
-		got := l.only(t)
+		got := l.Only(t)
 		if string(got.Payload) != "order o1" || got.Header["color"] != "blue" || got.Header["size"] != "7" || got.Header["new"] != "" {
 			t.Errorf("dead letter %q with %v", got.Payload, got.Header)
 		}
@@ -299,7 +299,7 @@ func TestMiddleware_ATransactionThatIsRepeatedOrFailsGetsTheMessageAsItCame(t *t
 					h.want(t, 2)
 					return
 				}
-				if letter := l.only(t); letter.Header.Get("seen") != "" {
+				if letter := l.Only(t); letter.Header.Get("seen") != "" {
 					t.Error("the dead letter has what the handler wrote")
 				}
 			})

@@ -1,11 +1,8 @@
 package oncewatermill_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -23,65 +20,21 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// virtual runs a test in a bubble of virtual time, which also fails if a goroutine is left behind.
-func virtual(t *testing.T, test func(t *testing.T)) {
-	t.Parallel()
-	synctest.Test(t, test)
-}
+var (
+	virtual      = consumertest.Virtual
+	newStore     = consumertest.NewStore
+	newProcessor = consumertest.NewProcessor
+	logged       = consumertest.Logged
+)
 
-func newStore(t testing.TB) *dedupstore.Memory {
-	t.Helper()
-	m, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func newProcessor(t testing.TB, store dedupstore.Store, c consumer.Config) *consumer.Processor {
-	t.Helper()
-	if c.Group == "" {
-		c.Group = "billing"
-	}
-	if c.Policy.Logger == nil {
-		c.Policy.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
-	}
-	p, err := consumer.New(store, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-// letters is a dead-letter publisher that remembers, and fails on request.
-type deadLetters struct {
-	mu   sync.Mutex
-	sent []producer.Message
-	fail error
-}
-
-func (l *deadLetters) Publish(_ context.Context, messages ...producer.Message) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.fail != nil {
-		return l.fail
-	}
-	l.sent = append(l.sent, messages...)
-	return nil
-}
-
-func (l *deadLetters) only(t testing.TB) producer.Message {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.sent) != 1 {
-		t.Fatalf("%d dead letters, want exactly one: %v", len(l.sent), l.sent)
-	}
-	return l.sent[0]
-}
+type (
+	deadLetters = consumertest.DeadLetters
+	lossy       = consumertest.Lossy
+)
 
 func as[E error](t testing.TB, err error) E {
 	t.Helper()
@@ -96,32 +49,6 @@ func delivery(id string) consumer.Delivery {
 	return consumer.Delivery{
 		Topic: "orders", Header: producer.Header{producer.HeaderID: id, "color": "blue"}, Payload: []byte("order " + id),
 	}
-}
-
-// lossy loses every claim as soon as it is settled.
-type lossy struct{ dedupstore.Store }
-
-func (s lossy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
-}
-
-func (lossy) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
-	return dedupstore.ErrClaimLost
-}
-
-// logged returns a processor that logs to a buffer.
-func logged(t *testing.T, c consumer.Config) (*consumer.Processor, *bytes.Buffer) {
-	t.Helper()
-	var log bytes.Buffer
-	c.Policy.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	if c.Group == "" {
-		c.Group = "billing"
-	}
-	p, err := consumer.New(newStore(t), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p, &log
 }
 
 var errDeclined = oncemill.Permanent(errors.New("declined"))

@@ -264,8 +264,8 @@ func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 			t.Errorf("without an ID: %v, %v", got, err)
 		}
 		h.want(t, 4)
-		if len(l.sent) != 0 || output.UUID != "invented" || len(output.Metadata) != 0 {
-			t.Errorf("shadow mode left traces: %v, %+v", l.sent, output)
+		if len(l.Sent) != 0 || output.UUID != "invented" || len(output.Metadata) != 0 {
+			t.Errorf("shadow mode left traces: %v, %+v", l.Sent, output)
 		}
 	})
 }
@@ -346,7 +346,7 @@ func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.want(t, 2)
-		if got := l.only(t); got.Header[producer.HeaderOriginalID] != "o1" || string(got.Payload) != "order o1" {
+		if got := l.Only(t); got.Header[producer.HeaderOriginalID] != "o1" || string(got.Payload) != "order o1" {
 			t.Errorf("dead letter %+v, want the message as it came", got)
 		}
 	})

@@ -199,7 +199,7 @@ func TestSubscriber_TheMiddlewaresDecisionReachesTheSource(t *testing.T) {
 
 func TestSubscriber_LostClaimIsLeftAlone(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, lossy{newStore(t)}, consumer.Config{})
+		p := newProcessor(t, lossy{Store: newStore(t)}, consumer.Config{})
 		s := newSource(p, delivery("a"))
 		stop := over(t, s, func(*message.Message) error { return nil }, oncewatermill.Middleware(p))
 		synctest.Wait()

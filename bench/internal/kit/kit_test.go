@@ -191,7 +191,7 @@ func TestNATS_TellsItsCPUAndEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if used, err := s.CPU(); err != nil || used <= 0 {
+	if used, err := s.CPU(t.Context()); err != nil || used <= 0 {
 		t.Errorf("CPU %v, %v, want more than nothing", used, err)
 	}
 	if err := s.Stop(); err != nil {

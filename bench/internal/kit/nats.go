@@ -40,13 +40,15 @@ func StartNATS() (*NATS, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range 5 { // somebody may take the port
-		var s *NATS
-		if s, err = startNATS(program); err == nil {
-			return s, nil
-		}
+	var s *NATS
+	err = testserver.OnFreePort(func(port int) (err error) {
+		s, err = startNATS(program, port)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kit: nats-server: %w", err)
 	}
-	return nil, fmt.Errorf("kit: nats-server: %w", err)
+	return s, nil
 }
 
 // FreshStream replaces a stream by an empty one. A server that is still clearing a deleted stream away cannot make one
@@ -95,11 +97,7 @@ func Acknowledged(ctx context.Context, stream jetstream.Stream, durable string) 
 
 const errNoStore = 10049 // JSStreamStoreFailedF of nats-server
 
-func startNATS(program string) (*NATS, error) {
-	port, err := testserver.FreePort()
-	if err != nil {
-		return nil, err
-	}
+func startNATS(program string, port int) (*NATS, error) {
 	dir, err := os.MkdirTemp("", "oncemill-bench-")
 	if err != nil {
 		return nil, err
@@ -145,7 +143,7 @@ func (s *NATS) Stop() error {
 }
 
 // CPU is the time that the server has used, user and system.
-func (s *NATS) CPU() (time.Duration, error) { return cpuOf(s.Admin) }
+func (s *NATS) CPU(context.Context) (time.Duration, error) { return cpuOf(s.Admin) }
 
 func cpuOf(nc *nats.Conn) (time.Duration, error) {
 	m, err := nc.Request(cpuSubject, nil, time.Second)

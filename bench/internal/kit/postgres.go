@@ -66,13 +66,15 @@ func StartPostgres() (*Postgres, error) {
 	if err := initPostgres(programs, dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	for range 5 { // somebody may take the port
-		var s *Postgres
-		if s, err = startPostgres(programs, dir); err == nil {
-			return s, nil
-		}
+	var s *Postgres
+	err = testserver.OnFreePort(func(port int) (err error) {
+		s, err = startPostgres(programs, dir, port)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("kit: postgres: %w", err), os.RemoveAll(dir))
 	}
-	return nil, errors.Join(fmt.Errorf("kit: postgres: %w", err), os.RemoveAll(dir))
+	return s, nil
 }
 
 func initPostgres(programs, dir string) error {
@@ -106,11 +108,7 @@ func asPostgres(command ...string) []string {
 	return append([]string{"setpriv", "--reuid", postgresUser, "--regid", postgresUser, "--init-groups", "--pdeathsig", "KILL", "--"}, command...)
 }
 
-func startPostgres(programs, dir string) (*Postgres, error) {
-	port, err := testserver.FreePort()
-	if err != nil {
-		return nil, err
-	}
+func startPostgres(programs, dir string, port int) (*Postgres, error) {
 	command := asPostgres(filepath.Join(programs, "postgres"), "-D", filepath.Join(dir, "data"), "-c", "port="+strconv.Itoa(port))
 	for _, setting := range postgresSettings {
 		command = append(command, "-c", setting)
@@ -183,4 +181,4 @@ func (s *Postgres) WAL(ctx context.Context) (bytes int64, err error) {
 
 // CPU is the time that the server with all its processes has used, user and system. It is known on Linux only; 0
 // elsewhere.
-func (s *Postgres) CPU() (time.Duration, error) { return treeCPU(s.process.Pid()) }
+func (s *Postgres) CPU(context.Context) (time.Duration, error) { return treeCPU(s.process.Pid()) }

@@ -30,19 +30,18 @@ func StartRedis() (*Redis, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range 5 { // somebody may take the port
-		var port int
-		if port, err = testserver.FreePort(); err != nil {
-			continue
-		}
-		var p *testserver.Process
-		if p, err = redistest.StartAt(dir, port, "--appendonly", "no"); err == nil {
-			addr := "127.0.0.1:" + strconv.Itoa(port)
-			admin := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, ReadTimeout: time.Minute})
-			return &Redis{Addr: addr, Admin: admin, process: p, dir: dir}, nil
-		}
+	var p *testserver.Process
+	var addr string
+	err = testserver.OnFreePort(func(port int) (err error) {
+		addr = testserver.Loopback(port)
+		p, err = redistest.StartAt(dir, port, "--appendonly", "no")
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("kit: redis-server: %w", err), os.RemoveAll(dir))
 	}
-	return nil, errors.Join(fmt.Errorf("kit: redis-server: %w", err), os.RemoveAll(dir))
+	admin := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, ReadTimeout: time.Minute})
+	return &Redis{Addr: addr, Admin: admin, process: p, dir: dir}, nil
 }
 
 // Stop ends the server and waits for its end.

@@ -3,7 +3,6 @@ package cassandratest
 import (
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -26,9 +25,9 @@ const record = "cassandra " + version + " (started)"
 type Server struct {
 	Addr string // host:port; it stays through restarts
 
-	t       testing.TB
-	node    node
-	process *testserver.Process // nil: shared
+	*testserver.Owned
+	t    testing.TB
+	node node
 }
 
 // Start starts a new, empty node for the test. The config adds lines of cassandra.yaml, "name: value", which win over
@@ -39,57 +38,16 @@ type Server struct {
 func Start(t testing.TB, config ...string) *Server {
 	t.Helper()
 	s := &Server{t: t, node: newNode(t, t.TempDir(), config)}
-	var err error
-	for range 3 { // somebody may take a port
-		if err = s.node.takePorts(); err != nil {
-			continue
-		}
-		if s.process, err = s.node.start(); err == nil {
-			t.Cleanup(func() { s.process.Kill() })
-			s.Addr = s.node.addr()
-			testserver.Record(t, record)
-			return s
-		}
-	}
-	t.Fatalf("testserver: %v", err)
-	return nil
+	s.Owned = testserver.Own(t, "Cassandra", given, s.node.start)
+	s.Owned.Start(s.node.takePorts)
+	s.Addr = s.node.addr()
+	testserver.Record(t, record)
+	return s
 }
 
 // URL is where a keyspace is, as the program oncemill reads it.
 func (s *Server) URL(keyspace string) string {
 	return "cassandra://" + User + ":" + User + "@" + s.Addr + "/" + keyspace
-}
-
-// Process is the node's process. A shared node has none to give: what a test did to it, others would feel.
-func (s *Server) Process() *testserver.Process {
-	s.t.Helper()
-	if s.process == nil {
-		s.t.Fatal("testserver: a shared Cassandra is not a test's to stop: use Start")
-	}
-	return s.process
-}
-
-// Kill ends the node with SIGKILL and waits for its end.
-func (s *Server) Kill() {
-	s.t.Helper()
-	if err := s.Process().Kill(); err != nil {
-		s.t.Fatalf("testserver: kill Cassandra: %v", err)
-	}
-}
-
-// Restart starts the node again after Kill, with its ports and data, and waits until it answers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Process()
-	var err error
-	for range 3 { // somebody may use a port for a moment
-		var p *testserver.Process
-		if p, err = s.node.start(); err == nil {
-			s.process = p
-			return
-		}
-	}
-	s.t.Fatalf("testserver: restart: %v", err)
 }
 
 // Session returns a new session, which is closed when the test ends. The functions may change its config.
@@ -121,12 +79,10 @@ func (s *Server) Keyspace(t testing.TB) (name string) {
 	return name
 }
 
-// shared is the node of this process. It lives until the process ends.
+// shared is the node of this process.
 var shared struct {
-	mu    sync.Mutex
-	node  node
-	alive *os.File // what the watcher of the node reads; never closed, so that it ends with this process
-	err   error
+	testserver.Shared
+	node node
 }
 
 // Shared returns the node that the tests of this process share, and starts it for the first of them; or the one that
@@ -137,31 +93,28 @@ func Shared(t testing.TB) *Server {
 	testserver.Wanted(t)
 	if addr := os.Getenv(given); addr != "" {
 		testserver.Record(t, "cassandra (given by "+given+")")
-		return &Server{t: t, Addr: addr}
+		return &Server{Owned: testserver.Own(t, "Cassandra", given, nil), t: t, Addr: addr}
 	}
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.alive == nil && shared.err == nil {
+	shared.Start(t, func() (alive *os.File, err error) {
 		shared.node = newNode(t, "", nil)
-		for range 3 { // somebody may take a port
-			if shared.alive, shared.err = startShared(&shared.node); shared.err == nil {
-				break
-			}
-		}
-	}
-	if shared.err != nil {
-		t.Fatalf("testserver: the shared Cassandra: %v", shared.err)
-	}
+		err = testserver.OnFreePort(func(port int) (err error) {
+			alive, err = shared.node.share(port)
+			return err
+		})
+		return alive, err
+	})
 	testserver.Record(t, record)
-	return &Server{t: t, Addr: shared.node.addr(), node: shared.node}
+	return &Server{
+		Owned: testserver.Own(t, "Cassandra", given, nil), t: t, Addr: shared.node.addr(), node: shared.node,
+	}
 }
 
-// startShared starts the node in a new folder and waits until it answers.
-func startShared(n *node) (alive *os.File, err error) {
+// share starts the node in a new folder. It ends with this process.
+func (n *node) share(port int) (alive *os.File, err error) {
 	if n.dir, err = os.MkdirTemp("", "oncemill-cassandra-"); err != nil {
 		return nil, err
 	}
-	if err := n.takePorts(); err != nil {
+	if err := n.takePorts(port); err != nil {
 		return nil, err
 	}
 	if err := n.prepare(); err != nil {

@@ -65,10 +65,8 @@ func newNode(t testing.TB, dir string, config []string) node {
 	return n
 }
 
-func (n *node) takePorts() (err error) {
-	if n.port, err = testserver.FreePort(); err != nil {
-		return err
-	}
+func (n *node) takePorts(port int) (err error) {
+	n.port = port
 	n.storage, err = testserver.FreePort()
 	return err
 }

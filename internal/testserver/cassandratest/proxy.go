@@ -10,6 +10,8 @@ import (
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A Fault is what a [Proxy] does to one exchange, a statement and its reply. The zero value does nothing.
@@ -30,46 +32,19 @@ type Fault struct {
 
 // A Proxy is a TCP proxy before a node. It understands version 4 of the protocol, and counts what it did.
 type Proxy struct {
+	testserver.Bridge
 	t              testing.TB
 	server         *Server
-	addr           string
 	fault          atomic.Pointer[func() Fault]
 	statements     atomic.Int64
 	dropped, moved atomic.Int64
-
-	mu    sync.Mutex
-	conns []net.Conn
-	ended bool
-	tasks sync.WaitGroup
 }
 
 // StartProxy starts a proxy before a node, which works faithfully until told otherwise, and stops when the test ends.
 func StartProxy(t testing.TB, s *Server) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("testserver: proxy: %v", err)
-	}
-	p := &Proxy{t: t, server: s, addr: l.Addr().String()}
-	p.tasks.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.tasks.Go(func() { p.serve(client) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.mu.Lock()
-		p.ended = true
-		for _, c := range p.conns {
-			c.Close()
-		}
-		p.mu.Unlock()
-		p.tasks.Wait()
-	})
+	p := &Proxy{t: t, server: s}
+	p.Start(t, s.Addr, p.serve)
 	return p
 }
 
@@ -77,7 +52,7 @@ func StartProxy(t testing.TB, s *Server) *Proxy {
 func (p *Proxy) Session(configure ...func(*gocql.ClusterConfig)) *gocql.Session {
 	p.t.Helper()
 	through := func(c *gocql.ClusterConfig) {
-		c.Hosts, c.ProtoVersion, c.DisableInitialHostLookup = []string{p.addr}, 4, true
+		c.Hosts, c.ProtoVersion, c.DisableInitialHostLookup = []string{p.Addr}, 4, true
 	}
 	return p.server.Session(p.t, append([]func(*gocql.ClusterConfig){through}, configure...)...)
 }
@@ -99,30 +74,9 @@ func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
 // Delayed is how many statements and replies were delayed so far.
 func (p *Proxy) Delayed() int { return int(p.moved.Load()) }
 
-// track makes a connection known to the end of the test.
-func (p *Proxy) track(c net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended {
-		c.Close()
-		return false
-	}
-	p.conns = append(p.conns, c)
-	return true
-}
-
-func (p *Proxy) serve(client net.Conn) {
-	if !p.track(client) {
-		return
-	}
-	defer client.Close()
-	server, err := net.Dial("tcp", p.server.Addr)
-	if err != nil || !p.track(server) {
-		return
-	}
-	defer server.Close()
+func (p *Proxy) serve(client, server net.Conn) {
 	l := &link{proxy: p, client: client, server: server, faults: map[uint16]Fault{}}
-	p.tasks.Go(func() {
+	p.Go(func() {
 		l.forward()
 		server.Close()
 	})
@@ -172,7 +126,7 @@ func (l *link) write(to net.Conn, mu *sync.Mutex, frame []byte, after time.Durat
 		return
 	}
 	l.proxy.moved.Add(1)
-	l.proxy.tasks.Go(func() {
+	l.proxy.Go(func() {
 		<-time.After(after)
 		write()
 	})

@@ -86,12 +86,10 @@ func fetch(base string) (string, error) {
 	return dir, os.Rename(part, dir)
 }
 
-// shared is the server of this process. It lives until the process ends.
+// shared is the server of this process.
 var shared struct {
-	mu       sync.Mutex
+	testserver.Shared
 	endpoint string
-	alive    *os.File // what the watcher of the server reads; never closed, so that it ends with this process
-	err      error
 }
 
 // Shared returns the endpoint of the server that the tests of this process share, and starts it for the first of
@@ -104,36 +102,25 @@ func Shared(t testing.TB) string {
 		testserver.Record(t, "DynamoDB endpoint (given by "+endpointURL+")")
 		return given
 	}
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.alive == nil && shared.err == nil {
-		for range 3 { // somebody may take a port
-			shared.endpoint, shared.alive, shared.err = start()
-			if shared.err == nil || errors.Is(shared.err, errNoNPM) {
-				break
-			}
-		}
+	folder, err := program()
+	if errors.Is(err, errNoNPM) {
+		testserver.Missing(t, "%v (Debian: apt-get install npm); %s names a running server", err, endpointURL)
+	} else if err != nil {
+		t.Fatalf("testserver: dynalite: %v", err)
 	}
-	if errors.Is(shared.err, errNoNPM) {
-		testserver.Missing(t, "%v (Debian: apt-get install npm); %s names a running server", shared.err, endpointURL)
-	}
-	if shared.err != nil {
-		t.Fatalf("testserver: dynalite: %v", shared.err)
-	}
+	shared.Start(t, func() (alive *os.File, err error) {
+		err = testserver.OnFreePort(func(port int) (err error) {
+			shared.endpoint, alive, err = start(folder, port)
+			return err
+		})
+		return alive, err
+	})
 	testserver.Record(t, "dynalite "+version+" (started)")
 	return shared.endpoint
 }
 
 // start starts a server and waits until it answers.
-func start() (endpoint string, alive *os.File, err error) {
-	folder, err := program()
-	if err != nil {
-		return "", nil, err
-	}
-	port, err := testserver.FreePort()
-	if err != nil {
-		return "", nil, err
-	}
+func start(folder string, port int) (endpoint string, alive *os.File, err error) {
 	dir, err := os.MkdirTemp("", "oncemill-dynalite-")
 	if err != nil {
 		return "", nil, err

@@ -24,9 +24,9 @@ const kafkaPatience = 90 * time.Second
 type Server struct {
 	Addr string // host:port
 
-	t       testing.TB
-	broker  kafkaBroker
-	process *testserver.Process // nil: shared
+	*testserver.Owned
+	t      testing.TB
+	broker kafkaBroker
 }
 
 // Start starts a new, empty broker for the test. The config adds lines of server.properties, "name=value", which win
@@ -38,20 +38,11 @@ type Server struct {
 func Start(t testing.TB, config ...string) *Server {
 	t.Helper()
 	s := &Server{t: t, broker: newKafkaBroker(t, t.TempDir(), config)}
-	var err error
-	for range 3 { // somebody may take a port
-		if err = s.broker.takePorts(); err != nil {
-			continue
-		}
-		if s.process, err = s.broker.start(); err == nil {
-			t.Cleanup(func() { s.process.Kill() })
-			s.Addr = s.broker.addr()
-			testserver.Record(t, kafkaRecord)
-			return s
-		}
-	}
-	t.Fatalf("testserver: %v", err)
-	return nil
+	s.Owned = testserver.Own(t, "Kafka", "", s.broker.start)
+	s.Owned.Start(s.broker.takePorts)
+	s.Addr = s.broker.addr()
+	testserver.Record(t, kafkaRecord)
+	return s
 }
 
 // errNotJoined is what a broker is said to be until its controller lets it in.
@@ -113,38 +104,6 @@ func led(topic kadm.TopicDetail, partitions int) bool {
 	return topic.Err == nil && len(topic.Partitions) == partitions
 }
 
-// Process is the broker's process. A shared broker has none to give: what a test did to it, others would feel.
-func (s *Server) Process() *testserver.Process {
-	s.t.Helper()
-	if s.process == nil {
-		s.t.Fatal("testserver: a shared Kafka is not a test's to stop: use Kafka")
-	}
-	return s.process
-}
-
-// Kill ends the broker with SIGKILL and waits for its end.
-func (s *Server) Kill() {
-	s.t.Helper()
-	if err := s.Process().Kill(); err != nil {
-		s.t.Fatalf("testserver: kill Kafka: %v", err)
-	}
-}
-
-// Restart starts the broker again after Kill, with its ports and data, and waits until it answers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Process()
-	var err error
-	for range 3 { // somebody may use a port for a moment
-		var p *testserver.Process
-		if p, err = s.broker.start(); err == nil {
-			s.process = p
-			return
-		}
-	}
-	s.t.Fatalf("testserver: restart: %v", err)
-}
-
 // Pause stops the broker with SIGSTOP: connections stay open, and nothing is answered until Resume.
 func (s *Server) Pause() {
 	s.t.Helper()
@@ -168,10 +127,8 @@ type kafkaBroker struct {
 	port, controller int
 }
 
-func (b *kafkaBroker) takePorts() (err error) {
-	if b.port, err = testserver.FreePort(); err != nil {
-		return err
-	}
+func (b *kafkaBroker) takePorts(port int) (err error) {
+	b.port = port
 	b.controller, err = testserver.FreePort()
 	return err
 }

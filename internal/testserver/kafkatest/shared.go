@@ -20,23 +20,24 @@ func Shared(t testing.TB) *Server {
 	testserver.Wanted(t)
 	shared.Start(t, func() (alive *os.File, err error) {
 		shared.broker = newKafkaBroker(t, "", nil)
-		for range 3 { // somebody may take a port
-			if alive, err = shared.broker.share(); err == nil {
-				break
-			}
-		}
+		err = testserver.OnFreePort(func(port int) (err error) {
+			alive, err = shared.broker.share(port)
+			return err
+		})
 		return alive, err
 	})
 	testserver.Record(t, kafkaRecord)
-	return &Server{t: t, Addr: shared.broker.addr(), broker: shared.broker}
+	return &Server{
+		Owned: testserver.Own(t, "Kafka", "", nil), t: t, Addr: shared.broker.addr(), broker: shared.broker,
+	}
 }
 
 // share starts the broker in a new folder. It ends with this process.
-func (b *kafkaBroker) share() (alive *os.File, err error) {
+func (b *kafkaBroker) share(port int) (alive *os.File, err error) {
 	if b.dir, err = os.MkdirTemp("", "oncemill-kafka-"); err != nil {
 		return nil, err
 	}
-	if err := b.takePorts(); err != nil {
+	if err := b.takePorts(port); err != nil {
 		return nil, err
 	}
 	properties, err := b.prepare()

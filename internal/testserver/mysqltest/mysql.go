@@ -24,10 +24,10 @@ var databases atomic.Int64
 
 // A Server is a MariaDB server for one test or for several.
 type Server struct {
-	t       testing.TB
-	config  *mysql.Config
-	process *testserver.Process // nil: shared, or run by somebody else
-	files   files
+	*testserver.Owned
+	t      testing.TB
+	config *mysql.Config
+	files  files
 }
 
 // Start returns a server for the test: the one whose DSN is in the environment variable ONCEMILL_TEST_MYSQL, or a new
@@ -46,8 +46,9 @@ func Start(t testing.TB, options ...string) *Server {
 		t.Fatalf("testserver: %v", err)
 	}
 	t.Cleanup(func() { os.RemoveAll(s.files.dir) })
-	s.startOnFreePort()
-	t.Cleanup(func() { s.process.Kill() })
+	s.Owned = testserver.Own(t, "MariaDB", mysqlDSN, s.files.start)
+	s.Owned.Start(func(port int) error { s.files.port = port; return nil })
+	s.config = s.files.config()
 	record(t, s.config, "started")
 	return s
 }
@@ -59,58 +60,11 @@ func external(t testing.TB, dsn string) *Server {
 		t.Fatalf("testserver: %s: %v", mysqlDSN, err)
 	}
 	record(t, config, "given by "+mysqlDSN)
-	return &Server{t: t, config: config}
-}
-
-// startOnFreePort starts the server, on another port if somebody took the first.
-func (s *Server) startOnFreePort() {
-	s.t.Helper()
-	err := testserver.OnFreePort(func(port int) (err error) {
-		s.files.port = port
-		s.process, err = s.files.start()
-		return err
-	})
-	if err != nil {
-		s.t.Fatalf("testserver: %v", err)
-	}
-	s.config = s.files.config()
+	return &Server{Owned: testserver.Own(t, "MariaDB", mysqlDSN, nil), t: t, config: config}
 }
 
 // Addr is the host and port of the server. It stays through restarts.
 func (s *Server) Addr() string { return s.config.Addr }
-
-// Process is the server's process. A test that asks for it is skipped where somebody else runs the server.
-func (s *Server) Process() *testserver.Process {
-	s.t.Helper()
-	if s.process == nil {
-		testserver.Missing(s.t, "the test controls its server's process, which it cannot with the server that %s names",
-			mysqlDSN)
-	}
-	return s.process
-}
-
-// Kill ends the server with SIGKILL and waits for its end.
-func (s *Server) Kill() {
-	s.t.Helper()
-	if err := s.Process().Kill(); err != nil {
-		s.t.Fatalf("testserver: kill mariadbd: %v", err)
-	}
-}
-
-// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Process()
-	var err error
-	for range 5 {
-		var p *testserver.Process
-		if p, err = s.files.start(); err == nil {
-			s.process = p
-			return
-		}
-	}
-	s.t.Fatalf("testserver: restart: %v", err)
-}
 
 // A Database is one database of a server, for one test.
 type Database struct{ config *mysql.Config }
@@ -142,7 +96,7 @@ func (s *Server) execute(t testing.TB, statement string) {
 		return
 	}
 	defer db.Close()
-	if err := db.PingContext(ctx); err != nil && s.process != nil {
+	if err := db.PingContext(ctx); err != nil && s.Ours() {
 		return
 	}
 	if _, err := db.ExecContext(ctx, statement); err != nil {

@@ -4,10 +4,11 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A Fault is what a [Proxy] does to one command and its reply. The zero value does nothing.
@@ -25,12 +26,8 @@ type Fault struct {
 // A Proxy is a TCP proxy before a server that loses replies and delays. It knows enough of the protocol to tell one
 // command from the next. It counts what it did.
 type Proxy struct {
-	Addr string // host:port
-
-	target string
-	ended  chan struct{} // closed when the test ends
-	fault  atomic.Pointer[func() Fault]
-	tasks  sync.WaitGroup
+	testserver.Bridge
+	fault atomic.Pointer[func() Fault]
 
 	commands, dropped, frozen, delayed atomic.Int64
 }
@@ -38,25 +35,8 @@ type Proxy struct {
 // StartProxy starts a proxy before a server, which works faithfully until told otherwise, and stops when the test ends.
 func StartProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("testserver: proxy: %v", err)
-	}
-	p := &Proxy{Addr: l.Addr().String(), target: target, ended: make(chan struct{})}
-	p.tasks.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.tasks.Go(func() { p.serve(client) })
-		}
-	})
-	t.Cleanup(func() {
-		close(p.ended)
-		l.Close()
-		p.tasks.Wait()
-	})
+	p := &Proxy{}
+	p.Start(t, target, p.serve)
 	return p
 }
 
@@ -82,26 +62,10 @@ func (p *Proxy) Delayed() int { return int(p.delayed.Load()) }
 func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
 
 // serve forwards in both directions until one of them ends.
-func (p *Proxy) serve(client net.Conn) {
-	defer client.Close()
-	server, err := net.DialTimeout("tcp", p.target, time.Second)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	over := make(chan struct{})
-	p.tasks.Go(func() { // the test's end ends it
-		select {
-		case <-p.ended:
-			client.Close()
-			server.Close()
-		case <-over:
-		}
-	})
-	defer close(over)
+func (p *Proxy) serve(client, server net.Conn) {
 	var replying atomic.Pointer[Fault] // to the command that is under way
 	answered := make(chan struct{})
-	p.tasks.Go(func() {
+	p.Go(func() {
 		defer close(answered)
 		defer client.Close()
 		b := make([]byte, 64<<10)
@@ -110,7 +74,7 @@ func (p *Proxy) serve(client net.Conn) {
 			if f := replying.Swap(nil); f != nil && n > 0 {
 				if f.Delay > 0 {
 					p.delayed.Add(1)
-					p.sleep(f.Delay)
+					p.Sleep(f.Delay)
 				}
 				if f.Drop {
 					p.dropped.Add(1)
@@ -144,7 +108,7 @@ func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fau
 			f := (*decide)()
 			if f.Freeze > 0 {
 				p.frozen.Add(1)
-				p.sleep(f.Freeze)
+				p.Sleep(f.Freeze)
 			}
 			replying.Store(&f)
 		}
@@ -154,14 +118,5 @@ func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fau
 		if _, err := server.Write(packet); err != nil {
 			return
 		}
-	}
-}
-
-func (p *Proxy) sleep(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-p.ended:
 	}
 }

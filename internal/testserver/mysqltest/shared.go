@@ -28,7 +28,7 @@ func Shared(t testing.TB) *Server {
 	})
 	config := shared.files.config()
 	record(t, config, "started")
-	return &Server{t: t, config: config}
+	return &Server{Owned: testserver.Own(t, "MariaDB", mysqlDSN, nil), t: t, config: config}
 }
 
 // share makes the folder and starts the server, which ends with this process.

@@ -6,12 +6,13 @@ import (
 	"io"
 	"net"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A Fault is what a [Proxy] does to a message to a client, or to what a client sends. The zero value does nothing.
@@ -22,52 +23,25 @@ type Fault struct {
 
 // A Proxy is a TCP proxy before a NATS server that loses and delays answers, and delays requests.
 type Proxy struct {
+	testserver.Bridge
 	t                testing.TB
-	addr, target     string
 	answers          atomic.Pointer[func() Fault]
 	requests         atomic.Pointer[func() Fault]
 	dropped, delayed atomic.Int64
-
-	mu    sync.Mutex
-	conns []net.Conn
-	ended bool
-	tasks sync.WaitGroup
 }
 
 // StartProxy starts a proxy before a server, which works faithfully until told otherwise, and stops when the test ends.
 func StartProxy(t testing.TB, s *Server) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("testserver: proxy: %v", err)
-	}
-	p := &Proxy{t: t, addr: l.Addr().String(), target: s.server.Addr().String()}
-	p.tasks.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.tasks.Go(func() { p.serve(client) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.mu.Lock()
-		p.ended = true
-		for _, c := range p.conns {
-			c.Close()
-		}
-		p.mu.Unlock()
-		p.tasks.Wait()
-	})
+	p := &Proxy{t: t}
+	p.Start(t, s.server.Addr().String(), p.serve)
 	return p
 }
 
 // Connect returns a new connection through the proxy, as [Server.Connect] does.
 func (p *Proxy) Connect(options ...nats.Option) *nats.Conn {
 	p.t.Helper()
-	return connectNATS(p.t, []string{"nats://" + p.addr}, options...)
+	return connectNATS(p.t, []string{"nats://" + p.Addr}, options...)
 }
 
 // Inject sets what happens from now on to each message to a client, and to what clients send; nil: nothing. The
@@ -83,34 +57,12 @@ func (p *Proxy) Dropped() int { return int(p.dropped.Load()) }
 // Delayed is how many messages and requests came later.
 func (p *Proxy) Delayed() int { return int(p.delayed.Load()) }
 
-// track makes a connection known to the end of the test.
-func (p *Proxy) track(c net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended {
-		c.Close()
-		return false
-	}
-	p.conns = append(p.conns, c)
-	return true
-}
-
-func (p *Proxy) serve(client net.Conn) {
-	server, err := net.Dial("tcp", p.target)
-	if err != nil {
-		client.Close()
-		return
-	}
-	if !p.track(client) || !p.track(server) {
-		client.Close()
-		return
-	}
-	p.tasks.Go(func() {
+func (p *Proxy) serve(client, server net.Conn) {
+	p.Go(func() {
 		p.forward(server, client)
 		server.Close()
 	})
 	p.answer(client, server)
-	client.Close()
 }
 
 // fault asks what happens, and waits for it.
@@ -122,7 +74,7 @@ func (p *Proxy) fault(ask *atomic.Pointer[func() Fault]) Fault {
 	f := (*inject)()
 	if f.Delay > 0 {
 		p.delayed.Add(1)
-		time.Sleep(f.Delay)
+		p.Sleep(f.Delay)
 	}
 	return f
 }

@@ -19,10 +19,10 @@ const postgresDSN = "ONCEMILL_TEST_POSTGRES"
 
 // A Server is a PostgreSQL server for one test or for several.
 type Server struct {
-	t       testing.TB
-	dsn     string
-	process *testserver.Process // nil: shared, or run by somebody else
-	files   postgresFiles
+	*testserver.Owned
+	t     testing.TB
+	dsn   string
+	files postgresFiles
 }
 
 // Start returns a PostgreSQL server for the test: the one whose DSN is in the environment variable
@@ -43,8 +43,7 @@ func Start(t testing.TB, config ...string) *Server {
 		t.Fatalf("testserver: %v", err)
 	}
 	t.Cleanup(func() { s.files.remove(t) })
-	s.startOnFreePort()
-	t.Cleanup(func() { s.process.Kill() })
+	s.start()
 	recordPostgres(t, s.dsn, "started")
 	return s
 }
@@ -52,20 +51,13 @@ func Start(t testing.TB, config ...string) *Server {
 func externalPostgres(t testing.TB, dsn string) *Server {
 	t.Helper()
 	recordPostgres(t, dsn, "given by "+postgresDSN)
-	return &Server{t: t, dsn: dsn}
+	return &Server{Owned: testserver.Own(t, "PostgreSQL", postgresDSN, nil), t: t, dsn: dsn}
 }
 
-// startOnFreePort starts the server, on another port if somebody took the first.
-func (s *Server) startOnFreePort() {
+func (s *Server) start() {
 	s.t.Helper()
-	err := testserver.OnFreePort(func(port int) (err error) {
-		s.files.port = port
-		s.process, err = s.files.start()
-		return err
-	})
-	if err != nil {
-		s.t.Fatalf("testserver: %v", err)
-	}
+	s.Owned = testserver.Own(s.t, "PostgreSQL", postgresDSN, s.files.start)
+	s.Owned.Start(func(port int) error { s.files.port = port; return nil })
 	s.dsn = s.files.dsn()
 }
 
@@ -76,40 +68,6 @@ func (s *Server) DSN() string { return s.dsn }
 func (s *Server) Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return postgresPool(t, s.dsn, configure...)
-}
-
-// Process is the server's process, the postmaster. A test that asks for it is skipped where somebody else runs the
-// server.
-func (s *Server) Process() *testserver.Process {
-	s.t.Helper()
-	if s.process == nil {
-		testserver.Missing(s.t, "the test controls its server's process, which it cannot with the server that %s names", postgresDSN)
-	}
-	return s.process
-}
-
-// Kill ends the server with SIGKILL and waits for its end. Its backends end by themselves when they notice.
-func (s *Server) Kill() {
-	s.t.Helper()
-	if err := s.Process().Kill(); err != nil {
-		s.t.Fatalf("testserver: kill postgres: %v", err)
-	}
-}
-
-// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Process()
-	var err error
-	for range 50 { // as long as backends of the killed one live, it refuses
-		var p *testserver.Process
-		if p, err = s.files.start(); err == nil {
-			s.process = p
-			return
-		}
-		testserver.Pause()
-	}
-	s.t.Fatalf("testserver: restart: %v", err)
 }
 
 // A Database is one database of a server, for one test.
@@ -136,7 +94,7 @@ func (s *Server) execute(t testing.TB, statement string) {
 	defer cancel()
 	conn, err := pgx.Connect(ctx, s.dsn)
 	if err != nil {
-		if s.process == nil {
+		if !s.Ours() {
 			t.Errorf("testserver: connect to PostgreSQL: %v", err)
 		}
 		return

@@ -27,7 +27,7 @@ func Shared(t testing.TB) *Server {
 		return shared.files.share()
 	})
 	recordPostgres(t, shared.files.dsn(), "started")
-	return &Server{t: t, dsn: shared.files.dsn()}
+	return &Server{Owned: testserver.Own(t, "PostgreSQL", postgresDSN, nil), t: t, dsn: shared.files.dsn()}
 }
 
 // share makes the folder and starts the server, which ends with this process.

@@ -21,7 +21,6 @@ func (s *Server) Standby(t testing.TB) *Server {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("testserver: pg_basebackup: %v\n%s", err, out)
 	}
-	standby.startOnFreePort()
-	t.Cleanup(func() { standby.process.Kill() })
+	standby.start()
 	return standby
 }

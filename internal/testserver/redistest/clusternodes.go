@@ -145,7 +145,7 @@ func (c *Cluster) node(addr string) *Server {
 // ended says whether the server's process has ended.
 func (s *Server) ended() bool {
 	select {
-	case <-s.process.Ended():
+	case <-s.Process().Ended():
 		return true
 	default:
 		return false

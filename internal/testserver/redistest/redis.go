@@ -71,10 +71,10 @@ func ping(addr string) error {
 type Server struct {
 	Addr string // host:port
 
+	*testserver.Owned
 	t       testing.TB
 	options *redis.Options
-	process *testserver.Process // nil: a server that somebody else runs
-	program string              // its name or path; empty: redis-server
+	program string // its name or path; empty: redis-server
 	dir     string
 	port    int
 	args    []string
@@ -112,7 +112,7 @@ func externalRedis(t testing.TB, url string) *Server {
 		t.Fatalf("testserver: %s: %v", redisURL, err)
 	}
 	o.ContextTimeoutEnabled = true
-	s := &Server{t: t, Addr: o.Addr, options: o}
+	s := &Server{Owned: testserver.Own(t, "Redis", redisURL, nil), t: t, Addr: o.Addr, options: o}
 	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	info, err := s.Client().Info(ctx, "server").Result()
@@ -140,19 +140,13 @@ func (s *Server) run() (*testserver.Process, error) {
 // startOnFreePort starts the server, on another port if somebody took the first.
 func (s *Server) startOnFreePort(port func() (int, error)) {
 	s.t.Helper()
-	var err error
-	for range 5 {
-		if s.port, err = port(); err != nil {
-			continue
-		}
-		if s.process, err = s.run(); err == nil {
-			s.Addr = testserver.Loopback(s.port)
-			s.options = &redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true}
-			s.t.Cleanup(func() { s.process.Kill() })
-			return
-		}
-	}
-	s.t.Fatalf("testserver: %v", err)
+	s.Owned = testserver.Own(s.t, "Redis", redisURL, s.run)
+	s.Owned.Start(func(int) (err error) {
+		s.port, err = port()
+		return err
+	})
+	s.Addr = testserver.Loopback(s.port)
+	s.options = &redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true}
 }
 
 // Options returns new options for a client of this server, which heeds contexts.
@@ -166,39 +160,6 @@ func (s *Server) Client() *redis.Client {
 	c := redis.NewClient(s.Options())
 	s.t.Cleanup(func() { c.Close() })
 	return c
-}
-
-// Process is the server's process. A test that asks for it is skipped where somebody else runs the server.
-func (s *Server) Process() *testserver.Process {
-	s.t.Helper()
-	if s.process == nil {
-		testserver.Missing(s.t, "the test controls its server's process, which it cannot with the server that %s names", redisURL)
-	}
-	return s.process
-}
-
-// Kill ends the server with SIGKILL and waits for its end.
-func (s *Server) Kill() {
-	s.t.Helper()
-	if err := s.Process().Kill(); err != nil {
-		s.t.Fatalf("testserver: kill redis-server: %v", err)
-	}
-}
-
-// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
-func (s *Server) Restart() {
-	s.t.Helper()
-	s.Process()
-	var err error
-	for range 5 { // somebody may use the port for a moment
-		var p *testserver.Process
-		if p, err = s.run(); err == nil {
-			s.process = p
-			return
-		}
-		testserver.Pause()
-	}
-	s.t.Fatalf("testserver: restart: %v", err)
 }
 
 // redisVersion asks the program in PATH.

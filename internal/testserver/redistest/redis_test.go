@@ -53,7 +53,7 @@ func TestRedis_IsRecordedAsUsed(t *testing.T) {
 	}
 	t.Setenv(redisURL, "redis://"+s.Addr+"/0")
 	given := Start(t)
-	if given.Addr != s.Addr || given.process != nil {
+	if given.Addr != s.Addr || given.Ours() {
 		t.Errorf("the given server was not used: %s", given.Addr)
 	}
 	if got := lines(); !strings.Contains(got, "(given by ONCEMILL_TEST_REDIS)\n") {

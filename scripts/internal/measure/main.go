@@ -49,8 +49,8 @@ func main() {
 var notLibrary = []string{
 	"bench", "cmd", "docs", "e2e", "examples", "model", "scripts",
 	"dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
-	"internal/house", "internal/keytest", "internal/leaktest", "internal/lineartest", "internal/relaytest",
-	"internal/testserver",
+	"internal/claimtest", "internal/consumertest", "internal/house", "internal/keytest", "internal/leaktest",
+	"internal/lineartest", "internal/relaytest", "internal/testserver",
 }
 
 type sizes struct {
