@@ -70,14 +70,15 @@ func fill(t *testing.T, s *Store, rdb *redis.Client, records int) {
 
 func TestList_OfManyHoldsTheServerForMomentsOnly(t *testing.T) {
 	t.Parallel()
-	records := 300_000
+	records, moment := 100_000, 50*time.Millisecond // other tests are at work, too; a look at all takes 100 ms
 	if proof {
-		records = 3_000_000
+		records, moment = 3_000_000, 5*time.Millisecond
 	}
 	rdb := redistest.Start(t, "--appendonly", "no", "--save", "", "--slowlog-max-len", "10000").Client()
 	s := newStore(t, rdb)
 	fill(t, s, rdb, records)
-	if err := rdb.ConfigSet(t.Context(), "slowlog-log-slower-than", "5000").Err(); err != nil {
+	err := rdb.ConfigSet(t.Context(), "slowlog-log-slower-than", fmt.Sprint(moment.Microseconds())).Err()
+	if err != nil {
 		t.Fatal(err)
 	}
 	finished := dedupstore.Tally{Tenant: "acme", Group: "billing", Handler: "charge", State: dedupstore.Finished}
@@ -124,9 +125,9 @@ func TestList_OfManyHoldsTheServerForMomentsOnly(t *testing.T) {
 			longest = max(longest, l.Duration)
 		}
 		if calls := records / scanCount; len(slow) >= calls {
-			t.Errorf("%s: %d of %d calls took more than 5 ms", name, len(slow), calls)
+			t.Errorf("%s: %d of %d calls took more than %v", name, len(slow), calls, moment)
 		}
-		t.Logf("%s: %v; %d calls over 5 ms, the longest %v", name, took, len(slow), longest)
+		t.Logf("%s: %v; %d calls over %v, the longest %v", name, took, len(slow), moment, longest)
 	}
 }
 
