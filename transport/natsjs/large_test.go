@@ -75,7 +75,7 @@ func TestWorker_TheLastOfEachSubjectIsTakenHoweverLarge(t *testing.T) {
 func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const n = 60
-	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: 3 * time.Second}) // more than the fetch takes
 	r.publishLarge(n, 300<<10, oneKey)
 	batch, err := r.cons.Fetch(n)
 	if err != nil {
@@ -88,7 +88,7 @@ func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 	if got != n {
 		t.Fatalf("%d messages fetched: %v", got, batch.Error())
 	}
-	lasts(2 * time.Second) // and all are to come again
+	lasts(4 * time.Second) // and all are to come again
 	r.config.Order = natsjs.BySubject
 	stop := r.start(r.worker(succeed))
 	r.finishes(n)

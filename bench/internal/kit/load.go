@@ -33,7 +33,7 @@ func (l Load) Run(
 	var workers sync.WaitGroup
 	for w := range l.Workers {
 		workers.Go(func() {
-			for !over.Load() && ctx.Err() == nil {
+			for ctx.Err() == nil { // each handles one at least, however busy the machine is
 				n := taken.Add(1) - 1
 				if l.Messages > 0 && n >= l.Messages {
 					return
@@ -44,6 +44,9 @@ func (l Load) Run(
 					return
 				}
 				each[w] = append(each[w], d)
+				if over.Load() {
+					return
+				}
 			}
 		})
 	}
