@@ -227,7 +227,7 @@ func (t *Ticket) said(ctx context.Context, d Decision) Decision {
 	log := t.processor.log
 	if e, failed := d.Err.(*oncemill.RetryError); failed && !e.Uncounted { //nolint:errorlint // as decide
 		log.InfoContext(ctx, "oncemill: attempt failed; the message comes again", "id", d.ID,
-			"handler", t.delivery.Handler, "delay", d.Delay, "error", d.Err)
+			"handler", t.delivery.Handler, "attempt", e.Attempt, "delay", e.Delay, "error", e.Err)
 		return d
 	}
 	log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action), "delay", d.Delay,
