@@ -142,7 +142,8 @@ func (a *app) deadList() *cobra.Command {
 		Use:     "ls TOPIC",
 		GroupID: "look",
 		Short:   "Count dead letters by reason, handler and topic, or list each",
-		Example: "  oncemill dlq ls dead.billing --since 24h\n  oncemill dlq ls dead.billing --reason \"card service\" --each",
+		Example: "  oncemill dlq ls dead.billing --since 24h\n" +
+			"  oncemill dlq ls dead.billing --reason \"card service\" --each",
 		Args:    arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := d.read(time.Now()); err != nil {

@@ -45,7 +45,7 @@ func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (deadLetter
 	name := d.stream
 	if name == "" {
 		if name, err = js.StreamNameBySubject(ctx, topic); err != nil {
-			return nil, fmt.Errorf("stream of subject %q (want a consumer.Config.DeadLetterTopic, or --stream, too): %w",
+			return nil, fmt.Errorf("stream of subject %q: %w: give a consumer.Config.DeadLetterTopic, or --stream",
 				topic, err)
 		}
 	}

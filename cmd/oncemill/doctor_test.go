@@ -349,7 +349,8 @@ func TestDoctor_NATS(t *testing.T) {
 		"kept for ever": {plant: func(c configs) { c.stream.MaxAge = 0 },
 			want: []string{"error stream ORDERS: it keeps messages for ever"}},
 		"kept for longer than a window": {args: []string{"--window", "12h"},
-			want: []string{"error stream ORDERS: it keeps messages for 24h0m0s, and outcomes are remembered for --window=12h"}},
+			want: []string{"error stream ORDERS: it keeps messages for 24h0m0s, and outcomes are remembered for " +
+				"--window=12h"}},
 		"kept for less than the attempts": {plant: func(c configs) { c.stream.MaxAge = 5 * time.Minute },
 			want: []string{"error stream ORDERS: 10 attempts take up to 8m31s"}},
 		"discard": {plant: func(c configs) { c.stream.Discard = jetstream.DiscardOld },

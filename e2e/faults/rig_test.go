@@ -46,7 +46,7 @@ func full[T any](inProof, reduced T) T {
 	return reduced
 }
 
-// taskArguments are those of a process that runs one test, which is to do a task.
+// taskArguments are those of a process that runs one test, which does a task.
 func taskArguments(t *testing.T, test string, j any) []string {
 	t.Helper()
 	text, err := json.Marshal(j)

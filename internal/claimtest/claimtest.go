@@ -124,7 +124,7 @@ func LongerLease(t *testing.T, s dedupstore.Inspector, by time.Duration) {
 	Claim(t, s, Request("1"), dedupstore.AcquiredRun) // is due at once all the same
 }
 
-// Pages looks through the list of so many records, of which so many of the handler refund are wanted, in two pages.
+// Pages lists the records of the handler refund. It wants two pages, which look at all records.
 func Pages(t *testing.T, s dedupstore.Inspector, size, records, wanted int) {
 	t.Helper()
 	f := dedupstore.Filter{Tenant: "acme", Group: "billing", Handler: "refund"}
