@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -77,7 +78,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		default:
 			return refuse(http.StatusBadRequest, errOutcome)
 		}
-		t.change = dedupstore.Complete{Outcome: o}
+		t.change = dedupstore.Complete{Outcome: explain.Decide(o)}
 	case Archive:
 		if t.why == "" {
 			return refuse(http.StatusBadRequest, errNote)

@@ -46,8 +46,8 @@ func (a *app) connectNATS(servers string, values url.Values, options ...nats.Opt
 	}
 	nc, err := nats.Connect(servers, options...)
 	if err != nil {
-		if wrong := (*url.Error)(nil); errors.As(err, &wrong) { // which has the address, and so a password
-			err = wrong.Err
+		if wrong := (*url.Error)(nil); errors.As(err, &wrong) { // what it quotes may be a password
+			err = errors.New("the address is no URL, and is not shown because it may hold a password; escape % as %25")
 		}
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
 )
 
 // A mending changes records: by their IDs, or all that a filter lets through.
@@ -65,7 +66,7 @@ happened. Duplicates get that outcome from then on.`,
 			if result != "" {
 				o.Result = []byte(result)
 			}
-			m.change = dedupstore.Complete{Outcome: o}
+			m.change = dedupstore.Complete{Outcome: explain.Decide(o)}
 			return nil
 		},
 	})

@@ -367,6 +367,9 @@ func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveReq
 	if r.store, err = a.inspector(ctx); err != nil {
 		return err
 	}
+	if err := a.bounded(ctx, r, func(letter) {}); err != nil {
+		return err
+	}
 	var pub producer.Publisher
 	if pub, err = r.source.publisher(); err != nil {
 		return err

@@ -54,8 +54,9 @@ type dlq struct {
 	outcomes        []string
 	since, before   string
 	from, to        time.Time
-	payload         bool   // show
-	tenant, group   string // redrive
+	newest          time.Time // redrive: of the letters that were there when it planned
+	payload         bool      // show
+	tenant, group   string    // redrive
 }
 
 func (a *app) deadLetters() *cobra.Command {
@@ -106,7 +107,7 @@ func (d *dlq) matches(l *letter) bool {
 		(d.group == "" || strings.HasPrefix(full, d.scope())) &&
 		(d.handler == "" || full == d.handler || strings.HasSuffix(full, "/"+d.handler)) &&
 		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
-		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to))
+		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to)) && (d.newest.IsZero() || !l.at.After(d.newest))
 }
 
 // open opens the dead letters of a topic.
@@ -136,15 +137,18 @@ type letterGroup struct {
 
 func (a *app) deadList() *cobra.Command {
 	d := &dlq{}
-	var each, left, check bool
+	var each, check bool
 	var limit int
 	cmd := &cobra.Command{
 		Use:     "ls TOPIC",
 		GroupID: "look",
 		Short:   "Count dead letters by reason, handler and topic, or list each",
+		Long: `ls counts dead letters by reason, handler and topic. Letters that were redriven
+are among them for as long as the stream or topic keeps them, except in a work
+queue. What is still to be redriven is what "dlq redrive --dry-run" shows.`,
 		Example: "  oncemill dlq ls dead.billing --since 24h\n" +
 			"  oncemill dlq ls dead.billing --reason \"card service\" --each",
-		Args:    arguments(cobra.ExactArgs(1)),
+		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := d.read(time.Now()); err != nil {
 				return err
@@ -158,9 +162,9 @@ func (a *app) deadList() *cobra.Command {
 			}
 			found, more := 0, 0
 			if each {
-				found, more, err = a.listLetters(cmd.Context(), source, d, left, limit)
+				found, more, err = a.listLetters(cmd.Context(), source, d, limit)
 			} else {
-				found, more, err = a.groupLetters(cmd.Context(), source, d, left, limit)
+				found, more, err = a.groupLetters(cmd.Context(), source, d, limit)
 			}
 			if err != nil {
 				return err
@@ -177,17 +181,14 @@ func (a *app) deadList() *cobra.Command {
 	d.flags(cmd.Flags())
 	d.filter(cmd.Flags())
 	cmd.Flags().BoolVar(&each, "each", false, "list each letter, not groups")
-	cmd.Flags().BoolVar(&left, "left", false, "without what redrive has sent under this --name")
 	cmd.Flags().IntVar(&limit, "limit", 100, "list so many at most")
 	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is one")
 	return cmd
 }
 
-func (a *app) groupLetters(
-	ctx context.Context, source deadLetters, d *dlq, left bool, limit int,
-) (found, more int, err error) {
+func (a *app) groupLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
 	groups := map[letterGroup]*letterGroup{}
-	err = a.eachLetter(ctx, source, d, left, func(l letter) {
+	err = a.eachLetter(ctx, source, d, false, func(l letter) {
 		g := letterGroup{
 			Handler: l.get(producer.HeaderHandler), Topic: l.get(producer.HeaderTopic),
 			Outcome: l.get(producer.HeaderOutcome), Reason: l.get(producer.HeaderReason),
@@ -261,11 +262,9 @@ func (l *letter) view() letterView {
 	}
 }
 
-func (a *app) listLetters(
-	ctx context.Context, source deadLetters, d *dlq, left bool, limit int,
-) (found, more int, err error) {
+func (a *app) listLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
 	var all []letterView
-	err = a.eachLetter(ctx, source, d, left, func(l letter) {
+	err = a.eachLetter(ctx, source, d, false, func(l letter) {
 		if found++; found <= limit {
 			all = append(all, l.view())
 		}

@@ -415,14 +415,26 @@ func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
 		!strings.Contains(log, "200 letters redriven, 0 left, 0 refused; of those sent 200 succeeded") {
 		t.Errorf("status %d: %s", status, log)
 	}
+}
 
-	// The letters stay, and ls can leave out what was redriven.
-	if status, out, log := r.command("dlq", "ls", "dead", "--check"); status != exitFound {
-		t.Errorf("ls: status %d: %s%s", status, out, log)
+// Otherwise a message that fails for good would be sent until its reruns are spent.
+func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newNATSRig(t, jetstream.LimitsPolicy)
+	r.mode["order-7"] = func(context.Context) error { return oncemill.Permanent(errors.New(reasons[0])) }
+	r.publish(40)
+	r.buried(40)
+	r.mu.Lock()
+	r.heal = true
+	r.mu.Unlock()
+	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--rate", "20")
+	if status != 0 || !strings.Contains(log, "40 letters redriven, 0 left, 0 refused") {
+		t.Errorf("status %d: %s", status, log)
 	}
-	if status, out, log := r.command("dlq", "ls", "dead", "--left", "--check"); status != 0 {
-		t.Errorf("ls --left: status %d: %s%s", status, out, log)
+	if sent := r.count("orders") - 40; sent != 40 {
+		t.Errorf("%d messages were sent for 40 letters", sent)
 	}
+	r.buried(41)
 }
 
 func TestDeadLetters_AreListedAndShown(t *testing.T) {

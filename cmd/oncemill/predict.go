@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -142,7 +143,7 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 		}
 		some = some[:0]
 	}
-	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
+	err := a.bounded(ctx, r, func(l letter) {
 		if some = append(some, l); len(some) == lookAt && failed == nil {
 			look()
 		}
@@ -151,6 +152,20 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 		look()
 	}
 	return p, cmp.Or(err, failed)
+}
+
+// bounded calls do with the letters that are to be redriven. Those that come later are not: a message that fails again
+// would be redriven without end.
+func (a *app) bounded(ctx context.Context, r *redriving, do func(letter)) error {
+	var newest time.Time
+	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
+		if l.at.After(newest) {
+			newest = l.at
+		}
+		do(l)
+	})
+	r.newest = newest
+	return err
 }
 
 func (p *prediction) add(cases []rerunCase) {

@@ -156,11 +156,11 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 		if len(taken) == 0 {
 			return w.wait(ctx, trialTime)
 		}
-		chosen, err := r.choose(ctx, taken)
+		chosen, matching, err := r.choose(ctx, taken)
 		if err != nil {
 			return err
 		}
-		left += len(taken) - len(chosen)
+		left += matching - len(chosen)
 		went, broken := publish(ctx, pub, chosen, func(f producer.Failure) {
 			refused++
 			audit.Warn("refused", "topic", r.topic, "id", f.ID, "error", f.Err.Error())
@@ -195,8 +195,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// choose returns what is sent of the letters that were taken.
-func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunCase, err error) {
+// choose returns what is sent of the letters that were taken, and how many are meant.
+func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunCase, matching int, err error) {
 	taken = slices.DeleteFunc(slices.Clone(taken), func(l letter) bool { return !r.matches(&l) })
 	cases, err := r.cases(ctx, r.store, taken)
 	for _, c := range cases {
@@ -204,7 +204,7 @@ func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunC
 			chosen = append(chosen, c)
 		}
 	}
-	return chosen, err
+	return chosen, len(taken), err
 }
 
 // publish returns what was published. A message that the broker refuses for good is no error: it is left.

@@ -37,6 +37,17 @@ func Tell(r *dedupstore.Record, now time.Time) Story {
 	return s
 }
 
+const decided = "decided by an operator"
+
+// Decide notes in an outcome that an operator decided it. Duplicates get that as its reason.
+func Decide(o dedupstore.Outcome) dedupstore.Outcome {
+	if o.Reason != "" {
+		o.Reason = ": " + o.Reason
+	}
+	o.Reason = decided + o.Reason
+	return o
+}
+
 type teller struct {
 	*dedupstore.Record
 	now time.Time
@@ -48,6 +59,11 @@ func (t teller) dead() bool { return t.State == dedupstore.Running && !t.now.Bef
 // asked reports whether it is to run again because somebody asked for it.
 func (t teller) asked() bool {
 	return t.State == dedupstore.Retryable && t.Attempts == 0 && t.Reruns > 0
+}
+
+// decided reports whether an operator decided an unknown outcome.
+func (t teller) decided() bool {
+	return t.Outcome.Kind != dedupstore.Unknown && strings.HasPrefix(t.Outcome.Reason, decided)
 }
 
 func (t teller) headline() string {
@@ -86,6 +102,10 @@ func (t teller) outcome() string {
 		attempt += fmt.Sprintf(" after %s on request", count(t.Reruns, "rerun"))
 	}
 	switch {
+	case t.decided():
+		reason := strings.TrimPrefix(strings.TrimPrefix(t.Outcome.Reason, decided), ": ")
+		return strings.TrimSpace(fmt.Sprintf("Its outcome was unknown, and an operator decided: %s. %s", t.Outcome.Kind,
+			quoted(reason)))
 	case t.Outcome.Kind == dedupstore.Succeeded:
 		took := ""
 		if !t.Ended.IsZero() {
@@ -125,7 +145,8 @@ func (t teller) effects() string {
 	case t.dead():
 		died++
 	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,
-		t.Outcome.Kind == dedupstore.Failed && !t.Outcome.Exhausted:
+		t.Outcome.Kind == dedupstore.Failed && !t.Outcome.Exhausted,
+		t.Outcome.Exhausted && len(t.History) < t.Attempts: // else a claim found the attempts spent
 		failed++
 	}
 	var doubts []string
@@ -141,6 +162,10 @@ func (t teller) effects() string {
 	switch {
 	case t.State == dedupstore.Absent:
 		return ""
+	case t.decided() && done:
+		return "An operator says that its effect happened."
+	case t.decided():
+		return "An operator says that its effect did not happen."
 	case done && len(doubts) == 0:
 		return "Its effect happened once."
 	case done:
@@ -215,10 +240,14 @@ func (t teller) ending(add func(time.Time, string, ...any)) {
 }
 
 func (t teller) ended() string {
-	if t.Outcome.Exhausted {
+	switch {
+	case t.decided():
+		return "unknown; later an operator decided: " + string(t.Outcome.Kind)
+	case t.Outcome.Exhausted:
 		return "failed: all attempts were spent"
+	default:
+		return string(t.Outcome.Kind)
 	}
-	return string(t.Outcome.Kind)
 }
 
 // next says what happens next, and what one can do.
@@ -276,8 +305,12 @@ func (t teller) ago(at time.Time) string {
 
 // because is a reason as a sentence.
 func because(reason string) string {
+	return cmp.Or(quoted(reason), "It gave no reason.")
+}
+
+func quoted(reason string) string {
 	if reason == "" {
-		return "It gave no reason."
+		return ""
 	}
 	return fmt.Sprintf("The reason: %q.", reason)
 }

@@ -174,7 +174,21 @@ var histories = map[string]func(p *past){
 	"completed by an operator": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
 		time.Sleep(time.Hour)
-		p.change(dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}})
+		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+	},
+	"completed as a failure": func(p *past) {
+		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
+		time.Sleep(time.Hour)
+		no := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "the bank has no such charge"}
+		p.change(dedupstore.Complete{Outcome: Decide(no)})
+	},
+	"exhausted by its last run": func(p *past) {
+		for range 2 {
+			p.ends(p.runs("billing-1:417"), time.Second, retries(bankDown, 0))
+		}
+		last := ends(dedupstore.Failed, bankDown)
+		last.Outcome.Exhausted = true
+		p.ends(p.runs("billing-1:417"), time.Second, last)
 	},
 	"rerun asked for": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Failed, "card refused"))
