@@ -20,12 +20,7 @@ const variables = `'version', 'read_only', 'super_read_only', 'innodb_read_only'
 // Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of
 // the database user do not fit.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
-	conn, err := s.db.Conn(ctx)
-	if err != nil {
-		return dedupstore.Report{}, s.failed("check", err)
-	}
-	defer conn.Close()
-	set, err := readSettings(ctx, conn)
+	set, err := s.readSettings(ctx)
 	if err != nil {
 		return dedupstore.Report{}, s.failed("check", err)
 	}
@@ -36,16 +31,16 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err := s.usable(ctx); err != nil {
 		return report, err
 	}
-	return report, s.checkTable(ctx, conn)
+	return report, s.checkTable(ctx)
 }
 
 // settings are the values of the server's variables, by their names.
 type settings map[string]string
 
-func readSettings(ctx context.Context, conn *sql.Conn) (settings, error) {
+func (s *Store) readSettings(ctx context.Context) (settings, error) {
 	set := settings{}
 	query := "SHOW VARIABLES WHERE Variable_name IN (" + variables + ")"
-	err := sqlstore.EachRow(ctx, conn, query, func(rows *sql.Rows) error {
+	err := sqlstore.EachRow(ctx, s.db, query, func(rows *sql.Rows) error {
 		var name, value string
 		err := rows.Scan(&name, &value)
 		set[name] = value
@@ -126,15 +121,17 @@ func (set settings) report(connections int) dedupstore.Report {
 	packet := set.number("max_allowed_packet")
 	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no room; "+
 		"set it to 16M or more", packet))
+	warn(connections == 0, false, "The pool has no limit: when many handlers run, the server refuses connections "+
+		"(max_connections), heartbeats among them, and leases end; give SetMaxOpenConns a number")
 	warn(connections == 1, false, "The pool has one connection: claims and heartbeats wait for the handler of an "+
 		"inbox that uses it, and its lease ends meanwhile; give SetMaxOpenConns more")
 	return r
 }
 
 // checkTable looks whether the table is one that keeps transactions, and makes a record that it rolls back.
-func (s *Store) checkTable(ctx context.Context, conn *sql.Conn) error {
+func (s *Store) checkTable(ctx context.Context) error {
 	var engine string
-	err := conn.QueryRowContext(ctx, "SELECT coalesce(max(engine), '') FROM information_schema.tables WHERE "+
+	err := s.db.QueryRowContext(ctx, "SELECT coalesce(max(engine), '') FROM information_schema.tables WHERE "+
 		"table_schema = DATABASE() AND table_name = '"+s.config.Table+"'").Scan(&engine)
 	switch {
 	case err != nil:
@@ -142,7 +139,7 @@ func (s *Store) checkTable(ctx context.Context, conn *sql.Conn) error {
 	case engine != "InnoDB":
 		return s.setup(nil, "has the engine %q: ALTER TABLE … ENGINE=InnoDB, the one with transactions", engine)
 	}
-	tx, err := conn.BeginTx(ctx, ownTx)
+	tx, err := s.db.BeginTx(ctx, ownTx)
 	if err != nil {
 		return s.failed("check", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
@@ -34,7 +35,7 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		"max_allowed_packet": "16777216",
 		"wsrep_on":           "OFF",
 	}
-	if err, warnings := good.problem(), good.report(0).Warnings; err != nil || len(warnings) > 0 {
+	if err, warnings := good.problem(), good.report(16).Warnings; err != nil || len(warnings) > 0 {
 		t.Errorf("good settings: %v, %q", err, warnings)
 	}
 	for _, test := range []struct {
@@ -70,7 +71,7 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		if errors.As(err, &setup) != (test.problem != "") || setup != nil && setup.Subject != test.problem {
 			t.Errorf("%s: %v, want a problem of %q", what, err, test.problem)
 		}
-		report := set.report(0)
+		report := set.report(16)
 		if test.warning != "" && (len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], test.warning)) {
 			t.Errorf("%s: warnings %q, want one about %q", what, report.Warnings, test.warning)
 		}
@@ -80,6 +81,26 @@ func TestCheck_JudgesSettings(t *testing.T) {
 	}
 	if warnings := good.report(1).Warnings; len(warnings) != 1 {
 		t.Errorf("a pool of one connection: %q", warnings)
+	}
+	if warnings := good.report(0).Warnings; len(warnings) != 1 {
+		t.Errorf("a pool without a limit: %q", warnings)
+	}
+}
+
+// TestCheck_NeedsOneConnection: it must not wait for another one while it holds it.
+func TestCheck_NeedsOneConnection(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	newStore(t, db)
+	db.SetMaxOpenConns(1)
+	s, err := New(db, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
+	defer cancel()
+	if _, err := s.Check(bounded); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,6 +3,7 @@
 // happen or neither:
 //
 //	db, err := sql.Open("mysql", "shop:secret@tcp(db:3306)/shop")
+//	db.SetMaxOpenConns(40)
 //	store, err := mysqlstore.New(db, mysqlstore.Config{})
 //	err = store.Migrate(ctx)
 //	guard, err := oncemill.NewGuard(store.Inbox(), oncemill.HighValue())
@@ -22,8 +23,9 @@
 //   - Inbox: when the answer to a commit is lost, the store waits for the end of the transaction, and reads the record.
 //   - After a deadlock or a lock timeout the store repeats its operation, and the inbox calls the handler again, in a
 //     new transaction. That counts as no attempt.
-//   - Nothing depends on the DSN's parameters, the session's time zone, character set or sql_mode, or the server's
-//     default isolation. All transactions are READ COMMITTED.
+//   - Nothing depends on the session's time zone, character set or sql_mode, or the server's default isolation. All
+//     transactions are READ COMMITTED. The session must write, commit by itself, and return all rows: leave autocommit,
+//     tx_read_only and sql_select_limit out of the DSN.
 //
 // # What it does not guarantee
 //

@@ -55,14 +55,27 @@ func conflicts(err error) bool {
 	return n == errDeadlock || n == errLockTimeout || n == errChanged
 }
 
-// noRoom marks an error that says that there is no room for what was to be written.
+// noRoom marks an error that says that the server has no room. It may be that of a handler's statement.
 func noRoom(err error) error {
-	n := number(err)
-	if !errors.Is(err, dedupstore.ErrFull) &&
-		(n == errDiskFull || n == errTableFull || n == errPacket || errors.Is(err, mysql.ErrPktTooLarge)) {
-		return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
+	if n := number(err); n == errDiskFull || n == errTableFull {
+		return full(err)
 	}
 	return err
+}
+
+// tooLarge marks an error that says that the server takes no record of this size.
+func tooLarge(err error) error {
+	if number(err) == errPacket || errors.Is(err, mysql.ErrPktTooLarge) {
+		return full(err)
+	}
+	return err
+}
+
+func full(err error) error {
+	if errors.Is(err, dedupstore.ErrFull) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
 }
 
 // unfit says what is wrong with the server or the table, and what to do.
@@ -100,7 +113,7 @@ func (s *Store) failed(what string, err error) error {
 	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
 		return err
 	}
-	err = noRoom(s.explain(err))
+	err = tooLarge(noRoom(s.explain(err)))
 	if _, setup := errors.AsType[*dedupstore.SetupError](err); setup {
 		return err
 	}

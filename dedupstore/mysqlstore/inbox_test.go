@@ -267,6 +267,21 @@ func TestStore_ResultsWithoutRoom(t *testing.T) {
 	}
 }
 
+// TestInbox_AStatementThatIsTooLargeIsAFailure: it is the handler's, and no attempt helps. The store has room.
+func TestInbox_AStatementThatIsTooLargeIsAFailure(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	text := make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
+	err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		_, err := Tx(ctx).ExecContext(ctx, "DO ?", text)
+		return success, err
+	})
+	if err == nil || errors.Is(err, dedupstore.ErrFull) {
+		t.Errorf("the transaction returned %v", err)
+	}
+}
+
 // TestStore_SettlesWhatFitsOnlyInSeveralStatements: a batch of large records.
 func TestStore_SettlesWhatFitsOnlyInSeveralStatements(t *testing.T) {
 	t.Parallel()
