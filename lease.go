@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -181,10 +182,13 @@ func (k *keeper) look() {
 	}
 }
 
+// errUnanswered is why a lease ends that the store did not refuse to renew.
+var errUnanswered = errors.New("the store gave no answer before the lease ended")
+
 // cut cancels work whose lease cannot be proven to hold.
 func (g *Guard) cut(l *lease) {
 	l.mu.Lock()
-	cancel, err := l.cancel, l.err
+	cancel, err := l.cancel, cmp.Or(l.err, errUnanswered)
 	l.mu.Unlock()
 	g.log.Error("oncemill: lease could not be renewed",
 		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)

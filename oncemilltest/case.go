@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ type Case struct {
 // Once delivers the message once. The handler's context has a run, and over an inbox the transaction, which is
 // committed if the handler returns nil.
 func (c Case) Once(ctx context.Context) error {
-	m, err := c.message()
+	m, err := c.message(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func (c Case) Once(ctx context.Context) error {
 
 // Twice delivers the message, and then a copy. A handler that succeeds, or fails for good, runs once.
 func (c Case) Twice(ctx context.Context) (runs int, err error) {
-	m, err := c.message()
+	m, err := c.message(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -58,7 +59,7 @@ func (c Case) Twice(ctx context.Context) (runs int, err error) {
 // Together delivers the message and a copy at the same time: the store answers both before a handler starts. One of
 // them runs, and the other waits for its outcome, up to a minute. The error has those of both.
 func (c Case) Together(ctx context.Context) (runs int, err error) {
-	m, err := c.message()
+	m, err := c.message(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +90,7 @@ func (c Case) Together(ctx context.Context) (runs int, err error) {
 //
 // If the first run does not get as far, its error is returned, and nothing is delivered again.
 func (c Case) CrashAfterEffect(ctx context.Context) (runs int, err error) {
-	m, err := c.message()
+	m, err := c.message(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -108,7 +109,7 @@ var errAlive = errors.New("oncemilltest: the handler ran without a record to los
 // been lost. Then it delivers the message again. The handler runs twice. Its effects outside of an inbox are repeated,
 // unless the other side knows the key that oncemill.Run.ID makes. Under a policy that parks, the handler runs once.
 func (c Case) FailThenSucceed(ctx context.Context) (runs int, err error) {
-	m, err := c.message()
+	m, err := c.message(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -132,7 +133,7 @@ type message struct {
 const maxWait = time.Minute
 
 // message makes a new message for the case.
-func (c Case) message() (*message, error) {
+func (c Case) message(ctx context.Context) (*message, error) {
 	switch {
 	case c.Handler == nil:
 		return nil, invalid("Case.Handler", "is nil: give it the handler, with its message bound by a closure")
@@ -144,6 +145,11 @@ func (c Case) message() (*message, error) {
 		c.Store = memory
 	case isnil.Nil(c.Store):
 		return nil, invalid("Case.Store", "holds a nil pointer: leave it out for a store in memory")
+	}
+	if checker, ok := c.Store.(dedupstore.Checker); ok { // or else each delivery waits for a store that is not there
+		if _, err := checker.Check(ctx); err != nil {
+			return nil, fmt.Errorf("oncemilltest: Case.Store: %w", err)
+		}
 	}
 	if c.Policy.Logger == nil {
 		c.Policy.Logger = slog.New(slog.DiscardHandler)

@@ -358,3 +358,23 @@ func TestContext_FillsInWhatIsZero(t *testing.T) {
 		t.Errorf("%+v, %v; want the first run of a message", first, err)
 	}
 }
+
+// unfit is a store whose tables are missing.
+type unfit struct{ dedupstore.Store }
+
+func (unfit) Check(context.Context) (dedupstore.Report, error) {
+	return dedupstore.Report{}, &dedupstore.SetupError{Package: "x", Subject: "table", Problem: "is missing"}
+}
+
+func TestCase_AStoreThatIsNotSetUpIsSaidAtOnce(t *testing.T) {
+	t.Parallel()
+	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := oncemilltest.Case{Store: unfit{memory}, Handler: func(context.Context) error { return nil }}
+	runs, err := c.Twice(t.Context())
+	if _, setup := errors.AsType[*dedupstore.SetupError](err); !setup || runs != 0 {
+		t.Errorf("%d runs, %v; want none, and what is missing", runs, err)
+	}
+}

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -140,13 +141,11 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 	stopping := ctx.Err() != nil
 	results := make([]Result, 0, len(answers))
 	var unsent int
-	var first error
-	for _, a := range answers {
+	var first *answer
+	for i, a := range answers {
 		if a.err != nil {
 			unsent++
-			if first == nil {
-				first = a.err
-			}
+			first = cmp.Or(first, &answers[i])
 		}
 		if a.unknown && stopping {
 			continue // cut short by the stop: nobody's failure
@@ -159,7 +158,7 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		results = append(results, result)
 	}
 	if unsent > 0 {
-		r.sender.Complain(ctx, unsent, len(answers), first)
+		r.sender.Complain(ctx, unsent, len(answers), &first.row.Message, first.err)
 	}
 	return results
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -101,10 +102,7 @@ func (a *app) explains(
 	if err != nil {
 		return err
 	}
-	rows, err := a.rowsOf(ctx, f.ID)
-	if err != nil {
-		return err
-	}
+	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
 	if a.forPeople() {
 		a.tellRows(f.ID, rows)
 		for i := range records {
@@ -120,7 +118,7 @@ func (a *app) explains(
 			fmt.Fprintf(a.out, "  %s of %s, since %s: %s, %q\n", safe(l.ID, 100), safe(l.Handler, 200), moment(l.At),
 				safe(l.Outcome, 20), safe(l.Reason, 500))
 		}
-		return nil
+		return missing
 	}
 	var all []explanation
 	for i := range records {
@@ -128,7 +126,7 @@ func (a *app) explains(
 		x.Outbox, x.DeadLetters = viewsOfRows(rows), dead
 		all = append(all, x)
 	}
-	return items(a, all)
+	return errors.Join(items(a, all), missing)
 }
 
 // find returns the records of a message in all scopes that a filter names. There is one at least: it may be absent.

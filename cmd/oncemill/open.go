@@ -266,6 +266,7 @@ func (a *app) mysql(at *url.URL) (*sql.DB, error) {
 		return nil, usagef("%s: %w", redacted(at), err)
 	}
 	db := sql.OpenDB(connector)
+	db.SetMaxOpenConns(8) // what a relay needs; others use one or two
 	db.SetMaxIdleConns(8)
 	a.closers = append(a.closers, func() { _ = db.Close() })
 	return db, nil

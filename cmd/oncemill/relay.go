@@ -227,7 +227,8 @@ func (a *app) migrated(ctx context.Context) (box, error) {
 		return nil, err
 	}
 	if plan.Found < plan.Wanted {
-		return nil, errors.New("its tables are missing or old: run oncemill migrate")
+		return nil, errors.New("its tables are missing or old: run oncemill migrate, or name their ?schema= and " +
+			"?table= in --outbox")
 	}
 	return opened, nil
 }

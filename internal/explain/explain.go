@@ -286,6 +286,8 @@ func (t teller) next() (string, []Action) {
 		return "Every further delivery gets this outcome, and no handler runs." + window, []Action{
 			{"complete", "say what happened, once you know it"}, rerun, forget,
 		}
+	case len(t.Outcome.Produced) == 0: // it has no dead letter
+		return "Every further delivery gets this failure, and no handler runs." + window, []Action{rerun, forget}
 	default:
 		return "Every further delivery gets this failure, and no handler runs." + window, []Action{
 			{"dlq redrive", "send its dead letter to the handler again"}, rerun, forget,

@@ -118,12 +118,14 @@ func (s *Sender) protected(
 // fails at once would make one for each call. Anything in between is in metrics alone.
 const complainEvery = time.Second
 
-// Complain says what of a call was not acknowledged, unless there was such a line just now.
-func (s *Sender) Complain(ctx context.Context, messages, of int, err error) {
+// Complain says what of a call was not acknowledged, and what became of the first such message, unless there was such a
+// line just now.
+func (s *Sender) Complain(ctx context.Context, messages, of int, first *producer.Message, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := time.Now(); now.Sub(s.saidAt) >= complainEvery {
 		s.saidAt = now
-		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", messages, "of", of, "error", err)
+		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", messages, "of", of,
+			"topic", first.Topic, "id", first.ID, "error", err)
 	}
 }

@@ -55,16 +55,15 @@ func (s *session) answered(ctx context.Context, rows []*row, answers []outgoing.
 	if s.r.cfg.Retention == outbox.DeleteAtOnce {
 		state = outbox.Removed
 	}
-	failed := 0
-	var first error
+	failed, first := 0, 0
 	for i, a := range answers {
 		if a.Err == nil {
 			s.queue.release(rows[i])
 			s.judge(rows[i], verdict{State: state})
 			continue
 		}
-		if failed++; first == nil {
-			first = a.Err
+		if failed++; failed == 1 {
+			first = i
 		}
 		s.refused(rows[i], a)
 	}
@@ -75,8 +74,8 @@ func (s *session) answered(ctx context.Context, rows []*row, answers []outgoing.
 	} else { // the broker may be away
 		through.at = time.Now().Add(pace.Jitter(through.away.Next()))
 	}
-	if first != nil && ctx.Err() == nil {
-		s.r.sender.Complain(ctx, failed, len(answers), first)
+	if failed > 0 && ctx.Err() == nil {
+		s.r.sender.Complain(ctx, failed, len(answers), &rows[first].message, answers[first].Err)
 	}
 }
 
