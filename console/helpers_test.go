@@ -242,8 +242,9 @@ func (s *site) fill() *site {
 		Kind: dedupstore.Succeeded, Result: []byte("secret-result"),
 		Produced: []dedupstore.Produced{{ID: "out-1", Topic: "t"}},
 	})
-	s.finishes(key("bad"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4711 refused"})
-	s.finishes(key("bad-2"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4712 refused"})
+	dead := []dedupstore.Produced{{ID: "dead-1", Topic: "dead.billing"}}
+	s.finishes(key("bad"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4711 refused", Produced: dead})
+	s.finishes(key("bad-2"), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card 4712 refused", Produced: dead})
 	s.finishes(key("doubtful"), dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "no answer from the bank"})
 	s.claims(key("busy"))
 	s.ends(key("later"), dedupstore.Release{Reason: "bank: connection refused", Delay: time.Minute})

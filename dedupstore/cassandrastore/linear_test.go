@@ -36,14 +36,15 @@ func faults(seed uint64) func() cassandratest.Fault {
 	}
 }
 
-// TestLinearizable_WithLostAndDelayedReplies runs 2 histories of each kind, and 200 with ONCEMILL_PROOF=1.
+// TestLinearizable_WithLostAndDelayedReplies runs 200 histories of each kind.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	t.Parallel()
+	lineartest.OnlyProved(t)
 	for name, shared := range map[string]bool{"a store each": false, "one store": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy, history := histories(t, shared, nil)
-			lineartest.Linearizable(t, 2, proxy, history)
+			lineartest.Linearizable(t, 200, proxy, history)
 		})
 	}
 }
