@@ -137,20 +137,30 @@ func (l *ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) 
 }
 
 func (l *ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	sent := time.Now()
 	errs := l.Store.Settle(ctx, settlings)
 	l.look(func() {
 		for i, s := range settlings {
-			l.settled(s, errs[i])
+			l.settled(s, sent, errs[i])
 		}
 	})
 	return errs
 }
 
 // settled notes how the store answered a settlement. The ledger is locked.
-func (l *ledger) settled(s dedupstore.Settling, err error) {
+//
+// A release may end the lease from when it was sent. A run with an effect is released if its handler was cancelled
+// while it waited for the answer to its effect.
+func (l *ledger) settled(s dedupstore.Settling, sent time.Time, err error) {
 	l.fails("settle", err)
 	r := l.of(s.Claim.Key.ID).run(s.Claim.Fence)
-	if _, finish := s.Settlement.(dedupstore.Finish); !finish || r == nil {
+	if r == nil {
+		return
+	}
+	if _, released := s.Settlement.(dedupstore.Release); released && sent.Before(r.until) {
+		r.until = sent
+	}
+	if _, finish := s.Settlement.(dedupstore.Finish); !finish {
 		return
 	}
 	switch {
