@@ -56,9 +56,9 @@ func TestChange_WaitsForTheHandler(t *testing.T) {
 // each success that was forgotten.
 func TestChange_BesideLiveClaims(t *testing.T) {
 	t.Parallel()
-	changes := int32(100) // of each operator
+	changes := int32(200) // of both operators: there may be nothing left to decide until the other one forgets it
 	if proof() {
-		changes = 5000
+		changes = 10_000
 	}
 	s, db := newStore(t, "_synchronous", "OFF")
 	newLedger(t, db)
@@ -77,11 +77,12 @@ func TestChange_BesideLiveClaims(t *testing.T) {
 			}
 		})
 	}
+	var made atomic.Int32
 	for _, decides := range []bool{true, false} {
 		operators.Go(func() {
-			for made := int32(0); made < changes && !t.Failed(); {
+			for made.Load() < changes && !t.Failed() {
 				if some().change(t, s, decides) {
-					made++
+					made.Add(1)
 				}
 			}
 		})
