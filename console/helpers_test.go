@@ -310,6 +310,7 @@ type pagedStore struct {
 func (p *pagedStore) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
 	p.mu.Lock()
 	p.asked++
+	size := p.page
 	p.mu.Unlock()
 	all, err := p.Memory.List(ctx, dedupstore.Filter{}, "")
 	if err != nil {
@@ -319,7 +320,7 @@ func (p *pagedStore) List(ctx context.Context, f dedupstore.Filter, after string
 		return strings.Compare(a.Key.String(), b.Key.String())
 	})
 	from, _ := strconv.Atoi(after)
-	to := min(from+p.page, len(all.Records))
+	to := min(from+size, len(all.Records))
 	page := dedupstore.Page{Looked: to - from, Total: len(all.Records)}
 	for _, r := range all.Records[from:to] {
 		if f.Matches(&r) {
