@@ -271,8 +271,11 @@ type consoleLetters struct {
 func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, payload bool) (*app, *redriving, error) {
 	a := l.server.alone()
 	r := &redriving{
-		dlq:     dlq{stream: l.server.stream, reason: f.Reason, id: f.ID, payload: payload, tenant: "default"},
+		dlq:     dlq{stream: l.server.stream, reason: f.Reason, payload: payload, tenant: "default"},
 		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
+	}
+	if f.ID != "" {
+		r.ids = []string{f.ID}
 	}
 	kafka, err := a.onKafka(l.server.flags)
 	switch {

@@ -50,7 +50,7 @@ func (l *letter) get(name string) string { return l.Header.Get(name) }
 type dlq struct {
 	stream, name    string
 	reason, handler string
-	id              string // of the letter or the message; empty: all
+	ids             []string // of the letters or their messages; empty: all
 	outcomes        []string
 	since, before   string
 	from, to        time.Time
@@ -81,6 +81,7 @@ func (d *dlq) flags(flags *pflag.FlagSet) {
 // filter has the flags that say which letters are meant.
 func (d *dlq) filter(flags *pflag.FlagSet) {
 	flags.StringVar(&d.reason, "reason", "", "only letters whose reason contains this text")
+	flags.StringArrayVar(&d.ids, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
 	flags.StringVar(&d.handler, "handler", "", "only letters of this handler")
 	flags.StringSliceVar(&d.outcomes, "outcome", nil, "only these outcomes: failed, unknown, mismatch, rejected")
 	flags.StringVar(&d.since, "since", "", "only letters since then: 2h, or an RFC 3339 time")
@@ -102,8 +103,9 @@ func (d *dlq) read(now time.Time) (err error) {
 
 func (d *dlq) matches(l *letter) bool {
 	full := l.get(producer.HeaderHandler)
+	original := l.get(producer.HeaderOriginalID)
 	return strings.Contains(l.get(producer.HeaderReason), d.reason) &&
-		(d.id == "" || l.ID == d.id || l.get(producer.HeaderOriginalID) == d.id) &&
+		(len(d.ids) == 0 || slices.Contains(d.ids, l.ID) || slices.Contains(d.ids, original)) &&
 		(d.group == "" || strings.HasPrefix(full, d.scope())) &&
 		(d.handler == "" || full == d.handler || strings.HasSuffix(full, "/"+d.handler)) &&
 		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
@@ -315,7 +317,7 @@ message that failed, which may have several dead letters.`,
 				return err
 			}
 			var all []letterView
-			d.id = args[1]
+			d.ids = args[1:]
 			err = a.eachLetter(cmd.Context(), source, d, false, func(l letter) {
 				v := l.view()
 				v.Header, v.Key = l.Header, l.Key

@@ -437,6 +437,32 @@ func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
 	r.buried(41)
 }
 
+// One message of many whose outcome is unknown is run again when the other side has been asked about it.
+func TestRedrive_OfChosenMessages(t *testing.T) {
+	t.Parallel()
+	r := newNATSRig(t, jetstream.LimitsPolicy)
+	r.publish(20)
+	r.buried(20)
+	r.mu.Lock()
+	r.heal = true
+	r.mu.Unlock()
+	letter := r.deadLetters()["order-11"].ID
+	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--id", "order-7", "--id", letter)
+	if status != 0 || !strings.Contains(log, "2 letters redriven, 0 left, 0 refused") {
+		t.Errorf("status %d: %s", status, log)
+	}
+	r.mu.Lock()
+	if r.runs["order-7"] != 1 || r.runs["order-11"] != 1 || len(r.runs) != 2 {
+		t.Errorf("ran %v", r.runs)
+	}
+	r.mu.Unlock()
+
+	// The others are still to be redriven.
+	if got, _ := r.predicted(); got.Run != 18 {
+		t.Errorf("then predicted %+v, want 18 to run", got)
+	}
+}
+
 func TestDeadLetters_AreListedAndShown(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) *deadRig{
@@ -467,6 +493,7 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 		{"show dead order-7 --show-payload", 0, []string{`payload: "secret of 7"`}, ""},
 		{"show dead order-99", exitError, nil, ""},
 		{"ls nothing", exitError, nil, ""},
+		{"ls dead --each --id order-7 --id order-8", 0, []string{"order-7 ", "order-8 "}, "order-9"},
 		{"redrive dead", exitError, nil, ""}, // nobody confirms
 		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
 		{"/explain order-7 --dead-letters dead", 0, []string{

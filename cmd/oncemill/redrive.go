@@ -47,7 +47,8 @@ queue, or in a topic of markers (Kafka). A redrive that was cut off goes on.
 It begins with 20 messages, and stops if more than a quarter of what it sent
 fails again. Every group of the source topic gets what is sent.`,
 		Example: "  oncemill dlq redrive dead.billing --reason \"card service\" --dry-run\n" +
-			"  oncemill dlq redrive dead.billing --group billing --rate 50 --why \"mended\"",
+			"  oncemill dlq redrive dead.billing --group billing --rate 50 --why \"mended\"\n" +
+			"  oncemill dlq redrive dead.billing --id order-17 --id order-23",
 		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := r.dlq.read(time.Now()); err != nil {
