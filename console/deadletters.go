@@ -19,16 +19,18 @@ type DeadLetters interface {
 	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
 	Show(ctx context.Context, id string) ([]DeadLetter, error)
 
-	// Predict says what a redrive would do, by reason.
-	Predict(ctx context.Context, f DeadLetterFilter) ([]Prediction, error)
+	// Predict says what a redrive would do, by reason, and when the newest of these letters came.
+	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, newest time.Time, err error)
 
-	// Redrive publishes the messages that will run, and tells how it comes on. It stops if many fail again.
+	// Redrive publishes the messages that will run, and tells how it comes on. It sends no letter that came later than
+	// the newest of the prediction. It stops if many fail again.
 	Redrive(ctx context.Context, r RedriveRequest) error
 }
 
 // A RedriveRequest asks for a redrive.
 type RedriveRequest struct {
 	DeadLetterFilter
+	Newest   time.Time      // of the prediction
 	Rate     int            // messages a second at most
 	Who, Why string         // for an audit log
 	On       func(Redriven) // is told how it comes on; never nil

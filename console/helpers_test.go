@@ -450,12 +450,15 @@ func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, e
 	return found, err
 }
 
-func (l *toyLetters) Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, err error) {
+func (l *toyLetters) Predict(
+	ctx context.Context, f DeadLetterFilter,
+) (all []Prediction, newest time.Time, err error) {
 	found, _, err := l.List(ctx, f, 1000)
 	for _, d := range found {
 		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1})
+		newest = d.At
 	}
-	return all, err
+	return all, newest, err
 }
 
 func (l *toyLetters) Redrive(ctx context.Context, r RedriveRequest) error {

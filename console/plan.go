@@ -43,6 +43,7 @@ type plan struct {
 	Rows    []outbox.RowInfo
 	Which   DeadLetterFilter
 	Foresee []Prediction
+	Newest  time.Time // of the letters
 
 	Counts  []amount // what would change, by scope and state
 	Refused []amount // what would not, by reason
@@ -275,7 +276,7 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (er
 	default:
 		p.About = "all letters"
 	}
-	p.Foresee, err = t.Source.Predict(ctx, p.Which)
+	p.Foresee, p.Newest, err = t.Source.Predict(ctx, p.Which)
 	return err
 }
 

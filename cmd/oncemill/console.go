@@ -336,18 +336,18 @@ func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.D
 // Predict implements [console.DeadLetters].
 func (l *consoleLetters) Predict(
 	ctx context.Context, f console.DeadLetterFilter,
-) (all []console.Prediction, err error) {
+) (all []console.Prediction, newest time.Time, err error) {
 	a, r, err := l.open(ctx, f, false)
 	if err != nil {
-		return nil, err
+		return nil, newest, err
 	}
 	defer a.close()
 	if r.store, err = a.inspector(ctx); err != nil {
-		return nil, err
+		return nil, newest, err
 	}
 	p, err := a.predict(ctx, r)
 	if err != nil {
-		return nil, err
+		return nil, newest, err
 	}
 	for _, of := range slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
 		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
@@ -357,20 +357,21 @@ func (l *consoleLetters) Predict(
 			Skipped: of.DeadLetters - of.Run - of.Unknown,
 		})
 	}
-	return all, nil
+	return all, r.newest, nil
 }
 
 // Redrive implements [console.DeadLetters].
 func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveRequest) error {
+	if request.Newest.IsZero() { // there was none
+		return nil
+	}
 	a, r, err := l.open(ctx, request.DeadLetterFilter, true)
 	if err != nil {
 		return err
 	}
 	defer a.close()
+	r.newest = request.Newest
 	if r.store, err = a.inspector(ctx); err != nil {
-		return err
-	}
-	if err := a.bounded(ctx, r, func(letter) {}); err != nil {
 		return err
 	}
 	var pub producer.Publisher

@@ -46,6 +46,9 @@ type deadLetters interface {
 
 func (l *letter) get(name string) string { return l.Header.Get(name) }
 
+// hasID reports whether the ID is that of the letter or of its message.
+func (l *letter) hasID(id string) bool { return id == l.ID || id == l.get(producer.HeaderOriginalID) }
+
 // A dlq is the flags of the commands of dead letters.
 type dlq struct {
 	stream, name    string
@@ -103,14 +106,16 @@ func (d *dlq) read(now time.Time) (err error) {
 
 func (d *dlq) matches(l *letter) bool {
 	full := l.get(producer.HeaderHandler)
-	original := l.get(producer.HeaderOriginalID)
 	return strings.Contains(l.get(producer.HeaderReason), d.reason) &&
-		(len(d.ids) == 0 || slices.Contains(d.ids, l.ID) || slices.Contains(d.ids, original)) &&
+		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
 		(d.group == "" || strings.HasPrefix(full, d.scope())) &&
 		(d.handler == "" || full == d.handler || strings.HasSuffix(full, "/"+d.handler)) &&
 		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
-		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to)) && (d.newest.IsZero() || !l.at.After(d.newest))
+		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to)) && !d.late(l)
 }
+
+// late reports whether a letter came after a redrive planned.
+func (d *dlq) late(l *letter) bool { return !d.newest.IsZero() && l.at.After(d.newest) }
 
 // open opens the dead letters of a topic.
 func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (deadLetters, error) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"slices"
 	"strings"
@@ -20,8 +21,10 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -35,6 +38,7 @@ var reasons = []string{"card refused", "bank: no answer", "no such order", "addr
 // A deadRig is a consumer of orders whose handler does what the test says, with its dead letters in topic "dead".
 type deadRig struct {
 	t     *testing.T
+	js    jetstream.JetStream // NATS
 	pub   producer.Publisher
 	count func(topic string) int // messages in it, so far
 	store dedupstore.Inspector
@@ -65,6 +69,7 @@ func newNATSRig(t *testing.T, retention jetstream.RetentionPolicy) *deadRig {
 	server := natstest.Start(t)
 	r.flags = append(r.flags, "--nats", server.URL())
 	js := server.JetStream()
+	r.js = js
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}})
 	r.must(err)
 	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
@@ -427,14 +432,69 @@ func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
 	r.mu.Lock()
 	r.heal = true
 	r.mu.Unlock()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	r.work(func(context.Context) {
+		for ctx.Err() == nil {
+			_ = r.pub.Publish(ctx, producer.Message{ID: rand.Text(), Topic: "dead"})
+			pause(ctx, 2*time.Millisecond)
+		}
+	})
 	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--rate", "20")
-	if status != 0 || !strings.Contains(log, "40 letters redriven, 0 left, 0 refused") {
+	stop()
+	if status != 0 || !strings.Contains(log, "40 letters redriven") {
 		t.Errorf("status %d: %s", status, log)
 	}
 	if sent := r.count("orders") - 40; sent != 40 {
 		t.Errorf("%d messages were sent for 40 letters", sent)
 	}
-	r.buried(41)
+	dead := r.count("dead")
+	cons, err := r.js.Consumer(t.Context(), "DEAD", "oncemill-redrive")
+	r.must(err)
+	if taken := cons.CachedInfo().Delivered.Stream; dead < 200 || taken > 100 {
+		t.Errorf("it took %d letters of %d, %d of them later than its plan", taken, dead, dead-40)
+	}
+}
+
+// A plan that somebody confirms minutes later is for the letters that it showed.
+func TestConsole_RedrivesNoLetterThatItsPlanDidNotShow(t *testing.T) {
+	t.Parallel()
+	r := newNATSRig(t, jetstream.LimitsPolicy)
+	a, cmd := &app{log: io.Discard}, &cobra.Command{}
+	a.settings.flags(cmd.Flags())
+	r.must(cmd.ParseFlags(r.flags))
+	source := &consoleLetters{
+		server: &consoleServer{app: a, flags: cmd.Flags(), rate: 100, logger: quiet}, topic: "dead",
+	}
+	predict := func() (letters int, newest time.Time) {
+		all, newest, err := source.Predict(t.Context(), console.DeadLetterFilter{})
+		r.must(err)
+		for _, p := range all {
+			letters += p.Run
+		}
+		return letters, newest
+	}
+	redrive := func(newest time.Time) {
+		r.must(source.Redrive(t.Context(), console.RedriveRequest{
+			Newest: newest, Rate: 100, On: func(console.Redriven) {},
+		}))
+	}
+	_, none := predict()
+	r.publish(3)
+	r.buried(3)
+	shown, newest := predict()
+	r.must(r.pub.Publish(t.Context(), producer.Message{ID: "order-100", Topic: "orders"}))
+	r.buried(4)
+	r.mu.Lock()
+	r.heal = true
+	r.mu.Unlock()
+	redrive(none)
+	redrive(newest)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if shown != 3 || len(r.runs) != 3 || r.runs["order-100"] != 0 {
+		t.Errorf("%d were shown, and %v ran", shown, r.runs)
+	}
 }
 
 // One message of many whose outcome is unknown is run again when the other side has been asked about it.
@@ -495,6 +555,7 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 		{"ls nothing", exitError, nil, ""},
 		{"ls dead --each --id order-7 --id order-8", 0, []string{"order-7 ", "order-8 "}, "order-9"},
 		{"redrive dead", exitError, nil, ""}, // nobody confirms
+		{"redrive dead --yes --id order-7 --id order-99", exitError, nil, ""},
 		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
 		{"/explain order-7 --dead-letters dead", 0, []string{
 			"order-7 has dead letters", ` of default/billing/charge, since `, `: failed, "no such order"`,
@@ -527,6 +588,8 @@ func TestFateOf(t *testing.T) {
 	}
 	publishing := finished(dedupstore.Failed, 7)
 	publishing.State = dedupstore.Publishing
+	decided := finished(dedupstore.Failed, 7)
+	decided.Outcome = explain.Decide(decided.Outcome)
 	for _, c := range []struct {
 		record dedupstore.Record
 		want   fate
@@ -538,6 +601,7 @@ func TestFateOf(t *testing.T) {
 		{finished(dedupstore.Failed, 7), fateRuns},
 		{publishing, fateRuns},
 		{finished(dedupstore.Unknown, 7), fateUnknown},
+		{decided, fateDecided},
 		{finished(dedupstore.Failed, 8), fateFailed},
 		{finished(dedupstore.Unknown, 8), fateFailed},
 		{finished(dedupstore.Succeeded, 7), fateSucceeded}, // completed by an operator

@@ -26,7 +26,7 @@ type natsLetters struct {
 	js      jetstream.JetStream
 	stream  jetstream.Stream
 	subject string
-	payload bool               // payloads are wanted
+	flags   *dlq
 	name    string             // of the durable consumer
 	durable jetstream.Consumer // nil: letters are only looked at
 	taken   map[uint64]jetstream.Msg
@@ -39,7 +39,7 @@ func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (deadLetter
 		return nil, err
 	}
 	l := &natsLetters{
-		app: a, js: js, subject: topic, name: cmp.Or(d.name, "oncemill-redrive"), payload: d.payload,
+		app: a, js: js, subject: topic, name: cmp.Or(d.name, "oncemill-redrive"), flags: d,
 		taken: map[uint64]jetstream.Msg{},
 	}
 	name := d.stream
@@ -107,7 +107,7 @@ func (l *natsLetters) read(ctx context.Context, from, last uint64, do func(lette
 	}
 	cons, err := l.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{l.subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
-		HeadersOnly: !l.payload,
+		HeadersOnly: !l.flags.payload,
 	})
 	if err != nil {
 		return fmt.Errorf("read subject %q: %w", l.subject, err)
@@ -184,6 +184,7 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 			return nil, err
 		}
 	}
+	late := false // so all that are meant have been delivered, to this redrive or another
 	for len(batch) == 0 {
 		messages, err := l.durable.Fetch(n, jetstream.FetchMaxWait(time.Second))
 		if err != nil {
@@ -194,7 +195,10 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 			if err != nil {
 				return nil, err
 			}
-			if l.taken[meta.Sequence.Stream] == nil { // else it comes again because it was left
+			switch {
+			case l.flags.late(&found):
+				late = true
+			case l.taken[meta.Sequence.Stream] == nil: // else it comes again because it was left
 				batch = append(batch, found)
 			}
 			l.taken[meta.Sequence.Stream] = msg
@@ -207,10 +211,11 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 			return nil, fmt.Errorf("consumer %q: %w", l.name, err)
 		}
 		others := info.NumAckPending - len(l.taken)
-		if len(batch) > 0 || info.NumPending == 0 && others <= 0 {
+		ended := late || info.NumPending == 0
+		if len(batch) > 0 || ended && others <= 0 {
 			break
 		}
-		if info.NumPending == 0 && !l.waited {
+		if ended && !l.waited {
 			l.waited = true
 			fmt.Fprintf(l.app.log, "Waiting for %s that another redrive has, or had when it ended: %v at most.\n",
 				plural(others, "letter"), takeTimeout)

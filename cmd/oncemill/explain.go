@@ -104,7 +104,9 @@ func (a *app) explains(
 	}
 	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
 	if a.forPeople() {
-		a.tellRows(f.ID, rows)
+		if missing == nil {
+			a.tellRows(f.ID, rows)
+		}
 		for i := range records {
 			if i > 0 {
 				fmt.Fprintln(a.out)

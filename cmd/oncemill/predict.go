@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -26,6 +27,7 @@ const (
 	fateRunning   fate = "running now"
 	fateDue       fate = "to run again already"
 	fateFailed    fate = "failed again since: a later dead letter stands for it"
+	fateDecided   fate = "not to be tried again: an operator decided that"
 	fateAbsent    fate = "no record: it would run as a first run"
 	fateCannot    fate = "cannot be rerun"
 )
@@ -52,6 +54,8 @@ func fateOf(r *dedupstore.Record, fence uint64) fate {
 		return fateFailed
 	case r.Outcome.Kind == dedupstore.Unknown:
 		return fateUnknown
+	case explain.Decided(&r.Outcome):
+		return fateDecided
 	}
 	return fateRuns
 }
@@ -100,6 +104,7 @@ type prediction struct {
 	reasons map[string]*foreseen
 	cannot  map[string]int // by error
 	samples map[string]dedupstore.Key
+	missing []string // IDs of the filter that no letter has
 }
 
 // bound is what becomes of messages, and the topic that they would go to: the writer of the dead letters chose it.
@@ -118,6 +123,7 @@ type foreseen struct {
 	Running     int    `json:"running"`
 	Due         int    `json:"due"`
 	Failed      int    `json:"failed_again"`
+	Decided     int    `json:"decided"`
 	Absent      int    `json:"no_record"`
 	Cannot      int    `json:"cannot"`
 }
@@ -125,14 +131,14 @@ type foreseen struct {
 func (f *foreseen) of(what fate) *int {
 	return map[fate]*int{
 		fateRuns: &f.Run, fateUnknown: &f.Unknown, fateSucceeded: &f.Succeeded, fateRunning: &f.Running,
-		fateDue: &f.Due, fateFailed: &f.Failed, fateAbsent: &f.Absent, fateCannot: &f.Cannot,
+		fateDue: &f.Due, fateFailed: &f.Failed, fateDecided: &f.Decided, fateAbsent: &f.Absent, fateCannot: &f.Cannot,
 	}[what]
 }
 
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
 		fates: map[bound]int{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
-		samples: map[string]dedupstore.Key{},
+		samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}
 	var some []letter
 	var failed error
@@ -143,7 +149,12 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 		}
 		some = some[:0]
 	}
-	err := a.bounded(ctx, r, func(l letter) {
+	var newest time.Time
+	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
+		if l.at.After(newest) {
+			newest = l.at
+		}
+		p.missing = slices.DeleteFunc(p.missing, l.hasID)
 		if some = append(some, l); len(some) == lookAt && failed == nil {
 			look()
 		}
@@ -151,21 +162,8 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	if err == nil && failed == nil {
 		look()
 	}
+	r.newest = newest // those that come later are not sent: a message that fails again would be without end
 	return p, cmp.Or(err, failed)
-}
-
-// bounded calls do with the letters that are to be redriven. Those that come later are not: a message that fails again
-// would be redriven without end.
-func (a *app) bounded(ctx context.Context, r *redriving, do func(letter)) error {
-	var newest time.Time
-	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
-		if l.at.After(newest) {
-			newest = l.at
-		}
-		do(l)
-	})
-	r.newest = newest
-	return err
 }
 
 func (p *prediction) add(cases []rerunCase) {
@@ -198,12 +196,13 @@ func (a *app) showPrediction(p *prediction) error {
 	}
 	t := table{{
 		"LETTERS", "WILL RUN", "OF UNKNOWN OUTCOME", "SUCCEEDED SINCE", "RUNNING", "TO RUN AGAIN", "FAILED AGAIN",
-		"NO RECORD", "CANNOT RERUN", "REASON",
+		"DECIDED", "NO RECORD", "CANNOT RERUN", "REASON",
 	}}
 	for _, f := range all {
 		var line []string
 		for _, n := range []int{
-			f.DeadLetters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Absent, f.Cannot,
+			f.DeadLetters, f.Run + f.Unknown, f.Unknown, f.Succeeded, f.Running, f.Due, f.Failed, f.Decided, f.Absent,
+			f.Cannot,
 		} {
 			line = append(line, fmt.Sprint(n))
 		}

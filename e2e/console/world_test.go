@@ -325,10 +325,12 @@ func (l *deadTopic) Show(_ context.Context, id string) (found []console.DeadLett
 	return found, nil
 }
 
-func (l *deadTopic) Predict(context.Context, console.DeadLetterFilter) ([]console.Prediction, error) {
+func (l *deadTopic) Predict(
+	context.Context, console.DeadLetterFilter,
+) (all []console.Prediction, newest time.Time, err error) {
 	return []console.Prediction{{
 		Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2,
-	}}, nil
+	}}, time.Now(), nil
 }
 
 func (l *deadTopic) Redrive(_ context.Context, r console.RedriveRequest) error {

@@ -61,10 +61,12 @@ func (t teller) asked() bool {
 	return t.State == dedupstore.Retryable && t.Attempts == 0 && t.Reruns > 0
 }
 
-// decided reports whether an operator decided an unknown outcome.
-func (t teller) decided() bool {
-	return t.Outcome.Kind != dedupstore.Unknown && strings.HasPrefix(t.Outcome.Reason, decided)
+// Decided reports whether an operator decided an outcome that was unknown.
+func Decided(o *dedupstore.Outcome) bool {
+	return o.Kind != dedupstore.Unknown && strings.HasPrefix(o.Reason, decided)
 }
+
+func (t teller) decided() bool { return Decided(&t.Outcome) }
 
 func (t teller) headline() string {
 	switch {
@@ -142,6 +144,7 @@ func (t teller) effects() string {
 		}
 	}
 	switch {
+	case t.decided():
 	case t.dead():
 		died++
 	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,
@@ -162,10 +165,13 @@ func (t teller) effects() string {
 	switch {
 	case t.State == dedupstore.Absent:
 		return ""
-	case t.decided() && done:
+	case t.decided() && !done:
+		return "An operator says that its effect did not happen."
+	case t.decided() && len(doubts) == 0:
 		return "An operator says that its effect happened."
 	case t.decided():
-		return "An operator says that its effect did not happen."
+		return fmt.Sprintf("An operator says that its effect happened. Outside of an inbox, it may have happened more "+
+			"often: %s.", strings.Join(doubts, "; "))
 	case done && len(doubts) == 0:
 		return "Its effect happened once."
 	case done:
@@ -286,7 +292,7 @@ func (t teller) next() (string, []Action) {
 		return "Every further delivery gets this outcome, and no handler runs." + window, []Action{
 			{"complete", "say what happened, once you know it"}, rerun, forget,
 		}
-	case len(t.Outcome.Produced) == 0: // it has no dead letter
+	case len(t.Outcome.Produced) == 0 || t.decided(): // it has no dead letter, or must not be tried again
 		return "Every further delivery gets this failure, and no handler runs." + window, []Action{rerun, forget}
 	default:
 		return "Every further delivery gets this failure, and no handler runs." + window, []Action{
