@@ -176,6 +176,12 @@ var histories = map[string]func(p *past){
 		time.Sleep(time.Hour)
 		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
 	},
+	"completed after a failed attempt": func(p *past) {
+		p.ends(p.runs("billing-1:417"), time.Second, retries(bankDown, 0))
+		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
+		time.Sleep(time.Hour)
+		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+	},
 	"completed as a failure": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
 		time.Sleep(time.Hour)
