@@ -466,13 +466,13 @@ func TestConsole_RedrivesNoLetterThatItsPlanDidNotShow(t *testing.T) {
 	source := &consoleLetters{
 		server: &consoleServer{app: a, flags: cmd.Flags(), rate: 100, logger: quiet}, topic: "dead",
 	}
-	predict := func() (letters int, newest time.Time) {
+	predict := func() (n int, newest time.Time) {
 		all, newest, err := source.Predict(t.Context(), console.DeadLetterFilter{})
 		r.must(err)
 		for _, p := range all {
-			letters += p.Run
+			n += p.Run
 		}
-		return letters, newest
+		return n, newest
 	}
 	redrive := func(newest time.Time) {
 		r.must(source.Redrive(t.Context(), console.RedriveRequest{
