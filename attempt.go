@@ -297,26 +297,30 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 		}
 	}()
 	if o, err = fn(withClaim(ctx, c)); err != nil {
-		if missing, ok := errors.AsType[txctx.NoTx](err); ok { // of an outbox
-			return dedupstore.Outcome{}, g.needsInbox(ctx, c, missing)
+		if _, ok := errors.AsType[txctx.NoTx](err); ok && g.inbox == nil { // of an outbox, which effects precede
+			g.tellNoInbox(ctx, c, err)
 		}
 		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
 	}
 	return o, err
 }
 
-// needsInbox makes the error of a handler that asked for a transaction where there is none. The program is put together
-// wrongly, and no message should fail for that. The error does not vouch for NoEffect: the handler may have done
-// something before.
+// needsInbox makes the error of a handler that panicked for want of a transaction. The program is put together wrongly,
+// and no message should fail for that. The error does not vouch for NoEffect: the handler may have done something
+// before.
 func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
 	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
 		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
+	g.tellNoInbox(ctx, c, err)
+	return Uncounted(err)
+}
+
+// tellNoInbox logs once what is wrong.
+func (g *Guard) tellNoInbox(ctx context.Context, c *dedupstore.Claim, err error) {
 	g.noInbox.Do(func() {
-		g.log.ErrorContext(ctx, "oncemill: handler asked for an inbox's transaction, and its guard has no inbox; "+
-			"its messages wait",
+		g.log.ErrorContext(ctx, "oncemill: handler asked for an inbox's transaction, and its guard has no inbox",
 			"id", c.Key.ID, "key", c.Key.String(), "error", err)
 	})
-	return Uncounted(err)
 }
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.

@@ -37,15 +37,22 @@ func TestGuard_HandlerThatMissesTheInboxWaitsAndCostsNoAttempt(t *testing.T) {
 	})
 }
 
-// An outbox returns what a store's Tx panics with.
-func TestGuard_HandlerWhoseOutboxMissesTheInboxCostsNoAttempt(t *testing.T) {
+// An outbox returns what a store's Tx panics with. A handler writes there when its effect has happened, so it must not
+// run without end.
+func TestGuard_HandlerWhoseOutboxMissesTheInboxIsToldOnceAndCounts(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
-		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+		log := &lines{level: slog.LevelError}
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 2, Logger: slog.New(log)})
+		charge := func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, fmt.Errorf("publish: %w", txctx.NoTx("the context carries no transaction"))
-		})
-		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted {
-			t.Errorf("%+v, want an attempt that does not count", retry)
+		}
+		_, err := g.Run(t.Context(), call("m1"), charge)
+		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		if res, err := g.Run(t.Context(), call("m1"), charge); err != nil || !res.Outcome.Exhausted {
+			t.Errorf("%+v, %v; want a failure", res, err)
+		}
+		if len(log.lines) != 1 || !strings.Contains(log.lines[0], "its guard has no inbox") {
+			t.Errorf("lines %q, want one", log.lines)
 		}
 	})
 }
