@@ -35,8 +35,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if _, _, err := s.write(ctx, probe, nothing, -1, recordstore.Time{}); !errors.Is(err, recordstore.ErrConflict) {
 		return dedupstore.Report{}, err
 	}
-	if !s.clock.right() {
-		return dedupstore.Report{}, s.clock.wrong()
+	if err := s.clock.wrong(); err != nil {
+		return dedupstore.Report{}, err
 	}
 	losses := losses(t)
 	report := dedupstore.Report{

@@ -55,16 +55,17 @@ func (c *clock) compare(date, sent, came time.Time) {
 }
 
 // right reports that there was a reply, and that it did not show that the clocks are too far apart.
-func (c *clock) right() bool {
-	o := c.last.Load()
-	return o != nil && o.least <= c.bound && o.most >= -c.bound
-}
+func (c *clock) right() bool { return c.last.Load() != nil && c.wrong() == nil }
 
-// wrong says how far the clocks are apart.
+// wrong says how far the clocks are apart. Nil: no reply showed that it is too far.
 func (c *clock) wrong() error {
-	how, by := "ahead of", -c.last.Load().most
+	o := c.last.Load()
+	if o == nil || o.least <= c.bound && o.most >= -c.bound {
+		return nil
+	}
+	how, by := "ahead of", -o.most
 	if by < 0 {
-		how, by = "behind", c.last.Load().least
+		how, by = "behind", o.least
 	}
 	return &dedupstore.SetupError{
 		Package: "dynamostore", Subject: "the clock of this host",

@@ -58,8 +58,8 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	})
 	for i := range results {
 		// Nobody may run on a lease that the clock began if a reply shows that it is wrong, also if they ask again.
-		if results[i].Answer.Claim.Lease != 0 && !s.clock.right() {
-			results[i] = dedupstore.ClaimResult{Err: s.clock.wrong()}
+		if err := s.clock.wrong(); err != nil && results[i].Answer.Claim.Lease != 0 {
+			results[i] = dedupstore.ClaimResult{Err: err}
 		}
 	}
 	return results
@@ -102,8 +102,8 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (recordstore.Revis
 func (s *Store) grant(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {
-	if !s.clock.right() {
-		return 0, nil, s.clock.wrong()
+	if err := s.clock.wrong(); err != nil {
+		return 0, nil, err
 	}
 	return s.write(ctx, key, next, seen, now)
 }
