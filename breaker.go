@@ -152,8 +152,7 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	switch {
 	case err == nil, refuses(err), errors.Is(err, ErrClaimLost):
 		if b.warned && !b.down {
-			down := time.Since(b.began)
-			b.notes = append(b.notes, func() { b.answers(down) })
+			b.note("oncemill: the store answers again", "down", time.Since(b.began))
 		}
 		b.first, b.more, b.warned = dedupstore.Key{}, false, false
 		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
@@ -168,6 +167,11 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	b.cause = err
 	b.healthy.Store(false)
 	return err
+}
+
+// note keeps a warning for tell.
+func (b *breaker) note(text string, args ...any) {
+	b.notes = append(b.notes, func() { b.log.Warn(text, args...) })
 }
 
 // tell logs the lines that are waiting. It holds no lock, because a log handler may call this guard.
@@ -228,11 +232,8 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	due := !b.warned || time.Since(b.said) >= sayAgain
 	if !b.more && due && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
 		b.warned, b.said = true, time.Now()
-		key, cause := b.first, b.cause
-		b.notes = append(b.notes, func() {
-			b.log.Warn("oncemill: claims fail; a message waits, or runs unguarded if Policy.StoreDown is open",
-				"id", key.ID, "key", key.String(), "error", cause, "policy", string(b.policy))
-		})
+		b.note("oncemill: claims fail; a message waits, or runs unguarded if Policy.StoreDown is open",
+			"id", b.first.ID, "key", b.first.String(), "error", b.cause, "policy", string(b.policy))
 	}
 	return b.more
 }
@@ -246,34 +247,23 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.down = false
 		close(b.back)
 		b.back = make(chan struct{})
-		down := time.Since(b.since)
-		b.notes = append(b.notes, func() { b.answers(down) })
+		b.note("oncemill: the store answers again", "down", time.Since(b.since))
 	case to == gobreaker.StateOpen && b.down: // the probe failed
 		b.pause = min(2*b.pause, maxOpen)
 		b.rest()
 		if time.Since(b.said) >= sayAgain {
 			b.said = time.Now()
-			cause, down := b.cause, time.Since(b.since)
-			b.notes = append(b.notes, func() {
-				b.log.Warn("oncemill: the store is still down",
-					"error", cause, "down", down, "policy", string(b.policy))
-			})
+			b.note("oncemill: the store is still down",
+				"error", b.cause, "down", time.Since(b.since), "policy", string(b.policy))
 		}
 	case to == gobreaker.StateOpen:
 		b.down, b.since, b.pause = true, time.Now(), minOpen
 		b.said = b.since
 		b.healthy.Store(false)
 		b.rest()
-		cause := b.cause
-		b.notes = append(b.notes, func() {
-			b.log.Warn("oncemill: the store is down; it is asked now and then until it answers",
-				"error", cause, "policy", string(b.policy))
-		})
+		b.note("oncemill: the store is down; it is asked now and then until it answers",
+			"error", b.cause, "policy", string(b.policy))
 	}
-}
-
-func (b *breaker) answers(down time.Duration) {
-	b.log.Warn("oncemill: the store answers again", "down", down)
 }
 
 // sleepUntil waits for d, or until wake is closed, and reports false if ctx ended before, or stopping was closed.

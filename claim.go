@@ -21,16 +21,16 @@ type Ticket struct {
 	call  *Call
 	err   error // what is wrong with the call
 
-	owner   string                  // of all claims, until one was refused as not durable
+	owner   string                  // the token of its claims; a new one after ErrNotDurable
 	part    *part                   // of the store, that was asked last
-	sent    time.Time               // when one was sent first
-	first   bool                    // it may need none
+	sent    time.Time               // when the first claim of this owner was sent
+	first   bool                    // the call may run without a claim
 	last    *dedupstore.ClaimResult // how the last claim was answered
-	took    time.Duration           // how long that was under way
-	unread  bool                    // nobody has looked at that yet
-	taken   bool                    // acquire has returned what was granted
+	took    time.Duration           // how long the last claim was under way
+	unread  bool                    // acquire has not read last yet
+	taken   bool                    // acquire has returned the granted claim
 	ready   func()                  // is told of the answer
-	lease   lease                   // of what was granted
+	lease   lease                   // of the granted claim
 	granted bool
 	ending  ending
 }
@@ -151,7 +151,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 				t.owner, t.sent, pause = newOwner(), time.Time{}, maxPoll
 			}
 			pause, err = g.storeError(ctx, t.call.Key, pause, err)
-			if g.mayBypass(err) && !busy { // else somebody is known to be at it
+			if g.policy.StoreDown == FailOpen && !refuses(err) && !busy { // busy: somebody is known to be at it
 				return &bypassError{err}
 			}
 			if !failed {
@@ -289,12 +289,6 @@ func refuses(err error) bool {
 
 // bypassError is a store error at which the policy lets the handler run unguarded.
 type bypassError struct{ error }
-
-// mayBypass reports whether the policy lets the handler run unguarded after this error. It does not for a record that
-// cannot be read, a full store, or a claim that is not durable: those are answers.
-func (g *Guard) mayBypass(err error) bool {
-	return g.policy.StoreDown == FailOpen && is[*StoreError](err) && !refuses(err)
-}
 
 // count reports how a claim was answered.
 func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {

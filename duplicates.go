@@ -25,7 +25,7 @@ const (
 	// noteEvery is how long duplicates are collected.
 	noteEvery = time.Second
 
-	// mostNoted bounds of how many keys.
+	// mostNoted bounds the keys that are collected.
 	mostNoted = 1000
 
 	// noteTimeout bounds how long the store may take.

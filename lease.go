@@ -106,7 +106,7 @@ func (l *lease) due(now time.Time) (renew, cut bool) {
 	return renew, cut
 }
 
-// margin is which part of the lease remains for a handler to notice that it was cancelled.
+// margin: a handler has 1/margin of the lease to notice that it was cancelled.
 const margin = 10
 
 // extension is what renews the lease.
@@ -131,7 +131,7 @@ func newKeeper(g *Guard) *keeper {
 	return &keeper{guard: g, every: g.policy.Lease / 24, leases: map[*lease]struct{}{}}
 }
 
-// hold begins to extend a lease.
+// add begins to extend a lease.
 func (k *keeper) add(l *lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,7 +146,7 @@ func (k *keeper) add(l *lease) {
 	}
 }
 
-// let ends that. A renewal may still be under way.
+// let stops extending a lease. A renewal may still be under way.
 func (k *keeper) let(l *lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -252,7 +252,8 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 	if !marked && time.Until(l.ends()) > l.claim.Lease-l.claim.Lease/3 {
 		return nil
 	}
-	err := g.retry(ctx, l, func() error { return g.extend(ctx, l, l.claim.Lease) })
+	extend := func() error { return g.extend(ctx, l, l.claim.Lease) }
+	err := g.retry(ctx, l, extend(), extend)
 	switch {
 	case err == nil:
 		return nil

@@ -103,7 +103,7 @@ func (g *Guard) giveBack(ctx context.Context, l *lease) {
 			defer cancel()
 			ctx = bounded
 		}
-		err = g.retryAfter(ctx, l, err, func() error { return g.settleOnce(ctx, l, back) })
+		err = g.retry(ctx, l, err, func() error { return g.settleOnce(ctx, l, back) })
 	}
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.log.WarnContext(ctx, "oncemill: claim not given back; its message comes again when the lease ends",
@@ -119,7 +119,7 @@ const giveBackTime = 5 * time.Second
 // the lease ends, at least once, and then says loudly that an outcome is lost.
 func (g *Guard) settle(ctx context.Context, l *lease, s dedupstore.Settlement) error {
 	err := g.settleOnce(ctx, l, s)
-	if err != nil { // nearly never
+	if err != nil { // rare
 		err = g.settleAgain(context.WithoutCancel(ctx), l, s, err)
 	}
 	return err
@@ -132,7 +132,7 @@ func (g *Guard) settleOnce(ctx context.Context, l *lease, s dedupstore.Settlemen
 // settleAgain goes on with a settlement of which the first try failed.
 func (g *Guard) settleAgain(ctx context.Context, l *lease, s dedupstore.Settlement, err error) error {
 	s, err = g.lean(ctx, l, s, err)
-	err = g.retryAfter(ctx, l, err, func() error {
+	err = g.retry(ctx, l, err, func() error {
 		err := g.settleOnce(ctx, l, s)
 		s, err = g.lean(ctx, l, s, err)
 		return err
@@ -186,13 +186,8 @@ func (g *Guard) lean(
 	return s, err
 }
 
-// retry repeats an operation of the store until it works, is refused, or the lease ends.
-func (g *Guard) retry(ctx context.Context, l *lease, operation func() error) error {
-	return g.retryAfter(ctx, l, operation(), operation)
-}
-
-// retryAfter is retry after a first try that ended in err.
-func (g *Guard) retryAfter(ctx context.Context, l *lease, err error, operation func() error) error {
+// retry repeats an operation of the store, which ended in err, until it works, is refused, or the lease ends.
+func (g *Guard) retry(ctx context.Context, l *lease, err error, operation func() error) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) ||
 			is[*dedupstore.RecordError](err) || is[*crowdedError](err) {

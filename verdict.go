@@ -1,11 +1,10 @@
 package oncemill
 
 import (
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
 )
 
 // A verdict says what becomes of a run that returned an error: it is released, or it is over, with an outcome.
@@ -59,19 +58,8 @@ func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict
 	return verdict{release: release}
 }
 
-// longestDelay is the longest delay of a handler's own: stores and brokers take no time that there is.
+// longestDelay caps RetryAfter: stores and brokers do not accept every duration.
 const longestDelay = 365 * 24 * time.Hour
 
 // reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
-func reason(err error) string {
-	s := strings.TrimSpace(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(err.Error(), "\uFFFD")))
-	if len(s) > dedupstore.MaxReason {
-		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
-	}
-	return s
-}
+func reason(err error) string { return headers.Text(err.Error(), dedupstore.MaxReason) }

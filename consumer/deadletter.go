@@ -66,17 +66,16 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 		"oncemill: own dead letter came back: it is acknowledged, and its handler does not run; let this group "+
 			"consume no dead letters of its own, and run one again with consumer.Rerun",
 		"id", id, "original", original, "topic", d.Topic, "handler", d.Handler)
+	if d.Topic == p.config.DeadLetterTopic {
+		return Decision{Action: Ack, Err: own}
+	}
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
-	fromThere := d.Topic == p.config.DeadLetterTopic
-	returns := strings.Count(tokens, token) - 1
-	if !fromThere && returns >= mostReturns {
+	if returns := strings.Count(tokens, token) - 1; returns >= mostReturns {
 		p.log.ErrorContext(ctx,
 			"oncemill: own dead letter has gone back to the dead letters too often: it is dropped, and goes back no "+
 				"more; stop what sends dead letters to their own handler",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "returns", returns)
-	}
-	if fromThere || returns >= mostReturns {
 		return Decision{Action: Ack, Err: own}
 	}
 	if id == "" {
@@ -89,16 +88,16 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unburied(err)
+		return p.unpublished(err)
 	}
 	return Decision{Action: Ack, Err: own}
 }
 
-// unburied is what to do with a delivery whose dead letter cannot be published.
-func (p *Processor) unburied(err error) Decision {
+// unpublished is what to do with a delivery whose dead letter cannot be published.
+func (p *Processor) unpublished(err error) Decision {
 	pause := p.policy.Backoff.Min
-	unpublished := &oncemill.UnpublishedError{Delay: pause, Err: err}
-	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: unpublished}
+	err = &oncemill.UnpublishedError{Delay: pause, Err: err}
+	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: err}
 }
 
 func (p *Processor) scope(handler string) string {
@@ -173,9 +172,9 @@ func copyHeader(name string) bool {
 	return headers.Order(name)
 }
 
-// buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged. It is the
+// publishDeadLetter makes sure that the dead letter of a failure is published before the delivery is acknowledged. It is the
 // publish step of the outcome, or it is missing because the failure was stored when there was no dead-letter topic yet.
-func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
+func (p *Processor) publishDeadLetter(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
 	res, failure := decision.Result, decision.Err
 	topic := p.config.DeadLetterTopic
 	if publication := res.Publication; publication != nil {
@@ -197,7 +196,7 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 		return decision // a duplicate: the dead letter has been published
 	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt,
 		res.Fence)); err != nil {
-		return p.unburied(err)
+		return p.unpublished(err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic,
 		"position", d.Position, "error", failure)
@@ -208,9 +207,9 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 var errNoDeadLetters = errors.New("consumer: the record holds a dead letter that is still to be published, but " +
 	"Config.DeadLetters is nil")
 
-// longBurial is after which time somebody is told of a dead letter whose publisher does not return. The publishers of
+// longPublish is after which time somebody is told of a dead letter whose publisher does not return. The publishers of
 // this module give up before, by default.
-const longBurial = time.Minute
+const longPublish = time.Minute
 
 // publishProduced publishes the dead letter of a message, to the topic that was configured where it was made. Until it
 // can, the message holds up what waits behind it.
@@ -222,11 +221,11 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	}
 	err := errNoDeadLetters
 	if p.config.DeadLetters != nil {
-		late := time.AfterFunc(longBurial, func() {
+		late := time.AfterFunc(longPublish, func() {
 			p.log.ErrorContext(ctx,
 				"oncemill: dead letter is still being published: until Config.DeadLetters returns, its message is "+
 					"not acknowledged, and may hold up others",
-				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longBurial)
+				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longPublish)
 		})
 		defer late.Stop() // also of one that panics
 		err = p.config.DeadLetters.Publish(ctx, messages...)
@@ -257,7 +256,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	id := ids.Derive("oncemill/undeliverable", parts...)
 	letter := p.letter(d, id, original, outcome, headers.Text(cause.Error(), dedupstore.MaxReason))
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unburied(err)
+		return p.unpublished(err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from",
 		d.Topic, "position", d.Position, "error", cause)

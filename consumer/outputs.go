@@ -45,7 +45,8 @@ func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedups
 }
 
 func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision {
-	return t.said(ctx, d)
+	t.log(ctx, d)
+	return d
 }
 
 // stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:

@@ -187,18 +187,11 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}
 	if p.config.DeadLetters != nil {
-		call.DeadLetter = p.deadLetters(d, call.Key)
+		call.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+			return []dedupstore.Produced{p.deadLetter(*d, call.Key, o, attempt, fence)}
+		}
 	}
 	return nil
-}
-
-// letters makes the dead letters of a delivery when they are needed: by then the delivery is as it came again.
-func (p *Processor) deadLetters(
-	d *Delivery, key dedupstore.Key,
-) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
-	return func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
-		return []dedupstore.Produced{p.deadLetter(*d, key, o, attempt, fence)}
-	}
 }
 
 // unguarded deals with a delivery that cannot be guarded.
@@ -287,11 +280,11 @@ const mismatched Action = "mismatch"
 func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
-		unburied := p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 // nobody has made its dead letter
-		if res.Failure() != nil && unburied {
-			return Decision{Action: Reject, Err: res.Failure(), Result: res}
+		failure := res.Failure()
+		if failure != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 { // it has no dead letter
+			return Decision{Action: Reject, Err: failure, Result: res}
 		}
-		return Decision{Action: Ack, Err: res.Failure(), Result: res}
+		return Decision{Action: Ack, Err: failure, Result: res}
 	case *oncemill.ClaimLostError:
 		return Decision{Action: Leave, Err: err}
 	case *oncemill.MismatchError:

@@ -209,7 +209,7 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	case decision.Action == mismatched:
 		decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)
 	case decision.Action == Ack && res.Failure() != nil:
-		decision = p.buryFailure(ctx, d, *call, decision)
+		decision = p.publishDeadLetter(ctx, d, *call, decision)
 	case decision.Action != Ack && res.Publication != nil:
 		res.Publication.Abandon() // for a process that can publish it
 		decision.Result.Publication = nil
@@ -218,21 +218,19 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	return decision
 }
 
-// said logs what becomes of a delivery that is not acknowledged: at level info if its handler failed, as no other line
-// tells of that, and else at level debug.
-func (t *Ticket) said(ctx context.Context, d Decision) Decision {
-	if d.Action == Ack {
-		return d
-	}
-	log := t.processor.log
-	if e, failed := d.Err.(*oncemill.RetryError); failed && !e.Uncounted { //nolint:errorlint // as decide
-		log.InfoContext(ctx, "oncemill: attempt failed; the message comes again", "id", d.ID,
+// log tells of a delivery that is not acknowledged: at level info if its handler failed, as no other line does, and
+// else at level debug.
+func (t *Ticket) log(ctx context.Context, d Decision) {
+	e, failed := d.Err.(*oncemill.RetryError) //nolint:errorlint // as decide
+	switch {
+	case d.Action == Ack:
+	case failed && !e.Uncounted:
+		t.processor.log.InfoContext(ctx, "oncemill: attempt failed; the message comes again", "id", d.ID,
 			"handler", t.delivery.Handler, "attempt", e.Attempt, "delay", e.Delay, "error", e.Err)
-		return d
+	default:
+		t.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
+			"delay", d.Delay, "error", d.Err)
 	}
-	log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action), "delay", d.Delay,
-		"error", d.Err)
-	return d
 }
 
 // decided: the handler has no outputs, and cannot publish those of an earlier run.
@@ -246,7 +244,8 @@ func (Handler) decided(ctx context.Context, t *Ticket, d Decision) Decision {
 			"id", d.ID, "from", t.delivery.Topic, "position", t.delivery.Position, "handler", t.delivery.Handler,
 			"outputs", len(publication.Messages()))
 	}
-	return t.said(ctx, d)
+	t.log(ctx, d)
+	return d
 }
 
 // begin begins the span of the delivery. It returns a context with it.
