@@ -75,7 +75,7 @@ type Config struct {
 // at most 10 s.
 const NoWait time.Duration = -1
 
-// usualWait is the Config.MaxWait that stands for none.
+// usualWait is the default Config.MaxWait.
 const usualWait = 10 * time.Second
 
 func (c Config) withDefaults() Config {

@@ -20,7 +20,8 @@ const (
 	TraceLink   TraceMode = "link"   // it begins a trace of its own
 )
 
-// withoutClaim says how a delivery counts of which the guard does not hear; nil: it does.
+// withoutClaim returns how to count a delivery that never reaches the guard. Nil: the guard counts it, or an extractor
+// panicked.
 func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 	if _, panicked := unidentified.(*panicError); panicked { //nolint:errorlint // never wrapped
 		return nil
@@ -53,7 +54,7 @@ func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 	return telemetry.UnknownCause
 }
 
-// failureOf says whether a decision is an error, and which. Duplicates are none, of failures too. Deliveries that came
+// failureOf says whether a decision is an error, and which. A duplicate is none, even of a failure. Deliveries that came
 // too early, or that a shutdown interrupted, are none either.
 func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, error) {
 	err := decision.Err

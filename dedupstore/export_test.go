@@ -16,6 +16,13 @@ func (m *Memory) TTL(k Key) (time.Duration, bool) {
 	return rec.Expires.Sub(m.now()), true
 }
 
+// Len is the number of records, expired ones included that no operation has removed yet.
+func (m *Memory) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.records)
+}
+
 // Bytes is what the records take by the store's estimate.
 func (m *Memory) Bytes() int64 {
 	m.mu.Lock()

@@ -44,7 +44,7 @@ type Filter struct {
 	States []State // one of them
 	Kinds  []Kind  // that have an outcome, of one of these kinds
 
-	// Reason is a part of why it failed last, in upper or lower case as written.
+	// Reason must occur in the reason of the last failure. Case matters.
 	Reason string
 
 	Since, Before time.Time // last claimed at or after Since, and before Before

@@ -144,13 +144,6 @@ func (m *Memory) settle(ctx context.Context, c Claim, s Settlement) error {
 	return err
 }
 
-// Len is the number of records, expired ones included that no operation has removed yet.
-func (m *Memory) Len() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.records)
-}
-
 // keep stores what became of a record, unless that is nil, until it expires, and counts its size.
 func (m *Memory) keep(rec *record, next *Stored) {
 	if next == nil {

@@ -36,8 +36,7 @@ type Transactor interface {
 }
 
 // A FirstTransactor is a Transactor that makes the first run of a key without a claim before it, and writes its record
-// once. A run that ends its process leaves no trace: use it for deliveries that
-// somebody else counts, such as a broker.
+// once. A run that ends its process leaves no trace: use it for deliveries that somebody else counts, such as a broker.
 type FirstTransactor interface {
 	Transactor
 

@@ -159,7 +159,7 @@ func moment(us uint64) time.Time {
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	return errors.Join(s.change(ctx, len(duplicates), func(op *operation, i int) error {
+	return errors.Join(s.run(ctx, len(duplicates), func(op *operation, i int) error {
 		d := duplicates[i]
 		op.on(i, noteScript, s.name(d.Key)+beside)
 		op.packed = strconv.AppendInt(op.packed, int64(d.Count), 10)

@@ -30,13 +30,13 @@ func appendOutcome(b []byte, o *dedupstore.Outcome, content bool) []byte {
 	b = appendText(b, 'K', stubs)
 	if content {
 		contents := encodeContents(o.Produced)
-		b = appendText(append(append(b, 'h'), check(stubs, contents)...), 'C', contents)
+		b = appendText(append(append(b, 'h'), checksum(stubs, contents)...), 'C', contents)
 	}
 	return b
 }
 
-// check is by what the claim script tells whether produced messages can be read, before they change hands.
-func check(stubs, contents []byte) string {
+// checksum shows the claim script whether produced messages are intact, before they change hands.
+func checksum(stubs, contents []byte) string {
 	sum := sha1.Sum(slices.Concat(stubs, contents)) //nolint:gosec // Redis has it in Lua; it finds damage, not forgers
 	return hex.EncodeToString(sum[:4])
 }

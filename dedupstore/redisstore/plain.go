@@ -44,7 +44,7 @@ func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, no
 	op.args = [...]any{"set", op.name, op, "nx", "get", "px", ms}
 }
 
-// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
+// plainAnswer reads the reply of a plain claim. Known is false if the script must be asked.
 func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
 	if op.err == redis.Nil { //nolint:errorlint // never wrapped
 		// Written again: which of the stamps is in the record?

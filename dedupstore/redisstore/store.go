@@ -136,7 +136,7 @@ func (s *Store) ask(
 	return again
 }
 
-// answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
+// answer reads the reply of a claim. Known is false if that was a plain one, and the script must be asked.
 func (s *Store) answer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
 	if op.plain() {
 		return plainAnswer(r, op)
@@ -153,7 +153,7 @@ func (s *Store) answer(r *dedupstore.Request, op *operation) (a dedupstore.Answe
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return s.change(ctx, len(extensions), func(op *operation, i int) error {
+	return s.run(ctx, len(extensions), func(op *operation, i int) error {
 		s.extend(op, i, &extensions[i])
 		return extensions[i].Validate()
 	})
@@ -161,7 +161,7 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return s.change(ctx, len(settlings), func(op *operation, i int) error {
+	return s.run(ctx, len(settlings), func(op *operation, i int) error {
 		c, settlement := &settlings[i].Claim, settlings[i].Settlement
 		err := cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement))
 		if err == nil {
@@ -171,8 +171,8 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 	})
 }
 
-// change runs operations with a yes or no as the answer. One makes each of them.
-func (s *Store) change(ctx context.Context, n int, one func(op *operation, i int) error) []error {
+// run runs operations with a yes or no as the answer. One makes each of them.
+func (s *Store) run(ctx context.Context, n int, one func(op *operation, i int) error) []error {
 	errs := make([]error, n)
 	made, ops := make([]operation, n), make([]*operation, 0, n)
 	for i := range made {

@@ -85,7 +85,7 @@ func (p *partition) take() {
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.name(), "offset", rec.Offset)
 		}
-		if r.key == "" {
+		if r.key == "" { // it needs no closure
 			p.s.places.add(r)
 		} else {
 			p.order.Start(r.key, func() { p.s.places.add(r) })

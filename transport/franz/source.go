@@ -64,7 +64,7 @@ func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
 // Processor returns what the source was made with.
 func (s *Source) Processor() *consumer.Processor { return s.once }
 
-// open returns a worker and its client. Without a handle they are to look only.
+// open returns a worker and its client. With a nil handle they only look.
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {

@@ -59,8 +59,7 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 	if err != nil {
 		return nil, limits{}, err
 	}
-	policy := e.once.Policy()
-	l, err := e.config.limits(info, policy)
+	l, err := e.config.limits(info, e.once.Policy())
 	if err != nil {
 		return nil, limits{}, err
 	}
@@ -68,10 +67,10 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
 		return nil, limits{}, l.noRight(l.nextSubject, err)
 	}
-	if err := e.sees(ctx, l, info); err != nil {
+	if err := e.sees(ctx, l); err != nil {
 		return nil, limits{}, err
 	}
-	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
+	stream := e.checkStream(ctx, l, info.AckFloor.Stream)
 	e.warn(ctx, l, info, stream)
 	err = e.checkDeadLetters(ctx, &l, stream)
 	return cons, l, err
@@ -110,11 +109,11 @@ func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInf
 
 // sees returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that was
 // looked at. A consumer of another domain or account would not answer, or its namesake here would.
-func (e *engine) sees(ctx context.Context, l limits, info *jetstream.ConsumerInfo) error {
+func (e *engine) sees(ctx context.Context, l limits) error {
 	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil &&
-		!cons.CachedInfo().Created.Equal(info.Created):
+		!cons.CachedInfo().Created.Equal(l.created):
 		return setupError(err, l.name(),
 			"is not one of the JetStream given: take the consumer from the same one, of its domain and account")
 	case err != nil:
@@ -177,7 +176,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		fetches:     atMost(maxFetches, consumer.MaxWaiting),
 	}
 	l.batch = atMost(l.maxInFlight, consumer.MaxRequestBatch)
-	if field, problem := l.problem(consumer, ackWait); field != "" {
+	if field, problem := l.problem(ackWait); field != "" {
 		return limits{}, l.misset(field, problem)
 	}
 	return l, nil
@@ -195,8 +194,8 @@ func atMost[T int | time.Duration](n, limit T) T {
 const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
-func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration) (field, problem string) {
-	switch {
+func (l limits) problem(ackWait time.Duration) (field, problem string) {
+	switch consumer := l.config; {
 	case consumer.DeliverSubject != "":
 		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without "+
 			"DeliverSubject", consumer.DeliverSubject)
@@ -228,9 +227,7 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 // checkStream warns of a stream that keeps messages longer than their outcomes are remembered. It logs which messages
 // the stream has deleted before the consumer was done with them, if it has acknowledged all up to done. It returns the
 // stream's configuration, or nil if it cannot look.
-func (e *engine) checkStream(
-	ctx context.Context, l limits, done uint64, policy oncemill.Policy,
-) *jetstream.StreamConfig {
+func (e *engine) checkStream(ctx context.Context, l limits, done uint64) *jetstream.StreamConfig {
 	err := refusal(ctx, e.js.Conn(), api(e.js)+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
 	if err == nil {
@@ -241,7 +238,7 @@ func (e *engine) checkStream(
 			"Policy.Window", "error", err)
 		return nil
 	}
-	config, first := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq
+	config, first, window := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq, e.once.Policy().Window
 	if done+1 < first && l.losesWhatIsDeleted(&config) {
 		l.log.ErrorContext(ctx,
 			"natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; "+
@@ -249,11 +246,11 @@ func (e *engine) checkStream(
 			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes",
 			config.MaxBytes)
 	}
-	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > policy.Window) {
+	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
 		l.log.WarnContext(ctx,
 			"natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that "+
 				"runs handlers again; set MaxAge to at most the window, or a longer window",
-			"maxAge", config.MaxAge, "window", policy.Window)
+			"maxAge", config.MaxAge, "window", window)
 	}
 	return &config
 }

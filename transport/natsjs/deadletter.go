@@ -29,7 +29,7 @@ func (e *engine) checkDeadLetters(ctx context.Context, l *limits, stream *jetstr
 	if err := l.deletesDeadLetters(l.config); err != nil {
 		return err
 	}
-	if field, covered := l.delivers(stream, topic); covered {
+	if field, covered := delivers(&l.config, stream, topic); covered {
 		l.log.ErrorContext(ctx,
 			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
 				"other handlers on the same subject are handled: set filters without that subject, or another "+
@@ -59,7 +59,7 @@ func (l limits) deletesDeadLetters(config jetstream.ConsumerConfig) error {
 	if l.queue == nil {
 		return nil
 	}
-	field, covered := limits{config: config}.delivers(l.queue, l.deadTopic)
+	field, covered := delivers(&config, l.queue, l.deadTopic)
 	if !covered {
 		return nil
 	}
@@ -68,11 +68,13 @@ func (l limits) deletesDeadLetters(config jetstream.ConsumerConfig) error {
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
-func (l limits) delivers(stream *jetstream.StreamConfig, subject string) (field string, yes bool) {
-	field, patterns := "FilterSubjects", l.config.FilterSubjects
+func delivers(
+	consumer *jetstream.ConsumerConfig, stream *jetstream.StreamConfig, subject string,
+) (field string, yes bool) {
+	field, patterns := "FilterSubjects", consumer.FilterSubjects
 	switch {
-	case l.config.FilterSubject != "":
-		field, patterns = "FilterSubject", []string{l.config.FilterSubject}
+	case consumer.FilterSubject != "":
+		field, patterns = "FilterSubject", []string{consumer.FilterSubject}
 	case len(patterns) == 0 && stream != nil:
 		field, patterns = "FilterSubject, which is empty,", stream.Subjects
 	}
@@ -123,7 +125,7 @@ func (l limits) keeps(ctx context.Context, js jetstream.JetStream, subject strin
 	}
 	config, all := s.CachedInfo().Config, s.ListConsumers(ctx)
 	for info := range all.Info() {
-		_, yes := limits{config: info.Config}.delivers(&config, subject)
+		_, yes := delivers(&info.Config, &config, subject)
 		own := info.Name == l.consumer && info.Created.Equal(l.created)
 		kept = kept || yes && !own
 	}

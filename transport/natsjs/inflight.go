@@ -52,7 +52,7 @@ func (f *inFlight) receive(ctx context.Context, msg *nats.Msg, now time.Time) {
 	f.mu.Unlock()
 	f.came(ctx, m)
 	f.handling.Add(1)
-	if m.orderKey == "" {
+	if m.orderKey == "" { // it needs no closure
 		f.begin(ctx, m)
 	} else {
 		f.order.Start(m.orderKey, func() { f.begin(ctx, m) })
@@ -100,9 +100,7 @@ func (f *inFlight) end(m *message) {
 	delete(f.messages, m)
 	f.mu.Unlock()
 	f.went()
-	if m.orderKey != "" {
-		f.order.Done(m.orderKey)
-	}
+	f.order.Done(m.orderKey)
 	f.handling.Done()
 }
 

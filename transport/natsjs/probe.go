@@ -61,7 +61,7 @@ func (w *watcher) ask(m *message) (answer *nats.Subscription, err error) {
 
 // await returns nil when there is an answer, or nats.ErrNoResponders at once.
 func await(answer *nats.Subscription) error {
-	defer func() { _ = answer.Unsubscribe() }() // the connection is closed
+	defer func() { _ = answer.Unsubscribe() }() // fails only if the connection is closed
 	_, err := answer.NextMsg(time.Second)
 	return err
 }

@@ -74,8 +74,7 @@ func withReason(err error, nc *nats.Conn) error {
 	case last == nil || errors.Is(err, last) || !closed && nc.IsConnected():
 		return err
 	case closed:
-		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // that is not what this error is
+		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // errors.Is must not match it
 	}
-	// that is not what this error is
-	return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint // a text is enough
+	return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint // as above
 }
