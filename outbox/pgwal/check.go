@@ -179,6 +179,9 @@ const lost = "lost"
 // on. Or the outbox table was made again, and the publication shows the new one.
 func (r *Relay) watch(ctx context.Context, began facts) error {
 	f, err := r.look(ctx)
+	if hasCode(err, codeCannotConnectNow) { // it would wait for a relay that has not confirmed everything
+		return err
+	}
 	if err != nil {
 		return nil // the next look, or the connection, will say so
 	}

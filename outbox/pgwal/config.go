@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
 // Config configures a Relay. Only Pool is required. Contradictions are errors of New that name the field.
@@ -85,10 +86,7 @@ func (c Config) withDefaults() Config {
 	c.Backoff.Min = cmp.Or(c.Backoff.Min, time.Second)
 	c.Backoff.Max = cmp.Or(c.Backoff.Max, max(time.Minute, c.Backoff.Min))
 	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	c.Logger = telemetry.Logger(c.Logger)
+	c.Logger = telemetry.Logger(cmp.Or(c.Logger, slog.Default()))
 	return c
 }
 
@@ -102,6 +100,11 @@ var (
 	noLetters = regexp.MustCompile(`[^a-z0-9]+`)
 	slotName  = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
 )
+
+// outbox is the config of the table.
+func (c Config) outbox() pgoutbox.Config {
+	return pgoutbox.Config{Schema: c.Schema, Table: c.Table, Logger: c.Logger}
+}
 
 // validate checks a config after its defaults were filled in. Schema and Table are for pgoutbox to check.
 func (c Config) validate() error {

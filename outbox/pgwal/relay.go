@@ -48,7 +48,7 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	box, err := pgoutbox.New(cfg.Pool, pgoutbox.Config{Schema: cfg.Schema, Table: cfg.Table, Logger: cfg.Logger})
+	box, err := pgoutbox.New(cfg.Pool, cfg.outbox())
 	if err != nil {
 		return nil, err
 	}
@@ -63,10 +63,19 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 		said:   map[string]time.Time{},
 	}
 	r.cleaner = &outgoing.Cleaner{
-		Remove: box.Clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
+		Remove: r.clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
 		Timeout: r.limits.storeTimeout, Fault: r.sayFault,
 	}
 	return r, nil
+}
+
+// clean removes published rows. The table says whether it is ordered.
+func (r *Relay) clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	box, err := pgoutbox.Find(ctx, r.cfg.Pool, r.cfg.outbox())
+	if err != nil {
+		return 0, err
+	}
+	return box.Clean(ctx, age, limit)
 }
 
 const (
@@ -178,6 +187,6 @@ func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
 		ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 		defer cancel()
 		s, err := r.box.Stats(ctx)
-		return telemetry.Stats{Pending: s.Pending, Dead: s.Dead, Oldest: s.Oldest}, err
+		return telemetry.Stats(s), err
 	})
 }

@@ -212,6 +212,17 @@ func TestRelay_CleansWhenTheRetentionIsOver(t *testing.T) {
 	}
 }
 
+// A table that an outbox.Relay published in order is cleaned too.
+func TestRelay_CleansAnOrderedTable(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *settings) { c.Retention = time.Hour })
+	g.write(numbered(1)...)
+	g.exec(`UPDATE oncemill_outbox SET published_at = now() - interval '2 hours'`)
+	g.exec(`UPDATE oncemill_outbox_settings SET ordered = true`)
+	g.start()
+	until(t, "the cleaning", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
+}
+
 func TestRelay_PoisonIsParkedAndHoldsUpItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) {
