@@ -25,6 +25,8 @@
 //   - One copy after a crash of the server with innodb_flush_log_at_trx_commit other than 1, or after a failover to a
 //     replica that lags. Leases and results of the last moment may be forgotten, and their batches are published again,
 //     with the same IDs.
+//   - A prompt takeover from a relay whose host vanishes or stands still in the middle of a lease. Its locks last until
+//     the server closes the connection, for its wait_timeout (by default 8 hours): set some minutes in the relay's DSN.
 //   - A steady clock. It is the database's. Set forward, leases end early; set back, rows are due and leases end later.
 //
 // max_allowed_packet bounds the size of a message.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,17 +40,23 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) (rows []outbo
 				return err
 			}
 		}
-		numbers, err := choose(ctx, tx, state, r.Limit)
-		if rows = nil; err != nil || len(numbers) == 0 {
+		chosen, err := choose(ctx, tx, state, r.Limit)
+		if rows = nil; err != nil || len(chosen) == 0 {
 			return err
 		}
-		these := list(numbers...)
+		these := list(chosen...)
 		if rows, err = o.read(ctx, tx, these); err != nil {
 			return err
 		}
-		_, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET unknowns = unknowns + (token IS NOT NULL), "+
-			"token = %s, state = %d, at = %s + %d WHERE number IN %s",
-			list(r.Token), suspect, now, sqlstore.Micros(r.Lease), these))
+		n, err := sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET unknowns = unknowns + (token IS NOT NULL), "+
+			"token = %s, state = %d, at = %s + %d WHERE number IN %s AND state = %d AND at <= %s",
+			list(r.Token), suspect, now, sqlstore.Micros(r.Lease), these, state, now))
+		if err != nil || n == len(rows) {
+			return err
+		}
+		// inOrder locks no rows: a relay whose lease had ended has settled some of these meanwhile.
+		leased, err := numbers(ctx, tx, o.in("SELECT number FROM `{table}` WHERE token = ")+list(r.Token))
+		rows = slices.DeleteFunc(rows, func(row outbox.Row) bool { return !slices.Contains(leased, any(row.Number)) })
 		return err
 	})
 	if err != nil {

@@ -205,9 +205,9 @@ func (w writer) lock(ctx context.Context, records []record) error {
 	return err
 }
 
-// compare looks at the rows of records, of which some were there before, and makes dead ones pending again. It locks
-// nothing of the others, so that relays can go on. A transaction may not see a row that is younger than its first read:
-// such a row is looked at with a lock, which shows it as it is.
+// compare looks at the rows of records, of which some were there before, and makes pending again what is dead, or was
+// removed meanwhile. It locks nothing of the others, so that relays can go on. A transaction may not see a row that is
+// younger than its first read: such a row is looked at with a lock, which shows it as it is.
 func (w writer) compare(ctx context.Context, records []record) error {
 	for _, lock := range [...]string{"", " FOR UPDATE"} {
 		found, err := w.find(ctx, records, lock)
@@ -222,7 +222,7 @@ func (w writer) compare(ctx context.Context, records []record) error {
 				unseen = append(unseen, r)
 			case string(there.key) != r.Key || !bytes.Equal(there.payload, r.Payload):
 				return &outbox.ConflictError{ID: r.ID, Topic: r.Topic}
-			case there.state == dead:
+			case there.state == dead || there.removed:
 				if err := w.revive(ctx, r); err != nil {
 					return err
 				}
@@ -239,6 +239,7 @@ func (w writer) compare(ctx context.Context, records []record) error {
 type rowFound struct {
 	key, payload []byte
 	state        int
+	removed      bool // but this transaction had it locked: see remove
 }
 
 func (w writer) find(ctx context.Context, records []record, lock string) (map[string]rowFound, error) {
@@ -246,13 +247,13 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 	for i, r := range records {
 		names[i] = r.name
 	}
-	query := w.outbox.sql("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (`{table}_name`) "+
-		"WHERE name IN %s%s", list(names...), lock)
+	query := w.outbox.sql("SELECT name, message_key, payload, state, state = %d AND at = 0 FROM `{table}` FORCE INDEX (`{table}_name`) "+
+		"WHERE name IN %s%s", published, list(names...), lock)
 	found := map[string]rowFound{}
 	err := sqlstore.EachRow(ctx, w.tx, query, func(rows *sql.Rows) error {
 		var name string
 		var r rowFound
-		err := rows.Scan(&name, &r.key, &r.payload, &r.state)
+		err := rows.Scan(&name, &r.key, &r.payload, &r.state, &r.removed)
 		found[name] = r
 		return err
 	})
@@ -261,7 +262,8 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 
 func (w writer) revive(ctx context.Context, r record) error {
 	_, err := sqlstore.Change(ctx, w.tx, w.outbox.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, "+
-		"header = %s, at = %s WHERE name = %s AND state = %d", pending, list(r.Text), dueOf(r), list(r.name), dead))
+		"order_hash = %s, header = %s, at = %s WHERE name = %s AND (state = %d OR state = %d AND at = 0)",
+		pending, list(w.outbox.orderOf(r.Key)), list(r.Text), dueOf(r), list(r.name), dead, published))
 	return err
 }
 
