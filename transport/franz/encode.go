@@ -25,7 +25,7 @@ func encode(m producer.Message) (*kgo.Record, error) {
 	case key == "":
 		key = value
 	case value != "" && value != key:
-		return nil, invalid("header "+producer.HeaderKey, fmt.Sprintf("is %.80q although the key is %.80q", value, key))
+		return nil, invalid("header "+producer.HeaderKey, "differs from Message.Key")
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 		value := m.Header[name]

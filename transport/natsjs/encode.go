@@ -47,7 +47,7 @@ func (e *encoder) encode(m producer.Message) (id string, err error) {
 		case strings.EqualFold(name, producer.HeaderGeneration):
 			generation = value
 		case m.Key != "" && strings.EqualFold(name, producer.HeaderKey) && value != m.Key:
-			return "", invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
+			return "", invalid("header "+name, "differs from Message.Key")
 		}
 		e.set(name, value)
 	}
