@@ -56,12 +56,27 @@ func (k *kit) brief(id string) dedupstore.Request {
 // ask claims and returns whatever the answer is.
 func (k *kit) ask(r dedupstore.Request) dedupstore.Answer {
 	k.Helper()
-	a, err := dedupstore.ClaimOne(k.Context(), k.Store, r)
+	a, err := k.patient(r)
 	if err != nil {
 		k.Fatalf("claim of %q: %v", r.Key.ID, err)
 	}
 	return a
 }
+
+// patient claims, and again while the answer is that somebody is at work on the record for moments. A store may say so
+// when a lock took long, as beside a slow disk.
+func (k *kit) patient(r dedupstore.Request) (a dedupstore.Answer, err error) {
+	for range 100 {
+		a, err = dedupstore.ClaimOne(k.Context(), k.Store, r)
+		if err != nil || a.Status != dedupstore.Busy || a.Fence != 0 || a.Wait > moments {
+			break
+		}
+		time.Sleep(a.Wait)
+	}
+	return a, err
+}
+
+const moments = 10 * time.Millisecond
 
 // claim claims and wants the answer.
 func (k *kit) claim(r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
