@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -102,18 +103,10 @@ func (c Config) withDefaults() Config {
 	if c.Audit == nil {
 		c.Audit = func(context.Context, Entry) {}
 	}
-	if c.Notes == nil {
-		c.Notes = &Notes{}
-	}
-	if c.Every == 0 {
-		c.Every = 2 * time.Second
-	}
-	if c.Rate == 0 {
-		c.Rate = 100
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Notes = cmp.Or(c.Notes, &Notes{})
+	c.Every = cmp.Or(c.Every, 2*time.Second)
+	c.Rate = cmp.Or(c.Rate, 100)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

@@ -110,6 +110,7 @@ func refuse(status int, err error) error { return &statusError{status, err} }
 
 var (
 	errNoPage = errors.New("there is no such page")
+	errNoID   = errors.New("this dead letter has no ID, by which it could be shown")
 	errMethod = errors.New("the page is not asked for in this way")
 )
 

@@ -22,7 +22,7 @@ type DeadLetters interface {
 	// Predict says what a redrive would do, by reason, and when the newest of these letters came.
 	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, newest time.Time, err error)
 
-	// Redrive publishes the messages that will run, and tells how it comes on. It sends no letter that came later than
+	// Redrive publishes the messages that will run, and reports its progress. It sends no letter that came later than
 	// the newest of the prediction. It stops if many fail again.
 	Redrive(ctx context.Context, r RedriveRequest) error
 }
@@ -33,7 +33,7 @@ type RedriveRequest struct {
 	Newest   time.Time      // of the prediction
 	Rate     int            // messages a second at most
 	Who, Why string         // for an audit log
-	On       func(Redriven) // is told how it comes on; never nil
+	On       func(Redriven) // is told the progress; never nil
 }
 
 // A DeadLetterFilter says which letters are meant. The zero value means all.

@@ -17,7 +17,7 @@
 //	GET  …/outbox       Outbox: in, state, topic, id
 //	GET  …/health       Health
 //	GET  …/plan         what an action would change: id
-//	GET  …/task         how an action comes on, and how each record ended: id
+//	GET  …/task         how far an action is, and how each record ended: id
 //	GET  …/live         server-sent events: screen, in, id
 //	GET  …/console.css  …/console.js  …/console.svg
 //	POST …/plan         makes a plan; changes nothing

@@ -414,7 +414,17 @@ func (b *toyBox) Replay(_ context.Context, r outbox.ReplayRequest) (int, error) 
 	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	return b.change(r.IDs, outbox.Published, outbox.Pending)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := 0
+	for i := range b.rows {
+		row := &b.rows[i]
+		if row.State == outbox.Published && slices.Contains(r.IDs, row.ID) && (r.Topic == "" || r.Topic == row.Topic) {
+			row.State = outbox.Pending
+			n++
+		}
+	}
+	return n, nil
 }
 
 func (b *toyBox) states() (all []string) {

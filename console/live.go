@@ -110,7 +110,7 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 		var html []byte
 		if err == nil {
 			html, err = snap.part(p.name, func() ([]byte, error) {
-				within, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), lookPatience)
+				within, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), lookTimeout)
 				defer cancel()
 				return c.event(within, p, screen)
 			})

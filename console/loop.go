@@ -14,12 +14,12 @@ const (
 	// share bounds what the loop asks of a server: after a page that took some time, it waits that many times as long.
 	share = 15
 
-	idleAfter    = time.Minute
-	lookPatience = 10 * time.Second
+	idleAfter   = time.Minute
+	lookTimeout = 10 * time.Second
 
-	findingsEvery    = 5 * time.Minute
-	findingsPatience = time.Minute
-	findingsSource   = "\x00findings"
+	findingsEvery   = 5 * time.Minute
+	findingsTimeout = time.Minute
+	findingsSource  = "\x00findings"
 )
 
 var errRunning = errors.New("console: Run runs already")
@@ -137,15 +137,6 @@ func (s *seen) Lag() (oldest time.Duration) {
 // Behind reports whether an outbox has a row that has been due for long.
 func (s *seen) Behind() bool { return s.Lag() > time.Minute }
 
-// Wrong counts the findings that are errors, and the sources that did not answer.
-func (s *seen) Wrong() int {
-	n := len(s.Problems())
-	if s.Findings != nil {
-		n += s.Findings.Errors()
-	}
-	return n
-}
-
 // Problems say which sources did not answer.
 func (s *seen) Problems() (all []Finding) {
 	add := func(subject, problem string) {
@@ -194,16 +185,6 @@ type findingsSeen struct {
 	All     []Finding
 	At      time.Time
 	Problem string
-}
-
-// Errors counts the findings that are errors.
-func (f *findingsSeen) Errors() (n int) {
-	for _, one := range f.All {
-		if one.Severity == "error" {
-			n++
-		}
-	}
-	return n
 }
 
 // see changes what was sampled last.
@@ -279,21 +260,17 @@ func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken bo
 	return false
 }
 
-// hurry makes a source look now. It reports whether there is such a source.
-func (c *Console) hurry(source string) bool {
-	wake, ok := c.wake[source]
-	if ok {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
+// hurry makes a source look now, if there is such a source.
+func (c *Console) hurry(source string) {
+	select {
+	case c.wake[source] <- struct{}{}:
+	default:
 	}
-	return ok
 }
 
 func (c *Console) watchFindings(ctx context.Context) {
 	for ctx.Err() == nil {
-		within, cancel := context.WithTimeout(ctx, findingsPatience)
+		within, cancel := context.WithTimeout(ctx, findingsTimeout)
 		all, err := c.config.Findings(within)
 		cancel()
 		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
@@ -309,7 +286,7 @@ func (c *Console) watchFindings(ctx context.Context) {
 func (c *Console) watchTraffic(ctx context.Context) {
 	var m meter
 	for ctx.Err() == nil {
-		within, cancel := context.WithTimeout(ctx, lookPatience)
+		within, cancel := context.WithTimeout(ctx, lookTimeout)
 		counters, err := c.config.Counters(within)
 		cancel()
 		if err == nil {

@@ -41,7 +41,7 @@ func (c *Console) watchOutbox(ctx context.Context, i int) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		if !c.idle() {
-			within, cancel := context.WithTimeout(ctx, lookPatience)
+			within, cancel := context.WithTimeout(ctx, lookTimeout)
 			shown.Problem = problemOf(shown.look(within, o.Inspector, &way))
 			cancel()
 			now := shown

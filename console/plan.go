@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -18,16 +19,20 @@ import (
 )
 
 const (
-	mostPlanned  = 1000 // records or rows of a plan
-	mostPlans    = 50
-	planLife     = 10 * time.Minute
-	planPatience = 2 * time.Second // how long a plan looks for records
+	mostPlanned = 1000 // records or rows of a plan
+	mostPlans   = 50
+	planLife    = 10 * time.Minute
+	planTimeout = 2 * time.Second // how long a plan looks for records
 )
 
 var (
 	errNoPlan = errors.New("this plan is gone, or not yours: a plan lives for ten minutes, and is used once")
 	errNobody = errors.New("nothing was chosen, or it is gone")
 	errReplay = errors.New("this outbox cannot replay")
+
+	errManyReasons = errors.New("these failures have many reasons: choose single ones")
+	errManyRows    = errors.New("the outbox has too many rows to find all of these messages in time: choose a topic, " +
+		"or single rows")
 )
 
 // A plan is what an action would change, as somebody has seen it.
@@ -44,6 +49,7 @@ type plan struct {
 	Which   DeadLetterFilter
 	Foresee []Prediction
 	Newest  time.Time // of the letters
+	Topic   string    // of a replay; empty: all
 
 	Counts  []amount // what would change, by scope and state
 	Refused []amount // what would not, by reason
@@ -199,7 +205,10 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		if !q.Filtered() {
 			return refuse(http.StatusBadRequest, errNobody)
 		}
-		f, err := c.find(ctx, s, q, mostPlanned, planPatience)
+		if q.Pattern == otherGroup {
+			return refuse(http.StatusBadRequest, errManyReasons)
+		}
+		f, err := c.find(ctx, s, q, mostPlanned, planTimeout)
 		if err != nil {
 			return err
 		}
@@ -265,10 +274,14 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (er
 	}
 	p.In = t.Name
 	p.Which = DeadLetterFilter{Reason: form.Get("reason"), ID: form.Get("id")}
-	if pattern := form.Get("pattern"); p.Which.Reason == "" {
-		p.Which.Reason = pieceOf(pattern)
+	if pattern := form.Get("pattern"); pattern != "" && p.Which.Reason == "" {
+		if p.Which.Reason = pieceOf(pattern); p.Which.Reason == "" {
+			return refuse(http.StatusBadRequest, errManyReasons)
+		}
 	}
 	switch {
+	case form.Has("id") && p.Which.ID == "":
+		return refuse(http.StatusBadRequest, errNobody)
 	case p.Which.ID != "":
 		p.About = fmt.Sprintf("letters of message %q", p.Which.ID)
 	case p.Which.Reason != "":
@@ -301,18 +314,26 @@ func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error 
 	if len(ids) == 0 && form.Get("all") == "" {
 		return refuse(http.StatusBadRequest, errNobody)
 	}
-	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planPatience, func(r *outbox.RowInfo) bool {
+	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planTimeout, func(r *outbox.RowInfo) bool {
 		return len(ids) == 0 || ids[r.ID]
 	})
-	if err == nil && f.Topic != "" && p.Action != Replay {
+	if p.Action == Replay {
+		p.Topic = f.Topic
+	}
+	if err == nil && (more || f.Topic != "") && p.Topic == "" {
 		// Outboxes change rows by message ID, in all topics: show what else that is.
+		clear(ids)
 		for i := range all {
 			ids[all[i].ID] = true
 		}
 		f.Topic = ""
-		all, more, err = rowsOf(ctx, o.Inspector, f, mostPlanned, planPatience, func(r *outbox.RowInfo) bool {
+		var cut bool
+		all, cut, err = rowsOf(ctx, o.Inspector, f, math.MaxInt, planTimeout, func(r *outbox.RowInfo) bool {
 			return ids[r.ID]
 		})
+		if cut {
+			return refuse(http.StatusBadRequest, errManyRows)
+		}
 	}
 	if err != nil {
 		return err

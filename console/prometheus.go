@@ -43,7 +43,7 @@ func scrape(ctx context.Context, client *http.Client, url string) ([]Counter, er
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("console: metrics: %s: %s", url, answer.Status)
+		return nil, fmt.Errorf("console: metrics: %s: %s", r.URL.Redacted(), answer.Status)
 	}
 	return readMetrics(io.LimitReader(answer.Body, mostMetrics))
 }

@@ -67,6 +67,9 @@ type query struct {
 	shown  int // on the pages before
 }
 
+// openFailures is the state of failures that are not archived, on their own screen.
+const openFailures = "failing"
+
 var states = []string{"running", "retryable", "publishing", "succeeded", "failed", "unknown"}
 
 // ages are what Messages offers for Since and Before.
@@ -86,7 +89,7 @@ func readQuery(q url.Values, now time.Time) (*query, error) {
 		f.States = []dedupstore.State{dedupstore.State(f.State)}
 	case "succeeded", "failed", "unknown":
 		f.Kinds = []dedupstore.Kind{dedupstore.Kind(f.State)}
-	case "failing":
+	case openFailures:
 		f.Kinds = failed
 	default:
 		return nil, refuse(http.StatusBadRequest, fmt.Errorf("console: state is %q, want one of %s", f.State,
@@ -187,7 +190,9 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 		}
 		f.Unread = cmp.Or(f.Unread, problemOf(err))
 		f.Total = max(f.Total, page.Total)
-		all := slices.DeleteFunc(page.Records, func(r dedupstore.Record) bool { return have[r.Key] || !q.matches(&r) })
+		all := slices.DeleteFunc(page.Records, func(r dedupstore.Record) bool {
+			return have[r.Key] || !q.matches(&r) || q.State == openFailures && c.config.Notes.of(s.Name, &r) != nil
+		})
 		newestFirst(all)
 		skip = min(skip, len(all))
 		taken := all[skip:min(len(all), skip+max(0, most-len(f.Records)))]
@@ -221,7 +226,7 @@ func (f *found) goOn(q *query, after string, skip int) {
 	f.Next = string(link("", append(q.pairs(), "after", after, "skip", skip, "looked", f.Looked)...))[len("./"):]
 }
 
-// newestFirst sorts by the last claim: stores keep no order, and a page shall look the same when it is asked for again.
+// newestFirst sorts by the last claim: stores keep no order, and a page should look the same when it is loaded again.
 func newestFirst(all []dedupstore.Record) {
 	slices.SortFunc(all, func(a, b dedupstore.Record) int {
 		return cmp.Or(b.Claimed.Compare(a.Claimed), strings.Compare(a.Key.String(), b.Key.String()))

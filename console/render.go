@@ -62,10 +62,8 @@ func (c *Console) render(w http.ResponseWriter, v *visitor, name string, p *page
 
 var funcs = template.FuncMap{
 	"time":    timeTag,
-	"ago":     ago,
 	"span":    explain.Span,
 	"num":     number,
-	"percent": percent,
 	"tone":    tone,
 	"stateOf": func(r *dedupstore.Record) string { return stateOf(r.State, r.Outcome.Kind) },
 	"scope":   func(k dedupstore.Key) string { return k.Tenant + ":" + k.Group + ":" + k.Handler },

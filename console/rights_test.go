@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // forms are what asks for each action.
@@ -68,6 +69,54 @@ func TestActions_DoWhatThePlanSays(t *testing.T) {
 				t.Errorf("the audit log has %+v", entries)
 			}
 		})
+	}
+}
+
+// A plan shows all that its action changes: outboxes change rows by message ID, in all topics, and a replay of a topic
+// is of that topic.
+func TestPlan_OfRowsInSeveralTopics(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	for _, topic := range []string{"orders", "audit"} {
+		for i := range 750 {
+			s.box.rows = append(s.box.rows, outbox.RowInfo{ID: numbered("row", i), Topic: topic, State: outbox.Dead})
+		}
+	}
+	body := s.acts(Requeue, url.Values{"in": {"shop"}, "all": {"1"}}, nil)
+	changed := strings.Count(strings.Join(s.box.states(), "\n"), "pending")
+	if changed != 1500 || !strings.Contains(body, "1,500") {
+		t.Errorf("%d rows were changed, and shown is\n%s", changed, body)
+	}
+	for i := range s.box.rows {
+		s.box.rows[i].State, s.box.rows[i].Ended = outbox.Published, time.Now().Add(-time.Hour)
+	}
+	s.acts(Replay, url.Values{"in": {"shop"}, "topic": {"audit"}, "row": {numbered("row", 7)}}, nil)
+	for _, row := range s.box.rows {
+		if replayed := row.State == outbox.Pending; replayed != (row.ID == numbered("row", 7) && row.Topic == "audit") {
+			t.Errorf("%s in %s is %s", row.ID, row.Topic, row.State)
+		}
+	}
+}
+
+// Without an ID or a reason, a filter of dead letters means all of them.
+func TestPlan_OfNobodyIsNotForAll(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	if status, body := s.get("letter?in=dead.billing"); status != http.StatusNotFound ||
+		strings.Contains(body, "secret-payload") {
+		t.Errorf("a letter without an ID: status %d\n%s", status, body)
+	}
+	for _, form := range []url.Values{
+		{"do": {"redrive"}, "in": {"dead.billing"}, "id": {""}},
+		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {otherGroup}},
+		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {noReason}},
+		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {"#"}},
+		{"do": {"forget"}, "in": {"records"}, "state": {"failing"}, "pattern": {otherGroup}},
+	} {
+		form.Set("token", s.token())
+		if status, body, _ := s.post("plan", form); status != http.StatusBadRequest {
+			t.Errorf("%v: status %d\n%s", form, status, body)
+		}
 	}
 }
 
@@ -270,8 +319,11 @@ func TestArchive_ComesBack(t *testing.T) {
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
 	s.acts(Archive, url.Values{"in": {"records"}, "key": {key("doubtful").String()}}, url.Values{"why": {"known"}})
 	s.eventually("failures", "1 archived")
-	if _, body := s.get("failures"); strings.Contains(body, "no answer from the bank") {
-		t.Error("it is still listed")
+	for _, page := range []string{"failures", "failures?list=1"} {
+		if _, body := s.get(page); strings.Contains(body, messageLink(key("doubtful"))) ||
+			strings.Contains(body, "no answer from the bank") {
+			t.Errorf("%s still lists it", page)
+		}
 	}
 	s.eventually(messageLink(key("doubtful")), "Archived by ada")
 	if err := s.store.Change(t.Context(), s.look("doubtful"), dedupstore.Rerun{}); err != nil {

@@ -273,7 +273,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
 		if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
-			q.State = cmp.Or(q.State, "failing")
+			q.State = cmp.Or(q.State, openFailures)
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed
 			}
@@ -304,7 +304,11 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 	if err != nil {
 		return err
 	}
-	all, err := t.Source.Show(ctx, r.FormValue("id"))
+	id := r.FormValue("id")
+	if id == "" { // it stands for all
+		return refuse(http.StatusNotFound, errNoID)
+	}
+	all, err := t.Source.Show(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -313,11 +317,11 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 			all[i].Header, all[i].Payload = nil, nil
 		}
 	}
-	return c.render(w, v, "letter", &page{Title: "Dead letter " + r.FormValue("id"), At: "failures", Body: struct {
+	return c.render(w, v, "letter", &page{Title: "Dead letter " + id, At: "failures", Body: struct {
 		In  string
 		ID  string
 		All []DeadLetter
-	}{t.Name, r.FormValue("id"), all}})
+	}{t.Name, id, all}})
 }
 
 // An outboxView is the screen of an outbox.

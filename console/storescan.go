@@ -71,7 +71,6 @@ func (c counts) States() []amount {
 type working struct {
 	pass
 	N      int
-	Lapsed int // their lease has ended, and nobody took over yet
 	Oldest []dedupstore.Record
 }
 
@@ -89,6 +88,7 @@ const (
 	mostGroups = 200
 	mostOldest = 10
 	otherGroup = "other reasons"
+	noReason   = "no reason given"
 )
 
 // A group is the failures whose reasons differ in numbers only.
@@ -115,6 +115,9 @@ func (g group) Sparks() (points []float64) {
 
 // patternOf makes one text of reasons that differ in numbers only, with # for them.
 func patternOf(reason string) string {
+	if reason == "" {
+		return noReason
+	}
 	var b strings.Builder
 	for at := 0; at < len(reason); {
 		end, digits := at, false
@@ -139,7 +142,7 @@ func patternOf(reason string) string {
 
 // pieceOf is the longest text that all reasons of a pattern have.
 func pieceOf(pattern string) (longest string) {
-	if pattern == otherGroup {
+	if pattern == otherGroup || pattern == noReason {
 		return ""
 	}
 	for piece := range strings.SplitSeq(pattern, "#") {
@@ -184,7 +187,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 			c.see(func(s *seen) { s.Stores[i] = &shown })
 		}
 		wait := max(c.config.Every, share*time.Since(began))
-		if w.hurried && w.shown.Problem == "" {
+		if w.hurried && w.shown.Problem == "" && !c.idle() {
 			wait = 0
 		}
 		if pause(ctx, wait, c.wake[s.Name]) {
@@ -206,7 +209,7 @@ func (w *storeScan) again() {
 
 // steps goes on for a while, or until one of the ways has ended.
 func (w *storeScan) steps(ctx context.Context, store dedupstore.Inspector, end time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	for {
 		if ended, err := w.step(ctx, store); ended || err != nil || time.Now().After(end) {
@@ -266,14 +269,7 @@ func (w *storeScan) works(ctx context.Context, store dedupstore.Inspector) error
 	if !w.read(err) {
 		return err
 	}
-	now := time.Now()
-	for i := range page.Records {
-		r := &page.Records[i]
-		w.working.N++
-		if now.After(r.Until) {
-			w.working.Lapsed++
-		}
-	}
+	w.working.N += len(page.Records)
 	w.oldest = append(w.oldest, page.Records...)
 	slices.SortFunc(w.oldest, func(a, b dedupstore.Record) int {
 		return cmp.Or(a.Claimed.Compare(b.Claimed), strings.Compare(a.Key.String(), b.Key.String()))

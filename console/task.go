@@ -230,7 +230,7 @@ func (c *Console) change(ctx context.Context, t *task) error {
 }
 
 func (c *Console) changeOne(ctx context.Context, s Store, t *task, r *dedupstore.Record) error {
-	within, cancel := context.WithTimeout(ctx, lookPatience)
+	within, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	if t.plan.Action != Archive {
 		return s.Inspector.Change(within, *r, t.change)
@@ -279,7 +279,7 @@ func (c *Console) replay(ctx context.Context, t *task) error {
 	// Replay the rows that were shown only. With those that relays publish meanwhile it would never end.
 	last := slices.MaxFunc(t.plan.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
 	r := outbox.ReplayRequest{
-		Before: last.Add(time.Microsecond), IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
+		Before: last.Add(time.Microsecond), Topic: t.plan.Topic, IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
 	}
 	for more := true; more; {
 		began := time.Now()

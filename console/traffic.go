@@ -27,7 +27,7 @@ type beat struct {
 	came map[series]int64
 }
 
-// add takes in a sample. A count that is lower than before began anew: its process was restarted.
+// add takes in a sample. A count that is lower than before says nothing: one of its processes was restarted.
 func (m *meter) add(counters []Counter, at time.Time) {
 	sums := map[series]int64{}
 	for _, c := range counters {
@@ -38,8 +38,6 @@ func (m *meter) add(counters []Counter, at time.Time) {
 		for s, n := range sums {
 			if before := m.last[s]; n > before {
 				b.came[s] = n - before
-			} else if n < before && n > 0 {
-				b.came[s] = n
 			}
 		}
 		m.beats = append(m.beats, b)
