@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"os/user"
 	"slices"
 	"strings"
 
@@ -79,20 +78,12 @@ func (a *app) agreed(ctx context.Context, c *consent, thing string, counts map[s
 
 // auditor returns where each change is told.
 func (a *app) auditor(c *consent) (log *slog.Logger, done func() error, err error) {
-	to, done := a.log, func() error { return nil }
-	if c.audit != "" {
-		f, err := os.OpenFile(c.audit, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		if err != nil {
-			return nil, nil, fmt.Errorf("audit log: %w", err)
-		}
-		to, done = f, f.Close
-	}
-	who := "unknown"
-	if u, err := user.Current(); err == nil {
-		who = u.Username
+	to, done, err := a.auditLog(c.audit)
+	if err != nil {
+		return nil, nil, err
 	}
 	host, _ := os.Hostname()
-	return slog.New(slog.NewJSONHandler(to, nil)).With("who", who+"@"+host, "why", c.why, "action", c.verb), done, nil
+	return slog.New(slog.NewJSONHandler(to, nil)).With("who", me()+"@"+host, "why", c.why, "action", c.verb), done, nil
 }
 
 func plural(n int, what string) string {

@@ -97,7 +97,7 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if err := s.readLogins(); err != nil {
 		return err
 	}
-	logTo, done, err := s.auditLog()
+	logTo, done, err := s.auditLog(s.audit)
 	if err != nil {
 		return err
 	}
@@ -207,11 +207,12 @@ func (s *consoleServer) findings(ctx context.Context) (all []console.Finding, er
 	return all, err
 }
 
-func (s *consoleServer) auditLog() (to io.Writer, done func() error, err error) {
-	if s.audit == "" {
-		return s.log, func() error { return nil }, nil
+// auditLog opens the audit log for lines to be added; without a path it is what else is told.
+func (a *app) auditLog(path string) (to io.Writer, done func() error, err error) {
+	if path == "" {
+		return a.log, func() error { return nil }, nil
 	}
-	f, err := os.OpenFile(s.audit, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("audit log: %w", err)
 	}

@@ -26,7 +26,7 @@ type letter struct {
 	at               time.Time
 }
 
-// letters are the dead letters of a topic.
+// deadLetters are the dead letters of a topic.
 type deadLetters interface {
 	// each calls do with each letter that is there now, or that is still to be redriven, until do returns false. It
 	// takes none.

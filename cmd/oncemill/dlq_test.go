@@ -25,6 +25,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -437,7 +438,7 @@ func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
 	r.work(func(context.Context) {
 		for ctx.Err() == nil {
 			_ = r.pub.Publish(ctx, producer.Message{ID: rand.Text(), Topic: "dead"})
-			pause(ctx, 2*time.Millisecond)
+			pace.Sleep(ctx, 2*time.Millisecond)
 		}
 	})
 	status, _, log := r.command("dlq", "redrive", "dead", "--yes", "--rate", "20")
@@ -449,7 +450,7 @@ func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
 		t.Errorf("%d messages were sent for 40 letters", sent)
 	}
 	dead := r.count("dead")
-	cons, err := r.js.Consumer(t.Context(), "DEAD", "oncemill-redrive")
+	cons, err := r.js.Consumer(t.Context(), "DEAD", "oncemill-redrive-dead")
 	r.must(err)
 	if taken := cons.CachedInfo().Delivered.Stream; dead < 200 || taken > 100 {
 		t.Errorf("it took %d letters of %d, %d of them later than its plan", taken, dead, dead-40)

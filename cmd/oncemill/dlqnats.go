@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -33,14 +34,17 @@ type natsLetters struct {
 	waited  bool
 }
 
+// noSubject is what a subject may have and the name of a consumer may not.
+var noSubject = regexp.MustCompile(`[.*>\\/\s]`)
+
 func (a *app) natsLetters(ctx context.Context, d *dlq, topic string) (deadLetters, error) {
 	js, err := a.jetStream(nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return nil, err
 	}
 	l := &natsLetters{
-		app: a, js: js, subject: topic, name: cmp.Or(d.name, "oncemill-redrive"), flags: d,
-		taken: map[uint64]jetstream.Msg{},
+		app: a, js: js, subject: topic, flags: d, taken: map[uint64]jetstream.Msg{},
+		name: cmp.Or(d.name, "oncemill-redrive-"+noSubject.ReplaceAllString(topic, "_")),
 	}
 	name := d.stream
 	if name == "" {
@@ -94,7 +98,15 @@ func (l *natsLetters) progress(ctx context.Context) (*jetstream.ConsumerInfo, er
 	if err != nil {
 		return nil, fmt.Errorf("consumer %q: %w", l.name, err)
 	}
-	return durable.CachedInfo(), nil
+	return durable.CachedInfo(), l.owns(durable)
+}
+
+// owns returns an error if a durable consumer keeps the progress of another subject.
+func (l *natsLetters) owns(durable jetstream.Consumer) error {
+	if subject := durable.CachedInfo().Config.FilterSubject; subject != l.subject {
+		return fmt.Errorf("consumer %q is of subject %q: say another --name", l.name, subject)
+	}
+	return nil
 }
 
 // readTimeout is how long the next letter may take: if the last one is removed meanwhile, none comes.
@@ -236,10 +248,7 @@ func (l *natsLetters) consume(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("consumer %q: %w", l.name, err)
 	}
-	if subject := l.durable.CachedInfo().Config.FilterSubject; subject != l.subject {
-		return fmt.Errorf("consumer %q is of subject %q: say another --name", l.name, subject)
-	}
-	return nil
+	return l.owns(l.durable)
 }
 
 func (l *natsLetters) done(ctx context.Context, sent []letter) error {

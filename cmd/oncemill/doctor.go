@@ -116,7 +116,7 @@ Exit status 3: there is an error among the findings.`,
 	return cmd
 }
 
-// patience bounds the look at one server.
+// lookTimeout bounds the look at one server.
 const lookTimeout = 15 * time.Second
 
 func (d *doctor) run(ctx context.Context) error {

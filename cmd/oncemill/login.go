@@ -13,7 +13,7 @@ import (
 // logins are the tokens of people, by name.
 type logins map[string]string
 
-// leastToken is the shortest token: nobody shall find it out by trying.
+// leastToken is the length of the shortest token: nobody should be able to guess one.
 const leastToken = 16
 
 // parseLogins reads lines NAME:TOKEN. Empty ones and those that begin with "#" are left out.

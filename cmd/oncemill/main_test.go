@@ -450,6 +450,10 @@ func TestSplit_HidesPasswords(t *testing.T) {
 	if shown := redacted(at); shown != "postgres://h/db?table=t" {
 		t.Errorf("the address is told as %q, want it without passwords", shown)
 	}
+	token := &url.URL{Scheme: "nats+kv", User: url.User("secret"), Host: "h", Path: "/bucket"}
+	if shown := redacted(token); shown != "nats+kv://xxxxx@h/bucket" {
+		t.Errorf("the address is told as %q, want it without the token", shown)
+	}
 }
 
 // What a server says may come from whoever wrote a key there: it must not steer the terminal.

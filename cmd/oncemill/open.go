@@ -160,6 +160,9 @@ func redacted(at *url.URL) string {
 	query.Del("password")
 	query.Del("sslpassword")
 	shown.RawQuery = query.Encode()
+	if _, set := at.User.Password(); at.User != nil && !set && strings.HasSuffix(at.Scheme, "+kv") { // a token of NATS
+		shown.User = url.User("xxxxx")
+	}
 	return shown.Redacted()
 }
 
@@ -261,6 +264,11 @@ func (a *app) mysql(at *url.URL) (*sql.DB, error) {
 		return nil, usagef("%s: %w", redacted(at), err)
 	}
 	config.Logger = &mysql.NopLogger{} // of what the errors say, too
+	if config.Params == nil {
+		config.Params = map[string]string{}
+	}
+	// Locks last as long if this process vanishes or stands still.
+	config.Params["wait_timeout"] = cmp.Or(config.Params["wait_timeout"], "60")
 	connector, err := mysql.NewConnector(config)
 	if err != nil {
 		return nil, usagef("%s: %w", redacted(at), err)

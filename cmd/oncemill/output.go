@@ -156,7 +156,7 @@ func (p *progress) end() {
 	}
 }
 
-// colours, for a terminal without NO_COLOR.
+// paint colours a text for a terminal, unless NO_COLOR is set.
 func (a *app) paint(text, code string) string {
 	if !terminal(a.out) || os.Getenv("NO_COLOR") != "" {
 		return text

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -22,7 +23,7 @@ type redriving struct {
 	topic  string
 	store  dedupstore.Inspector
 	source deadLetters
-	on     func(sent, left, refused int, w *watch) // is told how it comes on; may be nil
+	on     func(sent, left, refused int, w *watch) // is told the progress; may be nil
 }
 
 // lookAt is how many records are looked at together.
@@ -76,7 +77,7 @@ fails again. Every group of the source topic gets what is sent.`,
 	flags.StringVar(&r.group, "group", "", "only letters of this consumer group")
 	flags.StringVar(&r.tenant, "tenant", "default", "the tenant, with --group")
 	flags.StringVar(&r.name, "name", "", "the durable consumer (NATS) or the topic (Kafka) that keeps the\n"+
-		"progress (default oncemill-redrive, or TOPIC.redriven)")
+		"progress (default oncemill-redrive-TOPIC, or TOPIC.redriven)")
 	flags.BoolVar(&r.groups, "groups", false, "look through all records for who else gets the messages")
 	r.consent.flags(flags, "letters")
 	flags.Lookup("all").Usage = "also those that will not run, or would run as a first run"
@@ -189,14 +190,7 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 		if err != nil {
 			return err
 		}
-		pause(ctx, time.Until(began.Add(time.Second*time.Duration(len(went))/time.Duration(r.rate))))
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+		pace.Sleep(ctx, time.Until(began.Add(time.Second*time.Duration(len(went))/time.Duration(r.rate))))
 	}
 }
 
@@ -282,9 +276,6 @@ func (w *watch) add(sent []rerunCase) {
 	}
 }
 
-// errFailAgain says that a redrive stops.
-var errFailAgain = errors.New("stopped")
-
 // look reads the records, and returns an error if too many have failed again.
 func (w *watch) look(ctx context.Context) error {
 	var open []watched
@@ -312,7 +303,7 @@ func (w *watch) look(ctx context.Context) error {
 	}
 	w.open, w.looked = open, time.Now()
 	if w.failed*4 > max(trial, w.failed+w.succeeded) {
-		return fmt.Errorf("%w: %d of %d messages that have run failed again, the last: %s", errFailAgain, w.failed,
+		return fmt.Errorf("stopped: %d of %d messages that have run failed again, the last: %s", w.failed,
 			w.failed+w.succeeded, safe(w.reason, 300))
 	}
 	return nil
@@ -320,7 +311,7 @@ func (w *watch) look(ctx context.Context) error {
 
 // wait looks until everything that was sent has an outcome, for a while.
 func (w *watch) wait(ctx context.Context, most time.Duration) error {
-	for end := time.Now().Add(most); ; pause(ctx, 200*time.Millisecond) {
+	for end := time.Now().Add(most); ; pace.Sleep(ctx, 200*time.Millisecond) {
 		if err := w.look(ctx); err != nil || len(w.open) == 0 || time.Now().After(end) {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -189,9 +190,9 @@ func (l kafkaLog) Log(level kgo.LogLevel, text string, more ...any) {
 }
 
 const (
-	lookEvery      = time.Second      // how often a relay looks whether it reaches its servers
-	outboxPatience = 10 * time.Second // counting millions of rows takes a while
-	brokerPatience = 2 * time.Second
+	lookEvery     = time.Second      // how often a relay looks whether it reaches its servers
+	outboxTimeout = 10 * time.Second // counting millions of rows takes a while
+	brokerTimeout = 2 * time.Second
 )
 
 // await opens the outbox as soon as its database is there and has its tables. Nil: ctx has ended before.
@@ -208,10 +209,8 @@ func (a *app) await(ctx context.Context, ready *readiness) (box, error) {
 			return nil, err
 		}
 		ready.set(fmt.Errorf("outbox: %w", err))
-		select {
-		case <-ctx.Done():
+		if !pace.Sleep(ctx, lookEvery) {
 			return nil, nil //nolint:nilerr // it was told to stop
-		case <-time.After(lookEvery):
 		}
 	}
 }
@@ -268,12 +267,12 @@ func (r *readiness) watch(ctx context.Context, opened box, broker func(context.C
 		var noOutbox, noBroker error
 		var both sync.WaitGroup
 		both.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, outboxPatience)
+			ctx, cancel := context.WithTimeout(ctx, outboxTimeout)
 			defer cancel()
 			_, noOutbox = opened.Stats(ctx)
 		})
 		both.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, brokerPatience)
+			ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 			defer cancel()
 			noBroker = broker(ctx)
 		})
@@ -287,10 +286,7 @@ func (r *readiness) watch(ctx context.Context, opened box, broker func(context.C
 		default:
 			r.set(nil)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lookEvery):
-		}
+		pace.Sleep(ctx, lookEvery)
 	}
 	r.say("stopping")
 }
