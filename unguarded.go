@@ -64,7 +64,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	p := g.parts.of(ctx, &key)
 	var answer dedupstore.Answer
 	err := p.breaker.claim(ctx, &key, func(bool) (err error) {
-		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
+		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
@@ -89,7 +89,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		if handler != nil {
 			s = dedupstore.Release{Uncounted: true}
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
 		if err := dedupstore.SettleOne(ctx, g.store, answer.Claim, s); err != nil {
 			g.meter.StoreError(ctx, "settle", "shadow", storeFailure(err))
@@ -97,8 +97,8 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	}
 }
 
-// shadowPatience is how long shadow mode waits for the store, which must not delay what it shadows.
-const shadowPatience = 25 * time.Millisecond
+// shadowTimeout is how long shadow mode waits for the store, which must not delay what it shadows.
+const shadowTimeout = 25 * time.Millisecond
 
 // maxShadowAttempts keeps shadow claims from being exhausted: they end nothing.
 const maxShadowAttempts = 1 << 30

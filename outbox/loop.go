@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// A lane is one loop of a relay: it leases rows of one kind, publishes and settles them, one batch after another.
-// Suspects, the rows that got no answer before, have their own lanes, so that a row that hangs again holds up no
+// A loop is one goroutine of a relay: it leases rows of one kind, publishes and settles them, one batch after another.
+// Suspects, the rows that got no answer before, have their own loops, so that a row that hangs again holds up no
 // others.
 type loop struct {
 	suspects    bool
@@ -20,11 +20,11 @@ type loop struct {
 	stuck       bool              // the last batch failed, although it was of one row
 	wake, woken <-chan struct{}   // end a pause; nil: nothing does
 	follows     <-chan struct{}   // it does not look at times, but when it receives; nil: it looks at times
-	cleaner     *outgoing.Cleaner // nil: another lane cleans
+	cleaner     *outgoing.Cleaner // nil: another loop cleans
 }
 
 const (
-	suspectLanes = 4
+	suspectLoops = 4
 	suspectBatch = 8 // so that a relay makes at most 32 calls of the publisher for suspects side by side
 
 	followers  = 2
@@ -32,17 +32,17 @@ const (
 	firstBatch = 64 // rows that say, soon, that there are more
 )
 
-// healthy is the lane of rows that have no unknown attempt: new ones, and those that were refused.
+// healthy is the loop for rows that have no unknown attempt: new ones, and those that were refused.
 func (r *Relay) healthy() loop {
 	return loop{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
 }
 
-// follower is another lane of the same rows. When a batch is full, the follower reads the next one while the first
+// follower is another loop for the same rows. When a batch is full, the follower reads the next one while the first
 // waits for its acknowledgements. If it was not known that they would come, it waits until the first is being recorded.
 // With two followers, one batch is read while one is published and one is recorded.
 func (r *Relay) follower() loop { return loop{limit: r.cfg.BatchSize, follows: r.more} }
 
-// suspects is a lane that nobody wakes: a new row is never a suspect.
+// suspects is a loop that nobody wakes: a new row is never a suspect.
 func (r *Relay) suspects() loop {
 	return loop{suspects: true, limit: min(suspectBatch, r.cfg.BatchSize)}
 }
@@ -57,7 +57,7 @@ const (
 	faultEvery    = time.Minute // the log says the same again
 )
 
-// work works off one lane until ctx ends.
+// work runs one loop until ctx ends.
 func (r *Relay) work(ctx context.Context, l loop) {
 	idle := pace.Pace{Shortest: min(shortestPoll, r.cfg.PollInterval), Longest: r.cfg.PollInterval}
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
@@ -110,7 +110,7 @@ func (r *Relay) work(ctx context.Context, l loop) {
 	}
 }
 
-// pause waits for d, or until somebody wakes the lane, or until ctx ends. A follower waits for its signal only.
+// pause waits for d, or until somebody wakes the loop, or until ctx ends. A follower waits for its signal only.
 func (l loop) pause(ctx context.Context, d time.Duration) {
 	if l.follows != nil {
 		select {
@@ -129,7 +129,7 @@ func (l loop) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// fault logs an error of the store, unless the relay's own stop caused it. All lanes meet the same fault again and
+// fault logs an error of the store, unless the relay's own stop caused it. All loops meet the same fault again and
 // again, so the log does not repeat it for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
 	if ctx.Err() == nil && r.news(what+err.Error()) {

@@ -20,8 +20,8 @@ type answer struct {
 }
 
 // publish publishes a batch and returns the results to record. The caller gives back the rows that it leaves out: the
-// relay stopped before their answer, or an earlier row of their lane was not acknowledged. Each suspect is published by
-// its own call, side by side, so that one that fails the whole call takes no others along.
+// relay stopped before their answer, or an earlier row of their order key was not acknowledged. Each suspect is
+// published by its own call, side by side, so that one that fails the whole call takes no others along.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.storeTimeout())
 	defer release()
@@ -34,8 +34,8 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	return r.results(ctx, append(answers, beside...))
 }
 
-// split puts aside rows for topics that hang, together with all rows of their lanes. If no row has a lane, none waits
-// for another, and all stay together.
+// split puts aside rows for topics that hang, together with all rows of their order keys. If no row has one, none
+// waits for another, and all stay together.
 func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows
@@ -61,7 +61,7 @@ func (r *Relay) split(rows []Row) (slow, rest []Row) {
 
 // waves publishes rows one wave after the other.
 func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []answer) {
-	stopped := map[string]bool{} // lanes
+	stopped := map[string]bool{} // order keys
 	for first := true; len(rows) > 0 && (first || ctx.Err() == nil); first = false {
 		var wave []Row
 		wave, rows = nextWave(rows, stopped)
@@ -81,8 +81,8 @@ func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []an
 	return answers
 }
 
-// nextWave splits rows into those that can be published now, at most one of each lane, and those that wait for them. It
-// leaves out rows of lanes that stopped.
+// nextWave splits rows into those that can be published now, at most one of each order key, and those that wait for
+// them. It leaves out rows of order keys that stopped.
 func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
 	if !slices.ContainsFunc(rows, func(row Row) bool { return row.OrderKey != "" }) {
 		return rows, nil

@@ -25,7 +25,7 @@ type Relay struct {
 	telemetry *telemetry.Relay
 	wake      chan struct{}
 	more      chan struct{}   // a full batch was leased: there is probably more
-	sending   chan struct{}   // holds one for each batch, but of suspects, that is read or published
+	sending   chan struct{}   // one for each batch that is read or published, suspects excepted
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
 	hung      pace.Hung // topics
@@ -97,7 +97,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer stop()
 	var loops sync.WaitGroup
-	for range suspectLanes {
+	for range suspectLoops {
 		loops.Go(func() { r.work(ctx, r.suspects()) })
 	}
 	for range followers {

@@ -15,7 +15,7 @@ const (
 	// cleanBatch is how many records are deleted in one transaction: some milliseconds.
 	cleanBatch = 200
 
-	// longestRest lets a slow server, too, delete some hundred records a second.
+	// longestRest lets even a slow server delete some hundred records a second.
 	longestRest = 250 * time.Millisecond
 )
 

@@ -65,16 +65,15 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 	r = new(row)
 	s, o := &r.Stored, &r.Outcome
 	var at, lease, due, expires, first, claimed, ended, last int64
-	var settled, reason string
+	var settled string
 	var history, stubs, contents []byte
 	err = rows.Scan(&at, &r.id, &r.key, &s.State, &s.Owner, &s.Fence, &s.Attempts, &s.Returned, &s.Reruns, &s.Started,
 		&lease, &due, &expires, &s.Fingerprint.Scheme, &s.Fingerprint.Sum, &settled, &s.Trace, &s.Decided, &o.Kind,
-		&o.Exhausted, &o.Truncated, &reason, &first, &claimed, &ended, &s.Holder, &history, &s.Duplicates, &last,
+		&o.Exhausted, &o.Truncated, &o.Reason, &first, &claimed, &ended, &s.Holder, &history, &s.Duplicates, &last,
 		&o.Result, &stubs, &contents)
 	if err != nil {
 		return nil, now, err
 	}
-	o.Reason = reason
 	s.Lease, s.Due, s.Expires = sqlstore.TimeAt(lease), sqlstore.TimeAt(due), sqlstore.TimeAt(expires)
 	s.First, s.Claimed, s.Ended = sqlstore.TimeAt(first), sqlstore.TimeAt(claimed), sqlstore.TimeAt(ended)
 	s.LastDuplicate = sqlstore.TimeAt(last)

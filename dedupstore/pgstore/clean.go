@@ -72,6 +72,6 @@ const (
 	// mostCleaned is what a caller of Clean may ask for.
 	mostCleaned = 100_000
 
-	// longestRest leaves a server on which a batch takes long with some hundred records a second.
+	// longestRest lets even a slow server delete some hundred records a second.
 	longestRest = 250 * time.Millisecond
 )

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 
@@ -31,12 +32,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Table == "" {
-		c.Table = "oncemill_dedup"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Table = cmp.Or(c.Table, "oncemill_dedup")
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

@@ -8,11 +8,11 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 const (
@@ -79,13 +79,10 @@ func filterArgs(first any, f *dedupstore.Filter) []any {
 	}
 	before := int64(math.MaxInt64)
 	if !f.Before.IsZero() {
-		before = upMicros(f.Before)
+		before = sqlstore.MicrosAt(f.Before)
 	}
-	return append(args, texts(f.States), texts(f.Kinds), encodeText(f.Reason), upMicros(f.Since), before)
+	return append(args, texts(f.States), texts(f.Kinds), encodeText(f.Reason), sqlstore.MicrosAt(f.Since), before)
 }
-
-// upMicros rounds up to µs: a time in µs that is not before t is not before the result.
-func upMicros(t time.Time) int64 { return t.Add(time.Microsecond - 1).UnixMicro() }
 
 // texts is nil if there are none.
 func texts[T ~string](of []T) (all []string) {

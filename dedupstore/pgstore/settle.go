@@ -140,9 +140,9 @@ func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []er
 	})
 }
 
-// joinPatience is how long an extension waits beside a transaction of a handler that has called Join. A takeover, if
+// joinWait is how long an extension waits beside a transaction of a handler that has called Join. A takeover, if
 // such a transaction was rolled back before, takes less.
-const joinPatience = 50 * time.Millisecond
+const joinWait = 50 * time.Millisecond
 
 // settle makes n operations. It asks again for records that somebody had locked, until they are free or ctx ends. Only
 // a transaction that settles this very claim locks a record for long. If it is a handler's that has called Join, nobody
@@ -160,7 +160,7 @@ func (f *form) settle(ctx context.Context, what string, n int, operation func(i 
 		together(ctx, rest, f.execSettles)
 		rest = slices.DeleteFunc(rest, func(s *settling) bool {
 			return s.err != nil || s.verdict != contended ||
-				s.extends() && time.Since(start) > joinPatience && f.store.joined.has(s.owner)
+				s.extends() && time.Since(start) > joinWait && f.store.joined.has(s.owner)
 		})
 		if len(rest) == 0 || !pace.Sleep(ctx, pauses.Next()) {
 			break

@@ -75,7 +75,7 @@ func (s slots) take(ctx context.Context) (free func(), err error) {
 	}
 }
 
-// held returns the context of a handler that has a slot.
+// taken returns the context of a handler that has a slot.
 func (s slots) taken(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
 }

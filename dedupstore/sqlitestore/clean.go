@@ -55,7 +55,7 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "sqlitestore: expired records could not be deleted",
+			s.config.Logger.WarnContext(ctx, "sqlitestore: expired records could not be deleted",
 				"table", s.config.Table, "error", err)
 		}
 		if !pace.Sleep(ctx, s.rest) {

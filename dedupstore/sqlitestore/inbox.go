@@ -97,7 +97,7 @@ const conflicts = 5
 func (s *Store) attempt(
 	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
 ) error {
-	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastPatience), errLocked)
+	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastWait), errLocked)
 	defer done()
 	if err := s.gate.enterLast(waitCtx); err != nil {
 		return notBegun(err)
@@ -150,8 +150,8 @@ func (s *Store) attempt(
 	return s.finish(context.WithoutCancel(ctx), t, rec, c, finish)
 }
 
-// leastPatience is how long a run waits for the write lock if its lease is shorter.
-const leastPatience = 5 * time.Second
+// leastWait is how long a run waits for the write lock if its lease is shorter.
+const leastWait = 5 * time.Second
 
 // notBegun is the error of a run whose work was not called.
 func notBegun(err error) error {

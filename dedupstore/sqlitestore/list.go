@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
@@ -193,12 +192,11 @@ func conditions(f *dedupstore.Filter) (where string, args []any) {
 	if f.Reason != "" {
 		add(`instr(reason, ?) > 0`, []byte(f.Reason))
 	}
-	const up = time.Microsecond - 1
 	if !f.Since.IsZero() {
-		add(`fence >= ?`, f.Since.Add(up).UnixMicro())
+		add(`fence >= ?`, sqlstore.MicrosAt(f.Since))
 	}
 	if !f.Before.IsZero() {
-		add(`fence < ?`, f.Before.Add(up).UnixMicro())
+		add(`fence < ?`, sqlstore.MicrosAt(f.Before))
 	}
 	return where, args
 }

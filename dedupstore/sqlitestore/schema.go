@@ -56,15 +56,11 @@ func (s *Store) migrate(ctx context.Context) error {
 	}
 	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
 	has, err := s.version(ctx, tx)
-	query := schema + versionSQL
-	switch {
-	case has > schemaVersion:
+	if has > schemaVersion {
 		return s.schemaError(has)
-	case has > 0:
-		query = strings.Join(changes[has:], "") + query
 	}
 	if err == nil {
-		_, err = tx.ExecContext(ctx, strings.ReplaceAll(s.in(query), "{version}", fmt.Sprint(schemaVersion)))
+		_, err = tx.ExecContext(ctx, s.script(has))
 	}
 	if err == nil {
 		err = tx.Commit()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +19,6 @@ import (
 type Store struct {
 	db         *sql.DB
 	config     Config
-	log        *slog.Logger
 	gate       gate
 	runs       runs
 	preparing  sync.Mutex
@@ -59,7 +57,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	return &Store{
-		db: db, config: cfg, log: cfg.Logger, gate: newGate(), reading: make(chan struct{}, 1),
+		db: db, config: cfg, gate: newGate(), reading: make(chan struct{}, 1),
 		commit: (*lockedTx).commit, rest: time.Minute,
 	}, nil
 }

@@ -19,7 +19,7 @@ type Revision struct {
 	Record dedupstore.Stored
 }
 
-// NewNumber returns one by chance, for a server that does not count.
+// NewNumber returns a random number, for a server that does not count.
 func NewNumber() int64 { return 1 + rand.Int64N(math.MaxInt64) }
 
 // ErrConflict says that a record is not the one that was seen.
@@ -62,7 +62,7 @@ func (r *Records) Do(ctx context.Context, w *Work) error {
 	return r.change(ctx, w, seen, known, r.Write)
 }
 
-// Pauses between tries to change a record that others change, too. Each try that fails means that somebody's succeeded.
+// Pauses between tries to change a record that others change too. A try fails because somebody else's succeeded.
 const (
 	maxTries   = 32
 	firstPause = time.Millisecond
@@ -118,7 +118,7 @@ func (r *Records) busy(key dedupstore.Key) error {
 	return fmt.Errorf("%s: key %q: others changed it %d times meanwhile", r.Package, key, maxTries)
 }
 
-// Change makes Inspector.Change.
+// Change implements Inspector.Change.
 func (r *Records) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
 	for range maxTries {
 		found, err := r.Read(ctx, seen.Key)
@@ -145,7 +145,7 @@ func (r *Records) Change(ctx context.Context, seen dedupstore.Record, c dedupsto
 	return r.busy(seen.Key)
 }
 
-// Look makes Inspector.Look, by a read for each key.
+// Look implements Inspector.Look with one read for each key.
 func (r *Records) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
 	now, err := r.Now(ctx)
 	if err != nil {

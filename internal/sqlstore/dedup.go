@@ -1,8 +1,6 @@
 package sqlstore
 
 import (
-	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -39,14 +37,11 @@ func MicrosAt(t time.Time) int64 {
 	return t.Add(time.Microsecond - 1).UnixMicro()
 }
 
-var names = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
-
 // ValidateName checks the name of a table or schema. It needs no escaping in quotes, and has room for endings within
 // PostgreSQL's 63 bytes.
 func ValidateName(field, name string) error {
-	if names.MatchString(name) {
-		return nil
+	if problem := NameProblem(name, 40); problem != "" {
+		return &dedupstore.InvalidError{Field: field, Problem: problem}
 	}
-	return &dedupstore.InvalidError{Field: field, Problem: fmt.Sprintf(
-		"is %q, want up to 40 ASCII letters, digits and underscores, not beginning with a digit", name)}
+	return nil
 }

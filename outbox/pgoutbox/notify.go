@@ -44,7 +44,7 @@ func (o *Outbox) Listen(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
+		o.cfg.Logger.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
 			pause, "error", err)
 		pace.Sleep(ctx, pause)
 	}

@@ -2,7 +2,6 @@ package pgoutbox
 
 import (
 	"context"
-	"log/slog"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,7 +19,6 @@ type Outbox struct {
 	checked atomic.Bool // the schema is there, and as the config says
 	whole   atomic.Bool // that is checked, and the pool's user sees all rows
 	woken   chan struct{}
-	log     *slog.Logger
 }
 
 var (
@@ -41,7 +39,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Outbox{pool: pool, cfg: cfg, sql: statementsFor(cfg), woken: make(chan struct{}, 1), log: cfg.Logger}, nil
+	return &Outbox{pool: pool, cfg: cfg, sql: statementsFor(cfg), woken: make(chan struct{}, 1)}, nil
 }
 
 // Find returns an outbox as New does, for tools that may not know how it was made: if its tables are there, they decide

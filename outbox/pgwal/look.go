@@ -20,7 +20,7 @@ const (
 	sweepSize  = 5000
 	sweepEvery = 10 // looks
 	cleanSize  = 10_000
-	restful    = 20 // a look takes at most one part in so many of the time
+	restful    = 20 // looks take at most one twentieth of the time
 )
 
 // A request says what to look at.

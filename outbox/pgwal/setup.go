@@ -108,7 +108,7 @@ func (r *Relay) setupSlot(ctx context.Context, c *pgx.Conn, f facts) error {
 }
 
 // Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more.
-// Rows stay in their table, for another relay. Stop the relays before: a slot in use is an error.
+// Rows stay in their table, for another relay. Stop the relays first: a slot in use is an error.
 func (r *Relay) Drop(ctx context.Context) error {
 	return r.alone(ctx, func(c *pgx.Conn, f facts) error {
 		if err := r.strangers(f); err != nil {

@@ -145,7 +145,7 @@ func (s *stream) confirm(lsn pglogrepl.LSN) error {
 	for range 3 { // written, flushed, applied
 		status = binary.BigEndian.AppendUint64(status, uint64(lsn))
 	}
-	status = binary.BigEndian.AppendUint64(status, uint64(time.Since(postgresEpoch).Microseconds()))
+	status = binary.BigEndian.AppendUint64(status, uint64(time.Since(epoch).Microseconds()))
 	status = append(status, 1) // asks for an answer
 	message, err := (&pgproto3.CopyData{Data: status}).Encode(nil)
 	if err != nil {
@@ -158,8 +158,6 @@ func (s *stream) confirm(lsn pglogrepl.LSN) error {
 	_, err = conn.Write(message)
 	return err
 }
-
-var postgresEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // leave confirms for the last time, and ends the reader. If the server misses that, it shows the same again, and the
 // table says what is settled.

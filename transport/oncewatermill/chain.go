@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -145,7 +146,7 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 				again := consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err}
 				p.decided.Store(&again)
 			} else {
-				pause(msg.Context(), maxNackDelay) // the guard has not paused
+				pace.Sleep(msg.Context(), maxNackDelay) // the guard has not paused
 			}
 			return outputs, err
 		}

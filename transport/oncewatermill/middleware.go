@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -32,7 +33,7 @@ import (
 // A handler that nacks its message has failed, also if it returns nil. Inside this middleware Watermill's own Retry
 // sometimes makes a success of a handler that nacks and returns an error. The guard does not believe it, and the effect
 // is made again: nack or return an error, or use Retry of this package. A message that has been nacked before is not
-// handled. Nor is one that comes to the middleware again after any answer but an ack, as by a Retry outside: the guard
+// handled. The same goes for one that comes again after any answer but an ack, as by a Retry outside: the guard
 // has decided when it comes again.
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
@@ -225,7 +226,7 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	// acknowledged.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
 	if !poison && (g.once.MaxWait() == 0 || !retry && !busy) {
-		pause(ctx, g.beforeNack(decision))
+		pace.Sleep(ctx, g.beforeNack(decision))
 	}
 	return decision.Err
 }
@@ -248,13 +249,6 @@ const maxNackDelay = 10 * time.Second
 func nackDelay(n int) time.Duration {
 	d := min(50*time.Millisecond<<min(max(n-1, 0), 8), maxNackDelay)
 	return d + rand.N(d/10)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 func isClosed(signal <-chan struct{}) bool {

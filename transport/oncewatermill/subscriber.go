@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
@@ -145,7 +146,7 @@ func (s *subscription) run(ctx context.Context) {
 		after := 5*time.Second + rand.N(5*time.Second)
 		s.log.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", s.topic, "error", err,
 			"after", after)
-		pause(ctx, after)
+		pace.Sleep(ctx, after)
 	}
 }
 
