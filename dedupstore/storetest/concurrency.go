@@ -109,7 +109,7 @@ var concurrencyCases = []testCase{
 				})
 				group.Go(func() {
 					for end := time.Now().Add(waitLimit); time.Now().Before(end); {
-						answers[i], errs[i][1] = k.patient(k.request(fmt.Sprint(i)))
+						answers[i], errs[i][1] = k.patient(k.request(fmt.Sprint(i)), moments)
 						if errs[i][1] != nil || answers[i].Status != dedupstore.Busy { // the finish has the record locked
 							return
 						}
@@ -166,7 +166,7 @@ func (k *kit) race(n int, request func(i int) dedupstore.Request, want map[dedup
 	for i := range n {
 		group.Go(func() {
 			<-start
-			answers[i], errs[i] = k.patient(requests[i])
+			answers[i], errs[i] = k.patient(requests[i], requests[i].Lease)
 		})
 	}
 	close(start)

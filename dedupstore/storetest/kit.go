@@ -56,22 +56,22 @@ func (k *kit) brief(id string) dedupstore.Request {
 // ask claims and returns whatever the answer is.
 func (k *kit) ask(r dedupstore.Request) dedupstore.Answer {
 	k.Helper()
-	a, err := k.patient(r)
+	a, err := k.patient(r, moments)
 	if err != nil {
 		k.Fatalf("claim of %q: %v", r.Key.ID, err)
 	}
 	return a
 }
 
-// patient claims, and again while the answer is that somebody is at work on the record for moments. A store may say so
-// when a lock took long, as beside a slow disk.
-func (k *kit) patient(r dedupstore.Request) (a dedupstore.Answer, err error) {
+// patient claims, and again while the answer is that somebody is making or changing the record, and may be for so long.
+// A store may say so of another claim, or when a lock took long, as beside a slow disk.
+func (k *kit) patient(r dedupstore.Request, most time.Duration) (a dedupstore.Answer, err error) {
 	for range 100 {
 		a, err = dedupstore.ClaimOne(k.Context(), k.Store, r)
-		if err != nil || a.Status != dedupstore.Busy || a.Fence != 0 || a.Wait > moments {
+		if err != nil || a.Status != dedupstore.Busy || a.Fence != 0 || a.Wait > most {
 			break
 		}
-		time.Sleep(a.Wait)
+		time.Sleep(min(a.Wait, moments))
 	}
 	return a, err
 }
