@@ -184,7 +184,7 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 
 // handle calls the handler under its lease.
 func (t *Ticket) handle(ctx context.Context, fn RunFunc) (dedupstore.Outcome, error) {
-	ctx = t.lease.beginWork(ctx)
+	ctx = t.lease.beginWork(apart(ctx))
 	defer t.guard.endWork(&t.lease)
 	return t.guard.protect(ctx, t.lease.claim, fn)
 }

@@ -26,7 +26,7 @@ func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, erro
 
 // inTx calls the handler under its lease, in a transaction.
 func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
-	ctx = t.lease.beginWork(ctx)
+	ctx = t.lease.beginWork(apart(ctx))
 	defer t.guard.endWork(&t.lease)
 	return t.guard.inbox.InTx(ctx, *t.lease.claim, w.work)
 }
@@ -77,7 +77,7 @@ func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result,
 	}
 	w := &transacted{ticket: t, fn: fn}
 	sent := time.Now()
-	answer, err := g.first.inbox.FirstInTx(ctx, g.request(ctx, t.call, t.owner),
+	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, t.call, t.owner),
 		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
 			l.granted(&c, t.part, sent)
 			return w.work(ctx)

@@ -42,6 +42,16 @@ func runOf(claim *dedupstore.Claim) Run {
 	return Run{Key: claim.Key, Fence: claim.Fence, Attempt: claim.Attempt}
 }
 
+// apart returns a context in which a run joins no transaction of a run around it, which may be rolled back alone.
+func apart(ctx context.Context) context.Context {
+	_, one := txctx.From[*dedupstore.Claim](ctx)
+	_, many := txctx.From[[]Run](ctx)
+	if one || many {
+		return txctx.Apart(ctx)
+	}
+	return ctx
+}
+
 // withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
 // handler. The claim of an unguarded run has a key only.
 func withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {

@@ -28,7 +28,9 @@ func (t *Ticket) Joins() bool {
 
 // TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. Do not
 // attempt it beside others: it would spend their attempts.
-func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
+func (t *Ticket) TookOver() bool {
+	return t.unread && t.last.Answer.Status == dedupstore.AcquiredRun && tookOver(&t.last.Answer)
+}
 
 // AttemptTogether attempts tickets that join in one call of fn, each with the context of its delivery. The context of
 // fn is made of ctx and ends when one of theirs does. Done is told how each ticket ended, as by Ticket.Attempt.
@@ -101,7 +103,7 @@ func (g *Guard) startTogether(tickets []*Ticket, contexts []context.Context,
 func (g *Guard) handleTogether(
 	ctx context.Context, tickets []*Ticket, contexts []context.Context, calls []int, fn BatchFunc,
 ) (errs []error, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(apart(ctx))
 	defer cancel(nil)
 	defer follow(contexts, calls, cancel)()
 	runs := make([]Run, len(calls))
@@ -191,7 +193,7 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 	if !g.parts.of(ctx, &tickets[0].call.Key).breaker.healthy.Load() {
 		return alone
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(apart(ctx))
 	defer cancel(nil)
 	defer follow(contexts, alone, cancel)()
 	began, took := time.Now(), time.Duration(0)

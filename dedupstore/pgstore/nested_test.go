@@ -50,6 +50,42 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	all.Wait()
 }
 
+// A run under a leased claim, in the handler of an inbox, must not write in the inbox's transaction: if that is rolled
+// back, the run's outcome stays, and what it wrote is lost.
+func TestInbox_LeasedRunInAHandlerHasNoTransaction(t *testing.T) {
+	t.Parallel()
+	store := newStore(t, newPool(t), Config{})
+	policy := oncemill.Policy{Logger: slog.New(slog.DiscardHandler)}
+	outer, err := oncemill.NewGuard(store.Inbox(), policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := oncemill.NewGuard(store, policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joins := func(ctx context.Context) (joined bool) {
+		defer func() { joined = recover() == nil }()
+		Tx(ctx)
+		return
+	}
+	_, err = outer.Run(t.Context(), callOf("outer"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		if !joins(ctx) {
+			t.Error("the inbox has no transaction")
+		}
+		_, err := inner.Run(ctx, callOf("inner"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			if joins(ctx) {
+				t.Error("a leased run has the transaction of the inbox around it")
+			}
+			return dedupstore.Outcome{}, nil
+		})
+		return dedupstore.Outcome{}, err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // A handler that has many runs in itself at once, longer than a lease.
 func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 	t.Parallel()

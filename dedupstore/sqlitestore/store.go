@@ -67,7 +67,7 @@ func (s *Store) usable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if r, found := txctx.From[*running](ctx); found && r.store.db == s.db && !r.over.Load() {
+	if r, found := txctx.Around[*running](ctx); found && r.store.db == s.db && !r.over.Load() {
 		return ErrNested
 	}
 	return s.prepare(ctx)

@@ -21,7 +21,7 @@ var house = table{
 	{0, "internal/contexts", "contexts that cost little", nil},
 	{0, "internal/headers", "what headers other brokers carry", nil},
 	{0, "internal/isnil", "nils that an interface hides", nil},
-	{0, "internal/txctx", "a transaction in a context", nil},
+	{0, "internal/txctx", "a transaction in a context", []string{module + "/internal/contexts"}},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", nil},
 	{0, "internal/testserver", "real servers for tests", testLib},
 

@@ -2,7 +2,11 @@
 // also carries the claim of the run, so that it can be settled in there.
 package txctx
 
-import "context"
+import (
+	"context"
+
+	"github.com/oncemill/oncemill/internal/contexts"
+)
 
 type key[T any] struct{}
 
@@ -14,6 +18,38 @@ func With[T any](ctx context.Context, tx T) context.Context {
 // From returns what the context carries of a type.
 func From[T any](ctx context.Context) (tx T, found bool) {
 	tx, found = ctx.Value(key[T]{}).(T)
+	return tx, found
+}
+
+// Apart returns a context for a run inside another one: it hides what the context carries until then, which belongs to
+// the run around it. An outbox that joined the other's transaction would lose its rows if only that is rolled back.
+func Apart(ctx context.Context) context.Context { return apart{contexts.Under(ctx)} }
+
+type apart struct{ contexts.Child }
+
+// outer is the key of the context that apart hides things of.
+type outer struct{}
+
+func (a apart) Value(of any) any {
+	switch of.(type) {
+	case interface{ carried() }:
+		return nil
+	case outer:
+		return a.Child
+	}
+	return a.Child.Value(of)
+}
+
+func (key[T]) carried() {}
+
+// Around is From that also finds what belongs to runs around this one.
+func Around[T any](ctx context.Context) (tx T, found bool) {
+	for ctx != nil {
+		if tx, found = From[T](ctx); found {
+			break
+		}
+		ctx, _ = ctx.Value(outer{}).(context.Context)
+	}
 	return tx, found
 }
 
