@@ -94,8 +94,12 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 // GiveBack gives the claim of a ticket back that will not be attempted.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	t.guard.keeper.let(&t.lease)
-	if t.granted && t.last.Answer.Status == dedupstore.AcquiredRun {
+	switch {
+	case !t.granted:
+	case t.last.Answer.Status == dedupstore.AcquiredRun:
 		t.guard.giveBack(ctx, &t.lease)
+	default: // a publish step
+		t.guard.postpone(ctx, &t.lease)
 	}
 }
 

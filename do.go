@@ -71,10 +71,11 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 	if res.Outcome.Truncated {
 		return zero, fmt.Errorf("%w: it was too large to be stored, or found no room", ErrNoResult)
 	}
-	if err := json.Unmarshal(res.Outcome.Result, &value); err != nil {
+	var stored T // and value is of a run that was rolled back, if there was one
+	if err := json.Unmarshal(res.Outcome.Result, &stored); err != nil {
 		return zero, fmt.Errorf("%w: what is stored does not decode: %w", ErrNoResult, err)
 	}
-	return value, nil
+	return stored, nil
 }
 
 // marshal is json.Marshal for values whose MarshalJSON may panic. The work is done and must not be done again because

@@ -186,8 +186,8 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 // Close waits until nothing that the guard has begun is under way, and notes the duplicates that it has counted. Call
 // it after the last call.
 func (g *Guard) Close() {
-	g.background.Wait()
 	g.parts.wait()
+	g.background.Wait() // a settlement that failed goes on there
 	g.duplicates.close()
 }
 

@@ -135,3 +135,30 @@ func TestGuard_HandlerThatIgnoresItsEndIsTakenOver(t *testing.T) {
 		as[*oncemill.ClaimLostError](t, <-zombie)
 	})
 }
+
+// A lease counts from the first claim of its owner. One that was polled for longer is over when it is granted, until it
+// is renewed.
+func TestGuard_ClaimThatWaitedForLongerThanItsLeaseRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		const lease = 5 * time.Second
+		store := newStore(t)
+		store.extend = func(apply func() error) error {
+			time.Sleep(lease / 10)
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: lease})
+		c := call("m1")
+		_, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.RetryAfter(8*time.Second, errDown)
+		})
+		as[*oncemill.RetryError](t, err)
+		c.MaxWait = 10 * time.Second
+		res, err := g.Run(t.Context(), c, func(ctx context.Context) (dedupstore.Outcome, error) {
+			time.Sleep(time.Second)
+			return dedupstore.Outcome{}, context.Cause(ctx)
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v", res, err)
+		}
+	})
+}

@@ -40,6 +40,7 @@ func (l *lease) until(sent time.Time, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
+	l.cut = l.cut && l.cancel != nil // of a claim that waited for long before it was granted
 }
 
 // ends returns the deadline.

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -135,6 +136,27 @@ func TestGuard_AttemptsExhaustedByCrashesEndInExactlyOneDeadLetter(t *testing.T)
 		wg.Wait()
 		p.want(t, "dead:failed")
 		h.want(t, 0)
+	})
+}
+
+// Without an outcome the message would run again and again, and its claim would be kept as long as the process lives.
+func TestGuard_PanicOfDeadLetterLeavesItOut(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)})
+		c := call("m1")
+		c.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced { panic("no topic") }
+		c.MaxWait = time.Minute // the first one finds the attempts spent
+		abandonedClaim(t, store, "m1", func(r *dedupstore.Request) { r.MaxAttempts = 1 })
+		for _, id := range []string{"m1", "m2"} {
+			c.Key = key(id)
+			res, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, oncemill.Permanent(errors.New("card refused"))
+			})
+			if err != nil || res.Outcome.Kind != dedupstore.Failed || len(res.Outcome.Produced) != 0 {
+				t.Errorf("%+v, %v", res, err)
+			}
+		}
 	})
 }
 

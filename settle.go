@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -17,16 +18,24 @@ func (g *Guard) truncate(o *dedupstore.Outcome) {
 	}
 }
 
-// deadLetter asks the caller for the dead letter of a failure. One that no store takes is left out: without its outcome
-// the message would run again and again.
+// deadLetter asks the caller for the dead letter of a failure. One that no store takes is left out, and so is that of a
+// panic: without its outcome the message would run again and again.
 func (g *Guard) deadLetter(
 	ctx context.Context, call *Call, o dedupstore.Outcome, attempt int, fence uint64,
 ) []dedupstore.Produced {
 	if call.DeadLetter == nil {
 		return nil
 	}
-	o.Produced = call.DeadLetter(o, attempt, fence)
-	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)}); err != nil {
+	err := func() (err error) {
+		defer func() {
+			if v := recover(); v != nil {
+				err = &PanicError{Value: v, Stack: debug.Stack()}
+			}
+		}()
+		o.Produced = call.DeadLetter(o, attempt, fence)
+		return dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)})
+	}()
+	if err != nil {
 		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out",
 			"id", call.Key.ID, "key", call.Key.String(), "error", err)
 		return nil
