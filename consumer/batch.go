@@ -155,9 +155,10 @@ func measureTogether(ctx context.Context, tickets []*Ticket, contexts []context.
 	defer func() {
 		for n, i := range which {
 			failure := telemetry.FailedPanic
-			if returned && len(errs) == 0 {
+			switch {
+			case returned && errs == nil:
 				failure = telemetry.NoFailure
-			} else if returned {
+			case returned && len(errs) > 0:
 				failure = handlerFailure(errs[min(n, len(errs)-1)])
 			}
 			if tickets[i].observed != nil {
@@ -172,10 +173,10 @@ func measureTogether(ctx context.Context, tickets []*Ticket, contexts []context.
 
 // oneOf returns the error of a batch of one.
 func oneOf(errs []error) error {
-	switch len(errs) {
-	case 0:
+	switch {
+	case errs == nil:
 		return nil
-	case 1:
+	case len(errs) == 1:
 		return errs[0]
 	}
 	return fmt.Errorf("consumer: a batch handler returned %d errors for one message", len(errs))

@@ -50,6 +50,23 @@ func TestProcessTogether_APanicInShadowModeEndsNothing(t *testing.T) {
 	})
 }
 
+// Only nil says that all have succeeded: an empty list may be that of a handler that could not begin.
+func TestProcessTogether_AnEmptyListOfErrorsIsNoSuccess(t *testing.T) {
+	for name, counts := range map[string][]int{"a batch": {1, 1}, "one": {1}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p := newProcessor(t, newStore(t), consumer.Config{})
+				decisions := togethers(t, p, counts, func(context.Context, []int) []error { return []error{} })
+				for i, d := range decisions {
+					if d.Action != consumer.RetryLater {
+						t.Errorf("delivery %d: %+v, want a retry", i, d)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A handler that ends its goroutine leaves its messages to come again, and holds nobody else up.
 func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testing.T) {
 	for name, counts := range map[string][]int{"a batch": {1, 1}, "one": {1}, "redelivered": {2, 2}} {
