@@ -93,6 +93,17 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
+// IsOf reports whether the ticket was claimed for a delivery as it is now. Somebody may have changed its ID or content
+// since.
+func (t *Ticket) IsOf(d Delivery) bool {
+	var now identified
+	if t.found.err != nil || t.processor.identify(&d, &now) != nil {
+		return false
+	}
+	was, is := &t.found.call, &now.call
+	return was.Key == is.Key && was.Fingerprint == is.Fingerprint && was.Rerun == is.Rerun
+}
+
 // GiveBack gives the claim of a ticket back that is not processed.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	if t.guarded != nil {

@@ -102,6 +102,40 @@ func TestSubscriber_RefusedSettlementIsNoAckToTheBroker(t *testing.T) {
 	})
 }
 
+// A middleware outside of the guard decrypts a message and gives it another ID: it is the same message whether it was
+// claimed before the Router had it or not.
+func TestSubscriber_MessageChangedOutsideOfTheGuardIsWhatItBecame(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &slowStore{Store: newStore(t)}
+		p := newProcessor(t, store, consumer.Config{})
+		s := newSource(p, delivery("first"))
+		outside := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				m.Payload = append(message.Payload("plain "), m.Payload...)
+				m.Metadata.Set(producer.HeaderID, "plain-"+m.Metadata.Get(producer.HeaderID))
+				return next(m)
+			}
+		}
+		var runs []string
+		stop := over(t, s, func(m *message.Message) error {
+			runs = append(runs, m.Metadata.Get(producer.HeaderID)+": "+string(m.Payload[:5]))
+			return nil
+		}, outside, oncewatermill.Middleware(p))
+		synctest.Wait()
+		for range 2 { // claimed ahead, with the ID and content of the broker
+			s.queue <- delivery("first")
+			synctest.Wait()
+		}
+		s.queue <- delivery("a")
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.Ack, consumer.Ack, consumer.Ack)
+		if want := []string{"plain-first: plain", "plain-a: plain"}; !slices.Equal(runs, want) {
+			t.Errorf("ran %q, want %q", runs, want)
+		}
+		stop()
+	})
+}
+
 // A nack outside the guard is heeded, although the outcome is on its way: the duplicate gives the Router another try at
 // what failed outside.
 func TestSubscriber_NackOutsideOfTheGuardBringsTheMessageAgain(t *testing.T) {

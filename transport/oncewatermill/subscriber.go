@@ -175,7 +175,7 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 	}
 	p.delivery.Handler, d.Handler = *name, *name
 	claimed := p.delivery
-	claimed.Message = msg
+	claimed.Message, claimed.UUID = msg, msg.UUID
 	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
 		p.stored = make(chan consumer.Decision, 1)
 		p.ticket.Store(t)
