@@ -51,6 +51,10 @@ func conflicts(err error) bool {
 	return n == errDeadlock || n == errLockTimeout || n == errChanged
 }
 
+// rolledBack reports whether the server has rolled a transaction back. After a lock timeout it goes on, unless the
+// server has innodb_rollback_on_timeout.
+func rolledBack(err error) bool { return number(err) == errDeadlock || number(err) == errChanged }
+
 // noRoom marks an error that says that the server has no room. It may be that of a handler's statement.
 func noRoom(err error) error {
 	if n := number(err); n == errDiskFull || n == errTableFull {

@@ -104,7 +104,9 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	if rec == nil {
 		return err
 	}
-	if places := s.handlers(); places != nil {
+	// A run in a handler needs no place of its own: with all handlers at it, each would wait for another one's.
+	if _, inside := txctx.Around[*running](ctx); s.handlers() != nil && !inside {
+		places := s.handlers()
 		select {
 		case places <- struct{}{}:
 			defer func() { <-places }()
@@ -128,7 +130,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
 	tx, err := begin(life, conn)
 	if tx != nil {
-		defer func() { _ = tx.Rollback() }() // also when work panics; after the commit it does nothing
+		defer rollBack(ctx, tx) // also when work panics; after the commit it does nothing
 	}
 	switch {
 	case !begins():
@@ -163,7 +165,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	case err != nil:
 		return s.failed("settle", err)
 	case !settled: // nobody but a copy of this transaction may have
-		_ = tx.Rollback()
+		rollBack(ctx, tx)
 		if rec, _, err := s.unsettled(bounded, c, ""); rec == nil {
 			return err
 		}
@@ -173,7 +175,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	if committed = err == nil; committed || conflicts(err) {
 		return err
 	}
-	_ = tx.Rollback()
+	rollBack(ctx, tx)
 	return s.resolve(context.WithoutCancel(ctx), c, err)
 }
 
@@ -225,12 +227,20 @@ func (s *Store) unsettled(
 	return rec, func() time.Time { return now.Add(time.Since(start)) }, nil
 }
 
+// rollBack takes endTimeout at most: the driver's own Rollback would wait for a server that stands still.
+func rollBack(ctx context.Context, tx *sql.Tx) {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_, _ = tx.ExecContext(bounded, "ROLLBACK")
+	_ = tx.Rollback()
+}
+
 // undone rolls back and returns why a run has failed.
 func undone(ctx context.Context, tx *sql.Tx, failure error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	_, err := tx.ExecContext(bounded, "ROLLBACK TO SAVEPOINT "+savepoint)
-	if ended(err) && !conflicts(failure) { // another run could make the effects once more
+	if ended(err) && !rolledBack(failure) { // another run could make the effects once more
 		return fmt.Errorf("%w: %w", ErrTxEnded, failure)
 	}
 	return failure

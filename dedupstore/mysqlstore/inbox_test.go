@@ -26,7 +26,8 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 		"another transaction":  func(ctx context.Context) error { return exec(ctx, "START TRANSACTION") },
 		"a swallowed deadlock": func(ctx context.Context) error { return exec(ctx, "ROLLBACK") },
 	} {
-		for how, result := range map[string]error{"nil": nil, "an error": boom} {
+		timeout := fmt.Errorf("%w: %w", boom, &mysql.MySQLError{Number: errLockTimeout}) // which rolls nothing back
+		for how, result := range map[string]error{"nil": nil, "an error": boom, "a lock timeout": timeout} {
 			t.Run(name+" and "+how, func(t *testing.T) {
 				t.Parallel()
 				db := newDB(t)
@@ -44,6 +45,34 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn: handlers have all places, and each runs another store in itself.
+func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(4)
+	s := newStore(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var begun, all sync.WaitGroup
+	begun.Add(3) // as many as there are places
+	for i := range 3 {
+		outer, inner := runOf(t, s, fmt.Sprint("outer-", i)), runOf(t, s, fmt.Sprint("inner-", i))
+		all.Go(func() {
+			err := s.Inbox().InTx(ctx, outer, func(ctx context.Context) (dedupstore.Settlement, error) {
+				begun.Done()
+				begun.Wait()
+				return success, s.Inbox().InTx(ctx, inner, func(context.Context) (dedupstore.Settlement, error) {
+					return success, nil
+				})
+			})
+			if err != nil {
+				t.Errorf("run %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func exec(ctx context.Context, statement string) error {
