@@ -175,6 +175,6 @@ func TestFaults_RecordOfAnotherProgramIsNotAResponse(t *testing.T) {
 		keytest.WantProblem(t, rg.Pay(id), 500, idempotencykey.CodeInternal)
 	}
 	foreign("empty", nil)
-	keytest.WantProblem(t, rg.Pay("empty"), 500, idempotencykey.CodeUnknown)
+	keytest.WantProblem(t, rg.Pay("empty"), 410, idempotencykey.CodeNotKept)
 	keytest.WantRuns(t, l, 0)
 }

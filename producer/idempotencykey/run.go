@@ -144,7 +144,10 @@ func (x *exchange) done(res oncemill.Result) {
 		x.respond()
 	case len(o.Result) == 0:
 		code := CodeUnknown
-		if x.m.inbox && o.Kind == dedupstore.Failed {
+		switch {
+		case succeeded: // the store had no room for it, or an operator said so
+			code = CodeNotKept
+		case x.m.inbox && o.Kind == dedupstore.Failed:
 			code = CodeUncommitted
 		}
 		p := newProblem(code, "")
