@@ -72,6 +72,11 @@ func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) err
 		cancel(errGrace)
 		ended(late, s.rebalance/cancelShare)
 	}
+	return s.finally(ctx)
+}
+
+// finally commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
+func (s *session) finally(ctx context.Context) error {
 	// The client holds commits back while it joins, and a dead member can hold a join for the whole rebalance timeout.
 	ctx, stop := context.WithTimeout(ctx, 2*s.rebalance)
 	defer stop()

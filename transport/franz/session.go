@@ -109,6 +109,9 @@ func (s *session) run(ctx context.Context) error {
 	helpers.Wait()
 	s.fetching.wait()
 	s.pool.Wait()
+	if unconfirmed == nil { // a handler that ignored the grace may have ended since
+		unconfirmed = s.finally(detached)
+	}
 	return s.result(detached, err, unconfirmed,
 		"franz: offsets are not confirmed: records are delivered again that are settled")
 }
