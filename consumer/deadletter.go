@@ -172,9 +172,12 @@ func copyHeader(name string) bool {
 	return headers.Order(name)
 }
 
-// publishDeadLetter makes sure that the dead letter of a failure is published before the delivery is acknowledged. It is the
-// publish step of the outcome, or it is missing because the failure was stored when there was no dead-letter topic yet.
-func (p *Processor) publishDeadLetter(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
+// publishDeadLetter makes sure that the dead letter of a failure is published before the delivery is acknowledged. It
+// is the publish step of the outcome, or it is missing because the failure was stored when there was no dead-letter
+// topic yet.
+func (p *Processor) publishDeadLetter(
+	ctx context.Context, d *Delivery, call oncemill.Call, decision Decision,
+) Decision {
 	res, failure := decision.Result, decision.Err
 	topic := p.config.DeadLetterTopic
 	if publication := res.Publication; publication != nil {

@@ -54,8 +54,8 @@ func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 	return telemetry.UnknownCause
 }
 
-// failureOf says whether a decision is an error, and which. A duplicate is none, even of a failure. Deliveries that came
-// too early, or that a shutdown interrupted, are none either.
+// failureOf says whether a decision is an error, and which. A duplicate is none, even of a failure. Deliveries that
+// came too early, or that a shutdown interrupted, are none either.
 func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, error) {
 	err := decision.Err
 	switch e := err.(type) { //nolint:errorlint // the guard's own error

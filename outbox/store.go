@@ -25,9 +25,9 @@ type Store interface {
 	//
 	// The store must not block writers while rows are leased.
 	//
-	// A store may keep the order of rows that have an order key (Row.OrderKey). It then hands out a key's rows in order,
-	// to one lease at a time. It hands out none while an earlier row is pending but not due, dead, or a suspect that was
-	// not asked for. The store says what frees a key from a dead row.
+	// A store may keep the order of rows that have an order key (Row.OrderKey). It then hands out a key's rows in
+	// order, to one lease at a time. It hands out none while an earlier row is pending but not due, dead, or a suspect
+	// that was not asked for. The store says what frees a key from a dead row.
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
 
 	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once and

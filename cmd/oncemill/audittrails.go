@@ -125,8 +125,8 @@ func (t *kafkaTrail) read(ctx context.Context, do func(message) error) error {
 			}
 			for p, end := range left {
 				t.said = append(t.said,
-					fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest is gone, or the "+
-						"broker is too slow to be counted.", p, silence, end))
+					fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest is gone, or "+
+						"the broker is too slow to be counted.", p, silence, end))
 			}
 			return nil
 		}

@@ -227,7 +227,8 @@ func (a *app) tellRows(id string, rows []outbox.RowInfo) {
 	}
 	fmt.Fprintf(a.out, "%s in the outbox\n", a.paint(safe(id, dedupstore.MaxID), bold))
 	if len(rows) == 0 {
-		fmt.Fprintln(a.out, "  It has no row: it was never written there, or its row was published and removed, or discarded.")
+		fmt.Fprintln(a.out, "  It has no row: it was never written there, or its row was published and removed, or "+
+			"discarded.")
 	}
 	for i := range rows {
 		fmt.Fprintf(a.out, "  %s\n", rowStory(&rows[i], time.Now()))

@@ -11,8 +11,8 @@ import (
 )
 
 // ErrTxEnded says that the handler ended the inbox's transaction: by Commit or Rollback, by a statement that commits by
-// itself, such as CREATE TABLE, or because it went on after a deadlock, which rolls back. What it wrote may be committed
-// without an outcome. The guard parks the run as unknown. Correct the handler. It is dedupstore.ErrEnded.
+// itself, such as CREATE TABLE, or because it went on after a deadlock, which rolls back. What it wrote may be
+// committed without an outcome. The guard parks the run as unknown. Correct the handler. It is dedupstore.ErrEnded.
 var ErrTxEnded = fmt.Errorf("mysqlstore: %w", dedupstore.ErrEnded)
 
 // Numbers of MySQL's and MariaDB's errors.

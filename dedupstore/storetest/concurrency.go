@@ -110,8 +110,8 @@ var concurrencyCases = []testCase{
 				group.Go(func() {
 					for end := time.Now().Add(waitLimit); time.Now().Before(end); {
 						answers[i], errs[i][1] = k.patient(k.request(fmt.Sprint(i)), moments)
-						if errs[i][1] != nil || answers[i].Status != dedupstore.Busy { // the finish has the record locked
-							return
+						if errs[i][1] != nil || answers[i].Status != dedupstore.Busy {
+							return // else the finish has the record locked
 						}
 					}
 				})

@@ -247,8 +247,8 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 	for i, r := range records {
 		names[i] = r.name
 	}
-	query := w.outbox.sql("SELECT name, message_key, payload, state, state = %d AND at = 0 FROM `{table}` FORCE INDEX (`{table}_name`) "+
-		"WHERE name IN %s%s", published, list(names...), lock)
+	query := w.outbox.sql("SELECT name, message_key, payload, state, state = %d AND at = 0 FROM `{table}` "+
+		"FORCE INDEX (`{table}_name`) WHERE name IN %s%s", published, list(names...), lock)
 	found := map[string]rowFound{}
 	err := sqlstore.EachRow(ctx, w.tx, query, func(rows *sql.Rows) error {
 		var name string

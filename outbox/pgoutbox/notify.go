@@ -44,8 +44,8 @@ func (o *Outbox) Listen(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		o.cfg.Logger.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
-			pause, "error", err)
+		o.cfg.Logger.WarnContext(ctx, "outbox: listening for notifications failed, will try again",
+			"table", o.cfg.Table, "in", pause, "error", err)
 		pace.Sleep(ctx, pause)
 	}
 }

@@ -36,9 +36,9 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 // # Retries
 //
 // Each worker may have half of MaxAckPending and more waiting at the server for retries, so several together may have
-// all of it. Without that limit it is about 1,000, or more when half of MaxInFlight waits in the worker. A consumer with
-// BackOff gets no naks, because the server would deliver later than their delay. If a nak is lost, as with a connection
-// that breaks right after it, its message comes after AckWait, which may be early.
+// all of it. Without that limit it is about 1,000, or more when half of MaxInFlight waits in the worker. A consumer
+// with BackOff gets no naks, because the server would deliver later than their delay. If a nak is lost, as with a
+// connection that breaks right after it, its message comes after AckWait, which may be early.
 type Worker struct {
 	engine  *engine
 	process func(context.Context, *inFlight) process
