@@ -77,20 +77,26 @@ func TestActions_DoWhatThePlanSays(t *testing.T) {
 func TestPlan_OfRowsInSeveralTopics(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	s.box.mu.Lock()
 	for _, topic := range []string{"orders", "audit"} {
 		for i := range 750 {
 			s.box.rows = append(s.box.rows, outbox.RowInfo{ID: numbered("row", i), Topic: topic, State: outbox.Dead})
 		}
 	}
+	s.box.mu.Unlock()
 	body := s.acts(Requeue, url.Values{"in": {"shop"}, "all": {"1"}}, nil)
 	changed := strings.Count(strings.Join(s.box.states(), "\n"), "pending")
 	if changed != 1500 || !strings.Contains(body, "1,500") {
 		t.Errorf("%d rows were changed, and shown is\n%s", changed, body)
 	}
+	s.box.mu.Lock()
 	for i := range s.box.rows {
 		s.box.rows[i].State, s.box.rows[i].Ended = outbox.Published, time.Now().Add(-time.Hour)
 	}
+	s.box.mu.Unlock()
 	s.acts(Replay, url.Values{"in": {"shop"}, "topic": {"audit"}, "row": {numbered("row", 7)}}, nil)
+	s.box.mu.Lock()
+	defer s.box.mu.Unlock()
 	for _, row := range s.box.rows {
 		if replayed := row.State == outbox.Pending; replayed != (row.ID == numbered("row", 7) && row.Topic == "audit") {
 			t.Errorf("%s in %s is %s", row.ID, row.Topic, row.State)

@@ -89,7 +89,7 @@ func TestLinearizable_BrokenStoresAreFoundOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, history := histories(t, false, breaks)
-			lineartest.FoundOut(t, 60, history)
+			lineartest.FoundOut(t, 200, history)
 		})
 	}
 }

@@ -103,7 +103,7 @@ func TestLinearizable_BrokenStoresAreFoundOut(t *testing.T) {
 				lineartest.OnlyProved(t)
 			}
 			proxy := dynamotest.StartProxy(t, dynamotest.Shared(t))
-			lineartest.FoundOut(t, 60, histories(t, proxy, false, changing(breaks)))
+			lineartest.FoundOut(t, 200, histories(t, proxy, false, changing(breaks)))
 		})
 	}
 }

@@ -101,7 +101,7 @@ func TestLinearizable_BrokenStoresAreFoundOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy := natstest.StartProxy(t, server)
-			lineartest.FoundOut(t, 60, histories(t, proxy, false, broken))
+			lineartest.FoundOut(t, 200, histories(t, proxy, false, broken))
 		})
 	}
 }

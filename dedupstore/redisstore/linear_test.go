@@ -155,7 +155,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 					*s = scriptOf(name, strings.Replace(source, test.old, test.new, 1))
 				}
 			}
-			lineartest.FoundOut(t, 60, func(seed uint64) lineartest.History {
+			lineartest.FoundOut(t, 300, func(seed uint64) lineartest.History {
 				return r.history(t, seed, broken, seed%2 == 1, seed%4 > 1)
 			})
 		})
