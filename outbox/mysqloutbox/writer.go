@@ -205,9 +205,9 @@ func (w writer) lock(ctx context.Context, records []record) error {
 	return err
 }
 
-// compare looks at the rows of records, of which some were there before, and makes pending again what is dead, or was
-// removed meanwhile. It locks nothing of the others, so that relays can go on. A transaction may not see a row that is
-// younger than its first read: such a row is looked at with a lock, which shows it as it is.
+// compare looks at the rows of records when some were there before. It makes a row pending again that is dead or was
+// removed meanwhile, and locks none of the others, so that relays can go on. A transaction may not see a row that is
+// younger than its first read: compare looks at such a row with a lock, which shows it as it is.
 func (w writer) compare(ctx context.Context, records []record) error {
 	for _, lock := range [...]string{"", " FOR UPDATE"} {
 		found, err := w.find(ctx, records, lock)
