@@ -99,6 +99,22 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 	return t.run(ctx, handle)
 }
 
+// Same reports whether two deliveries have the same key, and the same content as far as the policy compares it.
+func (p *Processor) Same(a, b Delivery) (key, content bool) {
+	var one, other identified
+	one.err, other.err = p.identify(&a, &one), p.identify(&b, &other)
+	return p.same(&one, &other)
+}
+
+func (p *Processor) same(a, b *identified) (key, content bool) {
+	if a.err != nil || b.err != nil { // no key is asked for
+		both := a.err != nil && b.err != nil
+		return both, both
+	}
+	return a.call.Key == b.call.Key && a.call.Rerun == b.call.Rerun,
+		a.call.Fingerprint == b.call.Fingerprint || p.policy.Mismatch == oncemill.MismatchIgnore
+}
+
 // errGivenBack is the error of a delivery that was claimed and not processed.
 var errGivenBack = errors.New("consumer: the delivery was given back before it was processed")
 

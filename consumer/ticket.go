@@ -93,15 +93,12 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
-// IsOf reports whether the ticket was claimed for a delivery as it is now. Somebody may have changed its ID or content
-// since.
-func (t *Ticket) IsOf(d Delivery) bool {
+// IsOf reports whether a delivery as it is now has the key of the ticket, and the content. Somebody may have changed
+// its ID or payload since.
+func (t *Ticket) IsOf(d Delivery) (key, content bool) {
 	var now identified
-	if t.found.err != nil || t.processor.identify(&d, &now) != nil {
-		return false
-	}
-	was, is := &t.found.call, &now.call
-	return was.Key == is.Key && was.Fingerprint == is.Fingerprint && was.Rerun == is.Rerun
+	now.err = t.processor.identify(&d, &now)
+	return t.processor.same(&t.found, &now)
 }
 
 // GiveBack gives the claim of a ticket back that is not processed.

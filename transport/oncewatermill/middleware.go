@@ -131,11 +131,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		return outgoing(ctx, outputs)
 	}
-	ticket := p.claimed(d.Handler)
-	if ticket != nil && !ticket.IsOf(d) { // a middleware outside of this one has changed the message
-		ticket.GiveBack(ctx)
-		ticket = nil
-	}
+	ticket := p.claimed(d)
 	if ticket == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true

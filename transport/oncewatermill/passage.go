@@ -1,6 +1,7 @@
 package oncewatermill
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 
@@ -35,16 +36,17 @@ const (
 	handedBack // by the middleware, which the subscription took for missing
 )
 
-// newPassage makes a message of a delivery. The passage has to begin before anybody gets the message.
-func (s *subscription) newPassage(d consumer.Delivery, owner int32) (*passage, *message.Message) {
+// newPassage makes a message of a delivery, with this header and payload. The passage has to begin before anybody gets
+// the message.
+func (s *subscription) newPassage(
+	d consumer.Delivery, header producer.Header, payload []byte, owner int32,
+) (*passage, *message.Message) {
+	d.UUID = cmp.Or(d.UUID, header.Get(producer.HeaderID))
 	p := &passage{delivery: d, subscription: s}
 	p.owner.Store(owner)
-	msg := message.NewMessage(d.UUID, d.Payload)
-	if msg.UUID == "" {
-		msg.UUID = d.Header.Get(producer.HeaderID)
-	}
-	if d.Header != nil { // it is ours
-		msg.Metadata = message.Metadata(d.Header)
+	msg := message.NewMessage(d.UUID, payload)
+	if header != nil { // it is ours
+		msg.Metadata = message.Metadata(header)
 	}
 	p.message = msg
 	msg.SetContext(p)
@@ -87,16 +89,34 @@ func (p *passage) enter() bool {
 	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
 }
 
-// claimed returns the delivery's ticket, once, if it was claimed for a handler. The middleware has its message.
-func (p *passage) claimed(handler string) *consumer.Ticket {
+// claimed returns the delivery's ticket, once, if it was claimed as it now comes to the middleware. It also decides
+// whether to claim further messages before they come here: not if a middleware outside has changed one. The ticket of
+// a message whose content alone has changed is good: another claim would be a mismatch.
+func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
 	if p == nil {
 		return nil
 	}
-	if known := p.subscription.ahead.Load(); known == nil || *known != handler {
-		p.subscription.ahead.Store(&handler)
+	ahead, name := &p.subscription.ahead, d.Handler
+	known, t := ahead.Load(), p.ticket.Swap(nil)
+	if t != nil && p.delivery.Handler != name { // there is another handler than before
+		t.GiveBack(p)
+		t = nil
 	}
-	t := p.ticket.Swap(nil)
-	if t != nil && p.delivery.Handler != handler { // there is another handler than before
+	key, content := true, true
+	switch was := p.delivery; {
+	case t != nil:
+		key, content = t.IsOf(d)
+	case known == nil:
+		was.Handler = name
+		key, content = p.subscription.once.Same(was, d)
+	}
+	switch {
+	case !key || !content:
+		ahead.Store(new(string))
+	case known == nil || *known != "" && *known != name:
+		ahead.CompareAndSwap(known, &name)
+	}
+	if t != nil && !key {
 		t.GiveBack(p)
 		return nil
 	}

@@ -32,6 +32,10 @@ import (
 // outputs, so a run whose outputs could not be published is repeated. Without a Router nobody names the handler:
 // nothing can be recorded, and messages are acknowledged as they are.
 //
+// A middleware outside of Middleware may change the IDs or payloads of messages, as one that decrypts them. Then no
+// message is claimed before it comes to Middleware. Let it change all or none: a message that was claimed before its
+// payload was changed keeps the other fingerprint, and its redelivery may be a mismatch.
+//
 // Subscriptions of one topic share its messages, as the members of a group do, and a second one is a warning. If
 // several handlers must each get all messages, give each a Subscriber of its own, over a source with another consumer
 // (natsjs) or group (franz).
@@ -126,7 +130,9 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	ahead   atomic.Pointer[string] // the name under which the middleware guards; nil: it has had no message yet
+	// ahead is the name under which the middleware guards. Nil: it has had no message yet. Empty: a middleware outside
+	// changes messages, so they are claimed when they come to it.
+	ahead   atomic.Pointer[string]
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
 
@@ -160,22 +166,23 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 		})(ctx, d, done)
 		return
 	}
-	given, name := d, s.ahead.Load()
-	if name == nil {
-		given = ownCopy(d)
+	header, payload, name := d.Header, d.Payload, s.ahead.Load()
+	unclaimed := name == nil || *name == ""
+	if unclaimed {
+		header, payload = maps.Clone(header), bytes.Clone(payload)
 	}
-	p, msg := s.newPassage(given, noOwner)
+	p, msg := s.newPassage(d, header, payload, noOwner)
 	pass := func(ctx context.Context) {
 		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
 	}
-	if name == nil {
+	if unclaimed {
 		pass(ctx)
 		return
 	}
 	p.delivery.Handler, d.Handler = *name, *name
 	claimed := p.delivery
-	claimed.Message, claimed.UUID = msg, msg.UUID
+	claimed.Message = msg
 	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
 		p.stored = make(chan consumer.Decision, 1)
 		p.ticket.Store(t)
@@ -277,7 +284,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 
 // handle has the Router handle a message that is guarded here.
 func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
-	p, msg := s.newPassage(ownCopy(d), ownedBySubscriber)
+	p, msg := s.newPassage(d, maps.Clone(d.Header), bytes.Clone(d.Payload), ownedBySubscriber)
 	p.begin(ctx)
 	defer p.cancel()
 	if err := s.hand(ctx, msg); err != nil {
@@ -289,10 +296,4 @@ func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
 		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
 	}
 	return err
-}
-
-// ownCopy returns a delivery whose message its handler may change.
-func ownCopy(d consumer.Delivery) consumer.Delivery {
-	d.Header, d.Payload = maps.Clone(d.Header), bytes.Clone(d.Payload)
-	return d
 }
