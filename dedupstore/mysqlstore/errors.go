@@ -53,7 +53,10 @@ func conflicts(err error) bool {
 
 // rolledBack reports whether the server has rolled a transaction back. After a lock timeout it goes on, unless the
 // server has innodb_rollback_on_timeout.
-func rolledBack(err error) bool { return number(err) == errDeadlock || number(err) == errChanged }
+func (s *Store) rolledBack(err error) bool {
+	n := number(err)
+	return n == errDeadlock || n == errChanged || n == errLockTimeout && s.timeoutEnds.Load()
+}
 
 // noRoom marks an error that says that the server has no room. It may be that of a handler's statement.
 func noRoom(err error) error {

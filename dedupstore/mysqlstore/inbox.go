@@ -33,7 +33,11 @@ var _ interface {
 func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 
 // running is what the context of a run in an inbox carries.
-type running struct{ tx *sql.Tx }
+type running struct {
+	tx     *sql.Tx
+	db     *sql.DB
+	within chan struct{} // the place for a run inside the run
+}
 
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
 // returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
@@ -104,16 +108,11 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	if rec == nil {
 		return err
 	}
-	// A run in a handler needs no place of its own: with all handlers at it, each would wait for another one's.
-	if _, inside := txctx.Around[*running](ctx); s.handlers() != nil && !inside {
-		places := s.handlers()
-		select {
-		case places <- struct{}{}:
-			defer func() { <-places }()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	leave, err := s.place(ctx)
+	if err != nil {
+		return err
 	}
+	defer leave()
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return s.failed("begin", err)
@@ -130,7 +129,12 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
 	tx, err := begin(life, conn)
 	if tx != nil {
-		defer rollBack(ctx, tx) // also when work panics; after the commit it does nothing
+		defer func() { // also when work panics
+			if !committed {
+				rollBack(ctx, tx)
+			}
+			_ = tx.Rollback()
+		}()
 	}
 	switch {
 	case !begins():
@@ -138,9 +142,9 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	case err != nil:
 		return s.failed("begin", err)
 	}
-	settlement, err := work(txctx.With(txctx.With(ctx, tx), &running{tx}))
+	settlement, err := work(txctx.With(txctx.With(ctx, tx), &running{tx, s.db, make(chan struct{}, 1)}))
 	if err != nil {
-		return undone(ctx, tx, err)
+		return s.undone(ctx, tx, err)
 	}
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
@@ -177,6 +181,27 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	}
 	rollBack(ctx, tx)
 	return s.resolve(context.WithoutCancel(ctx), c, err)
+}
+
+// place waits until one more handler may run. While handlers have all places, each may wait for a run inside itself, so
+// each has one more for that. It has only one, because a handler may begin many at once.
+func (s *Store) place(ctx context.Context) (leave func(), err error) {
+	places := s.handlers()
+	if places == nil {
+		return func() {}, nil
+	}
+	var within chan struct{} // nil outside of a handler
+	if outer, found := txctx.Around[*running](ctx); found && outer.db == s.db {
+		within = outer.within
+	}
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case within <- struct{}{}:
+		return func() { <-within }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // begin begins a transaction. Without autocommit, what a handler writes after a deadlock, which has ended the
@@ -236,11 +261,11 @@ func rollBack(ctx context.Context, tx *sql.Tx) {
 }
 
 // undone rolls back and returns why a run has failed.
-func undone(ctx context.Context, tx *sql.Tx, failure error) error {
+func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	_, err := tx.ExecContext(bounded, "ROLLBACK TO SAVEPOINT "+savepoint)
-	if ended(err) && !rolledBack(failure) { // another run could make the effects once more
+	if ended(err) && !s.rolledBack(failure) { // another run could make the effects once more
 		return fmt.Errorf("%w: %w", ErrTxEnded, failure)
 	}
 	return failure

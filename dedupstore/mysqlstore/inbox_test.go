@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
@@ -73,6 +75,42 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection: else all leases would end, the handler's own among them.
+func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(8)
+	policy := oncemill.Policy{Lease: 2 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
+	guard, err := oncemill.NewGuard(newStore(t, db).Inbox(), policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(ctx context.Context, id string, work func(ctx context.Context)) {
+		call := oncemill.Call{Key: request(id).Key, MaxWait: time.Minute}
+		res, err := guard.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
+			work(ctx)
+			return dedupstore.Outcome{}, context.Cause(ctx)
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("run %s ended with %+v, %v", id, res.Outcome, err)
+		}
+	}
+	run(t.Context(), "all", func(ctx context.Context) {
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				run(ctx, fmt.Sprint(i), func(ctx context.Context) {
+					select {
+					case <-ctx.Done():
+					case <-time.After(2500 * time.Millisecond):
+					}
+				})
+			})
+		}
+		all.Wait()
+	})
 }
 
 func exec(ctx context.Context, statement string) error {
@@ -204,6 +242,26 @@ func TestInbox_LockTimeoutsAreConflicts(t *testing.T) {
 	if err != nil || calls != 3 {
 		t.Errorf("%v after %d calls, want nil after 3", err, calls)
 	}
+}
+
+// TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict: innodb_rollback_on_timeout is no end by the handler.
+func TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	c := runOf(t, s, "1")
+	s.timeoutEnds.Store(true)
+	calls := 0
+	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if calls++; calls == 3 {
+			return success, effect(ctx, "1")
+		}
+		return nil, errors.Join(effect(ctx, "1"), exec(ctx, "ROLLBACK"), &mysql.MySQLError{Number: errLockTimeout})
+	})
+	if err != nil || calls != 3 {
+		t.Errorf("%v after %d calls, want nil after 3", err, calls)
+	}
+	wantEffects(t, db, "1", 1)
 }
 
 // TestInbox_KilledConnections: the server rolls back what a connection leaves, and the claim stays.

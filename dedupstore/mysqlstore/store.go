@@ -22,6 +22,8 @@ type Store struct {
 	config Config
 	packet atomic.Int64 // max_allowed_packet; 0: the table has not been looked at
 
+	timeoutEnds atomic.Bool // innodb_rollback_on_timeout: a lock timeout ends the transaction
+
 	handlers func() chan struct{} // a place for each handler of an inbox that may run now
 
 	// What tests change.
@@ -69,9 +71,9 @@ func (s *Store) usable(ctx context.Context) error {
 	}
 	var found int
 	var packet int64
-	var commits bool
-	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit FROM `"+s.config.Table+
-		"_version`").Scan(&found, &packet, &commits)
+	var commits, timeoutEnds bool
+	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, @@innodb_rollback_on_timeout "+
+		"FROM `"+s.config.Table+"_version`").Scan(&found, &packet, &commits, &timeoutEnds)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
@@ -83,6 +85,7 @@ func (s *Store) usable(ctx context.Context) error {
 		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 "+
 			"out of the DSN", nil)
 	}
+	s.timeoutEnds.Store(timeoutEnds)
 	s.packet.Store(packet)
 	return nil
 }
