@@ -213,7 +213,7 @@ const maxError = 4096
 
 // remove deletes rows, and returns how many. It locks them by their names first, as writers do, and so never deadlocks
 // with them. What a writer has locked, because it writes the same message again, is published for now, and goes with
-// the next lease.
+// the next lease. If it was published already it stays so: to change it would wait for the writer.
 func (o *Outbox) remove(ctx context.Context, tx *sql.Tx, where string) (n int, err error) {
 	var names []any
 	err = sqlstore.EachRow(ctx, tx, o.in("SELECT name FROM `{table}`")+where, func(rows *sql.Rows) error {
@@ -233,7 +233,7 @@ func (o *Outbox) remove(ctx context.Context, tx *sql.Tx, where string) (n int, e
 	if err == nil && len(free) < len(names) {
 		o.left.Store(true)
 		_, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET token = NULL, order_hash = NULL, state = %d, "+
-			"at = 0%s", published, where))
+			"at = 0%s AND state <> %d", published, where, published))
 	}
 	return n, err
 }
