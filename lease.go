@@ -189,8 +189,11 @@ var errUnanswered = errors.New("the store gave no answer before the lease ended"
 // cut cancels work whose lease cannot be proven to hold.
 func (g *Guard) cut(l *lease) {
 	l.mu.Lock()
-	cancel, err := l.cancel, cmp.Or(l.err, errUnanswered)
+	renewed, cancel, err := !l.cut, l.cancel, cmp.Or(l.err, errUnanswered)
 	l.mu.Unlock()
+	if renewed { // meanwhile
+		return
+	}
 	g.log.Error("oncemill: lease could not be renewed",
 		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 	if cancel != nil {
