@@ -31,8 +31,8 @@ var (
 	errReplay = errors.New("this outbox cannot replay")
 
 	errManyReasons = errors.New("these failures have many reasons: choose single ones")
-	errManyRows    = errors.New("the outbox has too many rows to find all of these messages in time: choose a topic, " +
-		"or single rows")
+	errManyRows    = errors.New("the outbox has too many rows to find all of these messages in time: choose a topic " +
+		"to replay, or use the command, oncemill outbox")
 )
 
 // A plan is what an action would change, as somebody has seen it.
@@ -328,7 +328,7 @@ func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error 
 		}
 		f.Topic = ""
 		var cut bool
-		all, cut, err = rowsOf(ctx, o.Inspector, f, math.MaxInt, planTimeout, func(r *outbox.RowInfo) bool {
+		all, cut, err = rowsOf(ctx, o.Inspector, f, math.MaxInt, 3*planTimeout, func(r *outbox.RowInfo) bool {
 			return ids[r.ID]
 		})
 		if cut {

@@ -267,8 +267,9 @@ func (a *app) mysql(at *url.URL) (*sql.DB, error) {
 	if config.Params == nil {
 		config.Params = map[string]string{}
 	}
-	// Locks last as long if this process vanishes or stands still.
-	config.Params["wait_timeout"] = cmp.Or(config.Params["wait_timeout"], "60")
+	if !a.asIs { // locks last as long if this process vanishes or stands still
+		config.Params["wait_timeout"] = cmp.Or(config.Params["wait_timeout"], "60")
+	}
 	connector, err := mysql.NewConnector(config)
 	if err != nil {
 		return nil, usagef("%s: %w", redacted(at), err)
