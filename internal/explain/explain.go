@@ -145,6 +145,9 @@ func (t teller) effects() string {
 	}
 	switch {
 	case t.decided():
+		if t.Ended.IsZero() && died > 0 { // the run that the operator has decided about
+			died--
+		}
 	case t.dead():
 		died++
 	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,

@@ -176,6 +176,14 @@ var histories = map[string]func(p *past){
 		time.Sleep(time.Hour)
 		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
 	},
+	"completed after its process died": func(p *past) {
+		p.runs("billing-1:417")
+		time.Sleep(40 * time.Second)
+		park := p.claims("billing-2:980", func(r *dedupstore.Request) { r.ParkExpired = true })
+		p.ends(park, time.Second, dedupstore.Published{Retention: window})
+		time.Sleep(time.Hour)
+		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+	},
 	"completed after a failed attempt": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, retries(bankDown, 0))
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))

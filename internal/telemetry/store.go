@@ -9,10 +9,14 @@ import (
 
 // storeNames tell the technology of a store by its package, so that stores need not say.
 var storeNames = map[string]string{
-	Scope + "/dedupstore":             "memory",
-	Scope + "/dedupstore/redisstore":  "redis",
-	Scope + "/dedupstore/pgstore":     "postgresql",
-	Scope + "/dedupstore/sqlitestore": "sqlite",
+	Scope + "/dedupstore":                "memory",
+	Scope + "/dedupstore/redisstore":     "redis",
+	Scope + "/dedupstore/pgstore":        "postgresql",
+	Scope + "/dedupstore/sqlitestore":    "sqlite",
+	Scope + "/dedupstore/mysqlstore":     "mysql",
+	Scope + "/dedupstore/natskv":         "nats",
+	Scope + "/dedupstore/dynamostore":    "dynamodb",
+	Scope + "/dedupstore/cassandrastore": "cassandra",
 }
 
 func storeName(store any) string {
