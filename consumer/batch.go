@@ -160,6 +160,8 @@ func measureTogether(ctx context.Context, tickets []*Ticket, contexts []context.
 				failure = telemetry.NoFailure
 			case returned && len(errs) > 0:
 				failure = handlerFailure(errs[min(n, len(errs)-1)])
+			case returned:
+				failure = telemetry.FailedOther
 			}
 			if tickets[i].observed != nil {
 				tickets[i].observed.Ran(contexts[i], began, failure)
