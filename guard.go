@@ -146,7 +146,8 @@ func (r Result) Failure() error {
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
 // claim is lost. Over an inbox (dedupstore.Transactor) the context also carries the transaction. When the database
-// refuses it because of others, the work is done again in a new one.
+// refuses it because of others, the work is done again in a new one. A run inside this one has its own transaction, or
+// over a store without an inbox none.
 //
 // Of the returned outcome the guard uses Result and, with a nil error, Produced. The error decides its Kind:
 //

@@ -18,7 +18,8 @@
 //   - The fence grows with every new owner, even when the record was lost in between.
 //   - An expired lease erases neither fence nor attempts nor fingerprint. The lease is a field, and the record outlives
 //     it.
-//   - The store's clock decides about leases. Clocks of different clients are never compared.
+//   - The store's clock decides about leases. Clocks of different clients are never compared, except by the stores of
+//     DynamoDB and Cassandra, whose servers tell no time: there the hosts' clocks decide, within Config.MaxSkew.
 //
 // A [Transactor] keeps its records in the database that the effects are written to, and commits both together. That is
 // an inbox.

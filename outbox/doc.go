@@ -31,7 +31,7 @@
 // # What it does not guarantee
 //
 //   - Exactly one copy. Consumers deduplicate: see package consumer.
-//   - Order. Relays work side by side, and retries come later. See Config.Ordered of pgoutbox.
+//   - Order. Relays work side by side, and retries come later. See Config.Ordered of pgoutbox and mysqloutbox.
 //   - That the broker keeps what it acknowledged. So rows stay for [Config.Retention].
 //   - That a refusal is one. If a publisher reports an unreachable broker as a definite failure, rows die in a long
 //     outage.

@@ -107,7 +107,8 @@ the user's config folder:
       nats: nats://127.0.0.1:4222
       trace: https://traces.example/trace/{trace}
 
-Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check looked for.`,
+Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check or doctor
+looked for.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
