@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -521,6 +522,21 @@ func TestRedrive_OfChosenMessages(t *testing.T) {
 	// The others are still to be redriven.
 	if got, _ := r.predicted(); got.Run != 18 {
 		t.Errorf("then predicted %+v, want 18 to run", got)
+	}
+
+	// A redrive that was cut off goes on: the first of these has been sent, and is behind its progress.
+	_, listed, _ := r.command("dlq", "ls", "dead", "--each")
+	first := regexp.MustCompile(`order-\d+`).FindAllString(listed, -1)
+	first = slices.DeleteFunc(first, func(id string) bool { return r.runs[id] > 0 })
+	for n := range 2 {
+		args := []string{"dlq", "redrive", "dead", "--yes"}
+		for _, id := range first[:n+1] {
+			args = append(args, "--id", id)
+		}
+		status, _, log := r.command(args...)
+		if status != 0 || !strings.Contains(log, "1 letter redriven, 0 left, 0 refused") {
+			t.Errorf("%v: status %d: %s", args, status, log)
+		}
 	}
 }
 

@@ -162,6 +162,11 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	if err == nil && failed == nil {
 		look()
 	}
+	if err == nil && len(p.missing) > 0 { // a redrive that was cut off has sent some
+		err = a.eachLetter(ctx, r.source, &r.dlq, false, func(l letter) {
+			p.missing = slices.DeleteFunc(p.missing, l.hasID)
+		})
+	}
 	r.newest = newest // those that come later are not sent: a message that fails again would be without end
 	return p, cmp.Or(err, failed)
 }

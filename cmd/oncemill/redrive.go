@@ -89,12 +89,9 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, id := range p.missing {
-		fmt.Fprintf(a.log, "%s has no letter to redrive with the ID %q, and none of a message with it\n",
-			safe(r.topic, 100), safe(id, 100))
-	}
-	if len(r.ids) > 0 && len(p.missing) == len(r.ids) {
-		return errors.New("nothing was changed: no letter has one of these IDs")
+	if len(p.missing) > 0 {
+		return fmt.Errorf("nothing was changed: %s has no letter to redrive with the ID %q, and none of a message "+
+			"with it", safe(r.topic, 100), safe(p.missing[0], 100))
 	}
 	if err := a.showPrediction(p); err != nil {
 		return err
