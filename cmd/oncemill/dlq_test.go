@@ -527,7 +527,9 @@ func TestRedrive_OfChosenMessages(t *testing.T) {
 	// A redrive that was cut off goes on: the first of these has been sent, and is behind its progress.
 	_, listed, _ := r.command("dlq", "ls", "dead", "--each")
 	first := regexp.MustCompile(`order-\d+`).FindAllString(listed, -1)
+	r.mu.Lock()
 	first = slices.DeleteFunc(first, func(id string) bool { return r.runs[id] > 0 })
+	r.mu.Unlock()
 	for n := range 2 {
 		args := []string{"dlq", "redrive", "dead", "--yes"}
 		for _, id := range first[:n+1] {
