@@ -91,6 +91,9 @@ func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 	t.guard.keeper.add(&t.lease)
 }
 
+// Granted reports whether the ticket has a claim.
+func (t *Ticket) Granted() bool { return t.granted }
+
 // GiveBack gives the claim of a ticket back that will not be attempted.
 func (t *Ticket) GiveBack(ctx context.Context) {
 	t.guard.keeper.let(&t.lease)

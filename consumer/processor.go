@@ -99,20 +99,21 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 	return t.run(ctx, handle)
 }
 
-// Same reports whether two deliveries have the same key, and the same content as far as the policy compares it.
-func (p *Processor) Same(a, b Delivery) (key, content bool) {
+// Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. That is
+// not known if neither can be identified.
+func (p *Processor) Same(a, b Delivery) (same, known bool) {
 	var one, other identified
 	one.err, other.err = p.identify(&a, &one), p.identify(&b, &other)
-	return p.same(&one, &other)
+	key, content, known := p.compare(&one, &other)
+	return key && content, known
 }
 
-func (p *Processor) same(a, b *identified) (key, content bool) {
-	if a.err != nil || b.err != nil { // no key is asked for
-		both := a.err != nil && b.err != nil
-		return both, both
+func (p *Processor) compare(a, b *identified) (key, content, known bool) {
+	if a.err != nil || b.err != nil {
+		return false, false, a.err == nil || b.err == nil
 	}
 	return a.call.Key == b.call.Key && a.call.Rerun == b.call.Rerun,
-		a.call.Fingerprint == b.call.Fingerprint || p.policy.Mismatch == oncemill.MismatchIgnore
+		a.call.Fingerprint == b.call.Fingerprint || p.policy.Mismatch == oncemill.MismatchIgnore, true
 }
 
 // errGivenBack is the error of a delivery that was claimed and not processed.

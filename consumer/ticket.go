@@ -93,12 +93,17 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
-// IsOf reports whether a delivery as it is now has the key of the ticket, and the content. Somebody may have changed
-// its ID or payload since.
-func (t *Ticket) IsOf(d Delivery) (key, content bool) {
+// Fits reports whether the ticket can be processed for a delivery as it is now, and whether that is what was claimed.
+// Somebody may have changed its ID or payload since. A claim that was granted fits other content, too: another one
+// would be a mismatch.
+func (t *Ticket) Fits(d Delivery) (fits, same bool) {
 	var now identified
 	now.err = t.processor.identify(&d, &now)
-	return t.processor.same(&t.found, &now)
+	key, content, known := t.processor.compare(&t.found, &now)
+	if !known {
+		return true, true
+	}
+	return key && (content || t.guarded != nil && t.guarded.Granted()), key && content
 }
 
 // GiveBack gives the claim of a ticket back that is not processed.

@@ -91,7 +91,7 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 	}
 	if len(p.missing) > 0 {
 		return fmt.Errorf("nothing was changed: %s has no letter to redrive with the ID %q, and none of a message "+
-			"with it", safe(r.topic, 100), safe(p.missing[0], 100))
+			"with it: leave out what was redriven before", safe(r.topic, 100), safe(p.missing[0], 100))
 	}
 	if err := a.showPrediction(p); err != nil {
 		return err

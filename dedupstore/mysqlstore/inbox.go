@@ -33,11 +33,10 @@ var _ interface {
 func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 
 // running is what the context of a run in an inbox carries.
-type running struct {
-	tx     *sql.Tx
-	db     *sql.DB
-	within chan struct{} // the place for a run inside the run
-}
+type running struct{ tx *sql.Tx }
+
+// A holder is the key of a context's value: the place that a handler over a pool has for runs inside itself.
+type holder struct{ db *sql.DB }
 
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
 // returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
@@ -129,12 +128,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
 	tx, err := begin(life, conn)
 	if tx != nil {
-		defer func() { // also when work panics
-			if !committed {
-				rollBack(ctx, tx)
-			}
-			_ = tx.Rollback()
-		}()
+		defer rollBack(ctx, tx) // also when work panics; after the commit it ends tx, within endTimeout
 	}
 	switch {
 	case !begins():
@@ -142,7 +136,8 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	case err != nil:
 		return s.failed("begin", err)
 	}
-	settlement, err := work(txctx.With(txctx.With(ctx, tx), &running{tx, s.db, make(chan struct{}, 1)}))
+	inside := context.WithValue(ctx, holder{s.db}, make(chan struct{}, 1))
+	settlement, err := work(txctx.With(txctx.With(inside, tx), &running{tx}))
 	if err != nil {
 		return s.undone(ctx, tx, err)
 	}
@@ -190,10 +185,7 @@ func (s *Store) place(ctx context.Context) (leave func(), err error) {
 	if places == nil {
 		return func() {}, nil
 	}
-	var within chan struct{} // nil outside of a handler
-	if outer, found := txctx.Around[*running](ctx); found && outer.db == s.db {
-		within = outer.within
-	}
+	within, _ := ctx.Value(holder{s.db}).(chan struct{}) // nil outside of a handler
 	select {
 	case places <- struct{}{}:
 		return func() { <-places }, nil

@@ -135,8 +135,11 @@ func (t teller) end() time.Time {
 // effects says how often the effect may have happened, outside of an inbox.
 func (t teller) effects() string {
 	done := t.State != dedupstore.Absent && t.Outcome.Kind == dedupstore.Succeeded
-	died, failed := 0, 0
-	for _, past := range t.History {
+	died, failed, before := 0, 0, t.History
+	if t.decided() && t.Ended.IsZero() && len(before) > 0 { // the last of these is the run that was decided about
+		before = before[:len(before)-1]
+	}
+	for _, past := range before {
 		if past.Ended.IsZero() && past.Reason == "" {
 			died++
 		} else {
@@ -145,9 +148,6 @@ func (t teller) effects() string {
 	}
 	switch {
 	case t.decided():
-		if t.Ended.IsZero() && died > 0 { // the run that the operator has decided about
-			died--
-		}
 	case t.dead():
 		died++
 	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,

@@ -156,6 +156,45 @@ func TestSubscriber_MessageChangedOutsideOfTheGuardIsWhatItBecame(t *testing.T) 
 	}
 }
 
+// A message that failed in an earlier process goes on, although it is claimed by the content that the broker has of it.
+func TestSubscriber_ChangedMessageOfAnEarlierProcessGoesOn(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		decrypt := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				if len(m.Payload) > 0 {
+					m.Payload = append(message.Payload("plain "), m.Payload...)
+				}
+				return next(m)
+			}
+		}
+		var runs []string
+		handle := func(m *message.Message) error {
+			if runs = append(runs, m.UUID); len(runs) == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		}
+		earlier := newSource(p, delivery("a"))
+		stop := over(t, earlier, handle, decrypt, oncewatermill.Middleware(p))
+		synctest.Wait()
+		stop()
+		time.Sleep(time.Minute)
+		empty := delivery("first")
+		empty.Payload = nil
+		s := newSource(p, empty)
+		stop = over(t, s, handle, decrypt, oncewatermill.Middleware(p))
+		synctest.Wait()
+		s.queue <- delivery("a")
+		time.Sleep(time.Minute)
+		stop()
+		s.want(t, consumer.Ack, consumer.Ack)
+		if want := []string{"a", "first", "a"}; !slices.Equal(runs, want) {
+			t.Errorf("ran %q, want %q", runs, want)
+		}
+	})
+}
+
 // A nack outside the guard is heeded, although the outcome is on its way: the duplicate gives the Router another try at
 // what failed outside.
 func TestSubscriber_NackOutsideOfTheGuardBringsTheMessageAgain(t *testing.T) {

@@ -89,34 +89,36 @@ func (p *passage) enter() bool {
 	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
 }
 
-// claimed returns the delivery's ticket, once, if it was claimed as it now comes to the middleware. It also decides
-// whether to claim further messages before they come here: not if a middleware outside has changed one. The ticket of
-// a message whose content alone has changed is good: another claim would be a mismatch.
+// claimed returns the delivery's ticket, once, if it fits what now comes to the middleware. It also decides whether to
+// claim further messages before they come here: not if a middleware outside has changed one.
 func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
 	if p == nil {
 		return nil
 	}
 	ahead, name := &p.subscription.ahead, d.Handler
-	known, t := ahead.Load(), p.ticket.Swap(nil)
+	before, t := ahead.Load(), p.ticket.Swap(nil)
 	if t != nil && p.delivery.Handler != name { // there is another handler than before
 		t.GiveBack(p)
 		t = nil
 	}
-	key, content := true, true
+	fits, same := true, true
 	switch was := p.delivery; {
 	case t != nil:
-		key, content = t.IsOf(d)
-	case known == nil:
+		fits, same = t.Fits(d)
+	case before == nil || *before != "":
 		was.Handler = name
-		key, content = p.subscription.once.Same(was, d)
+		var known bool
+		if same, known = p.subscription.once.Same(was, d); !known {
+			return nil
+		}
 	}
 	switch {
-	case !key || !content:
+	case !same:
 		ahead.Store(new(string))
-	case known == nil || *known != "" && *known != name:
-		ahead.CompareAndSwap(known, &name)
+	case before == nil || *before != "" && *before != name:
+		ahead.CompareAndSwap(before, &name)
 	}
-	if t != nil && !key {
+	if !fits {
 		t.GiveBack(p)
 		return nil
 	}
