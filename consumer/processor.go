@@ -99,7 +99,7 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 	return t.run(ctx, handle)
 }
 
-// Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. That is
+// Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. It is
 // not known if neither can be identified.
 func (p *Processor) Same(a, b Delivery) (same, known bool) {
 	var one, other identified

@@ -72,8 +72,8 @@ func (s *Store) usable(ctx context.Context) error {
 	var found int
 	var packet int64
 	var commits, timeoutEnds bool
-	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, @@innodb_rollback_on_timeout "+
-		"FROM `"+s.config.Table+"_version`").Scan(&found, &packet, &commits, &timeoutEnds)
+	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, "+
+		"@@innodb_rollback_on_timeout FROM `"+s.config.Table+"_version`").Scan(&found, &packet, &commits, &timeoutEnds)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")

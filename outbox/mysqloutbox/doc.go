@@ -27,8 +27,8 @@
 //     with the same IDs.
 //   - A prompt takeover from a relay whose host vanishes or stands still in the middle of a lease. Its locks last until
 //     the server closes the connection, for its wait_timeout (by default 8 hours): set some minutes in the relay's DSN.
-//   - The message of a dead row that somebody discards while a transaction at REPEATABLE READ, which has read the outbox
-//     before, writes the message again. It still sees the row as it was. Write at READ COMMITTED.
+//   - The message of a dead row that somebody discards while a transaction at REPEATABLE READ, which has read the
+//     outbox before, writes the message again. It still sees the row as it was. Write at READ COMMITTED.
 //   - A steady clock. It is the database's. Set forward, leases end early; set back, rows are due and leases end later.
 //
 // max_allowed_packet bounds the size of a message.
