@@ -62,6 +62,9 @@ type Prediction struct {
 	Run         int // will run
 	Unknown     int // will run although the outcome is unknown: the effect may happen twice
 	Skipped     int // succeeded since, run now, are due, failed again since, have no record, or cannot be rerun
+
+	// To has the topics that those which will run go to. The writer of the letters chose them.
+	To []string
 }
 
 // Redriven is how far a redrive has come.

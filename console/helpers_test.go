@@ -465,7 +465,7 @@ func (l *toyLetters) Predict(
 ) (all []Prediction, newest time.Time, err error) {
 	found, _, err := l.List(ctx, f, 1000)
 	for _, d := range found {
-		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1})
+		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1, To: []string{d.Topic}})
 		newest = d.At
 	}
 	return all, newest, err

@@ -15,6 +15,7 @@ import (
 	"os/user"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -216,8 +217,34 @@ func (a *app) auditLog(path string) (to io.Writer, done func() error, err error)
 	if err != nil {
 		return nil, nil, fmt.Errorf("audit log: %w", err)
 	}
-	return f, f.Close, nil
+	audit := &auditFile{File: f, rest: a.log}
+	return audit, audit.close, nil
 }
+
+// An auditFile keeps no change from being told: what it cannot write is told elsewhere.
+type auditFile struct {
+	*os.File
+	rest io.Writer
+
+	mu  sync.Mutex
+	err error // the first
+}
+
+func (f *auditFile) Write(line []byte) (int, error) {
+	n, err := f.File.Write(line)
+	if err == nil {
+		return n, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = fmt.Errorf("audit log: %w: its lines were told on standard error", err)
+		fmt.Fprintln(f.rest, "oncemill:", f.err)
+	}
+	return f.rest.Write(line)
+}
+
+func (f *auditFile) close() error { return errors.Join(f.err, f.File.Close()) }
 
 // loopback reports whether only this machine reaches a host.
 func loopback(host string) bool {
@@ -355,7 +382,7 @@ func (l *consoleLetters) Predict(
 	}) {
 		all = append(all, console.Prediction{
 			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
-			Skipped: of.DeadLetters - of.Run - of.Unknown,
+			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of.Reason])),
 		})
 	}
 	return all, r.newest, nil

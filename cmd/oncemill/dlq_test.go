@@ -598,6 +598,26 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 	}
 }
 
+// Who may write dead letters has nothing purged by an operator who redrives them.
+func TestRedrive_SendsNothingToTheServersOwnSubjects(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for topic, want := range map[string]fate{"orders": fateAbsent, "$JS.API.STREAM.PURGE.ORDERS": fateCannot} {
+		l := letter{Message: producer.Message{ID: "dead-1", Header: producer.Header{
+			producer.HeaderPurpose: producer.PurposeDeadLetter, producer.HeaderOriginalID: "1",
+			producer.HeaderID: "dead-1", producer.HeaderTopic: topic, producer.HeaderHandler: "default/billing/charge",
+			producer.HeaderFence: "7", producer.HeaderOutcome: "failed",
+		}}}
+		cases, err := (&dlq{}).cases(t.Context(), store, []letter{l})
+		if err != nil || cases[0].fate != want {
+			t.Errorf("%s: %q, %v, %v; want %q", topic, cases[0].fate, cases[0].err, err, want)
+		}
+	}
+}
+
 func TestFateOf(t *testing.T) {
 	t.Parallel()
 	finished := func(kind dedupstore.Kind, decided uint64) dedupstore.Record {

@@ -31,6 +31,7 @@ type natsLetters struct {
 	name    string             // of the durable consumer
 	durable jetstream.Consumer // nil: letters are only looked at
 	taken   map[uint64]jetstream.Msg
+	kept    time.Time // when those that were taken and left were held back last
 	waited  bool
 }
 
@@ -195,6 +196,12 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 		if err := l.consume(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if time.Since(l.kept) > takeTimeout/3 { // what is left comes after what is new, not before it
+		for _, msg := range l.taken {
+			_ = msg.InProgress()
+		}
+		l.kept = time.Now()
 	}
 	late := false // so all that are meant have been delivered, to this redrive or another
 	for len(batch) == 0 {

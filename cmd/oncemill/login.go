@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 )
 
 // logins are the tokens of people, by name.
@@ -65,6 +66,9 @@ func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 		names = append(names, net.JoinHostPort(host, port))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 { // the server reads a refused request to its end
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(lookTimeout))
+		}
 		if s.people == nil {
 			if !slices.Contains(names, r.Host) {
 				http.Error(w, "the console serves "+address+" only: use --login behind a proxy", http.StatusForbidden)

@@ -82,6 +82,9 @@ func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []lette
 			c.fence, _ = strconv.ParseUint(l.get(producer.HeaderFence), 10, 64) // Rerun has read it
 			c.key, c.err = d.keyOf(&l)
 		}
+		if strings.HasPrefix(c.again.Topic, "$") { // the operator may do more there than who wrote the letter
+			c.err = errors.New("its topic begins with $: such subjects are the NATS server's own")
+		}
 		if c.err != nil {
 			c.fate = fateCannot
 			continue
@@ -102,7 +105,8 @@ func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []lette
 type prediction struct {
 	fates   map[bound]int
 	reasons map[string]*foreseen
-	cannot  map[string]int // by error
+	topics  map[string]map[string]bool // by reason: where those that run go
+	cannot  map[string]int             // by error
 	samples map[string]dedupstore.Key
 	missing []string // IDs of the filter that no letter has
 }
@@ -137,7 +141,7 @@ func (f *foreseen) of(what fate) *int {
 
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
-		fates: map[bound]int{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
+		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
 		samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}
 	var some []letter
@@ -182,6 +186,12 @@ func (p *prediction) add(cases []rerunCase) {
 		}
 		of.DeadLetters++
 		*of.of(c.fate)++
+		if c.fate.runs() {
+			if p.topics[reason] == nil {
+				p.topics[reason] = map[string]bool{}
+			}
+			p.topics[reason][c.again.Topic] = true
+		}
 		p.fates[bound{c.fate, c.again.Topic}]++
 		switch {
 		case c.err != nil:

@@ -141,8 +141,11 @@ func (s *Store) write(
 		return 0, nil, recordstore.ErrConflict
 	}
 	found, err := decode(nameOf(key), failed.Item)
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, nil, err
+	case found.Number == number: // the client has sent it twice, as the first reply was lost
+		return number, nil, nil
 	}
 	return 0, &found, recordstore.ErrConflict
 }
