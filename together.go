@@ -175,7 +175,7 @@ func (g *Guard) callHandler(ctx context.Context, calls []int, fn BatchFunc) (err
 	err = errors.Join(errs...)
 	g.log.WarnContext(ctx, "oncemill: a batch failed as a whole; its messages are handled one by one",
 		"messages", len(calls), "errors", len(errs), "error", err)
-	return nil, fmt.Errorf("the batch failed as a whole: %w", err)
+	return nil, fmt.Errorf("the batch failed as a whole: %v", err) // what marks one says nothing of the others
 }
 
 // IsFirst reports whether the ticket is attempted without a claim: in a transaction of an inbox, see Call.First.

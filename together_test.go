@@ -101,21 +101,33 @@ func (e *nilError) Error() string { return e.text }
 
 // If the policy parks started runs, the effects of a batch may have happened: it is not repeated.
 func TestAttemptTogether_IrreversibleBatchesAreNotRepeated(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), oncemill.Irreversible())
-		tickets := ticketsOf(t, g, "a", "b")
-		alone, ends := together(t, g, tickets, func(context.Context, []int) []error { panic("half of it is done") })
-		if len(alone) > 0 || ends[0] != nil || ends[1] != nil {
-			t.Errorf("alone: %v, ended with %v, want outcomes", alone, ends)
-		}
-		for _, id := range []string{"a", "b"} {
-			c := call(id)
-			res, err := g.Run(t.Context(), c, (&counter{}).run)
-			if err != nil || res.Outcome.Kind != dedupstore.Unknown {
-				t.Errorf("%s is %+v, %v, want unknown", id, res, err)
-			}
-		}
-	})
+	boom := errors.New("boom")
+	for name, half := range map[string]func() []error{
+		"a panic":            func() []error { panic("half of it is done") },
+		"one without":        func() []error { return []error{oncemill.NoEffect(boom)} }, // of three
+		"two, one without":   func() []error { return []error{boom, oncemill.NoEffect(boom)} },
+		"one for good":       func() []error { return []error{oncemill.Permanent(boom)} },
+		"one not counted":    func() []error { return []error{oncemill.Uncounted(oncemill.NoEffect(boom))} },
+		"more than messages": func() []error { return make([]error, 4) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				g := newGuard(t, newStore(t), oncemill.Irreversible())
+				tickets := ticketsOf(t, g, "a", "b", "c")
+				alone, ends := together(t, g, tickets, func(context.Context, []int) []error { return half() })
+				if len(alone) > 0 || ends[0] != nil || ends[1] != nil || ends[2] != nil {
+					t.Errorf("alone: %v, ended with %v, want outcomes", alone, ends)
+				}
+				for _, id := range []string{"a", "b", "c"} {
+					c := call(id)
+					res, err := g.Run(t.Context(), c, (&counter{}).run)
+					if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+						t.Errorf("%s is %+v, %v, want unknown", id, res, err)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestTicket_JoinsNoBatchAfterARunWhoseLeaseExpired(t *testing.T) {
