@@ -342,6 +342,36 @@ func TestShadow_LongRunsKeepTheirClaim(t *testing.T) {
 	})
 }
 
+// A trial must not cost more than what it tries: a store that is down is not asked for each message.
+func TestShadow_AsksAStoreThatIsDownNowAndThen(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{Shadow: true})
+		store.down.Store(true)
+		const messages = 1000
+		for i := range messages { // 10 s of them
+			if _, err := g.Run(t.Context(), call(fmt.Sprint(i)), (&counter{}).run); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := store.claimed(); n > 50 {
+			t.Errorf("the store was asked %d times for %d messages", n, messages)
+		}
+		store.down.Store(false)
+		time.Sleep(2 * time.Second)
+		before := store.claimed()
+		for i := range 10 {
+			if _, err := g.Run(t.Context(), call(fmt.Sprint("later-", i)), (&counter{}).run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := store.claimed() - before; n != 10 {
+			t.Errorf("then it was asked %d times for 10 messages", n)
+		}
+	})
+}
+
 func TestGuard_ReasonsAreBoundedAndOnOneLine(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

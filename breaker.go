@@ -118,6 +118,12 @@ var errUnasked = errors.New("a claim before this one has failed")
 // report tells the circuit of a claim that failed while everything was well. If claims were sent together, call it
 // before the next ones are sent.
 func (b *breaker) report(key *dedupstore.Key, err error) {
+	b.mu.Lock()
+	down := b.down
+	b.mu.Unlock()
+	if down { // what was sent before it opened is no probe
+		return
+	}
 	defer b.tell()
 	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })
 }

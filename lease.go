@@ -57,6 +57,13 @@ func (l *lease) rest() {
 	l.cancel, l.cut = nil, false
 }
 
+// keep has the claim extended with this retention, or its own if that is longer.
+func (l *lease) keep(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.claim.Retention = max(l.claim.Retention, d)
+}
+
 // interrupt notes that the work was cancelled for a reason that is not its own.
 func (l *lease) interrupt() {
 	l.mu.Lock()

@@ -3,6 +3,8 @@ package oncemill
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -110,8 +112,9 @@ func itself(err error) error { return err }
 // wait returns when nothing is under way.
 func (p *parts) wait() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, one := range p.byShard {
+	all := slices.Collect(maps.Values(p.byShard))
+	p.mu.Unlock()
+	for _, one := range all { // what is told of an answer may make further claims
 		one.claims.Wait()
 		one.extends.Wait()
 		one.settles.Wait()

@@ -60,8 +60,7 @@ func (t *Ticket) publishUnstored(ctx context.Context, res Result, finish dedupst
 // publishThen publishes what the result holds, or leaves that to the caller, and then settles.
 func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Settlement) (Result, error) {
 	g, l := t.guard, &t.lease
-	// heartbeats are not to shorten it to that of a success
-	l.claim.Retention = max(l.claim.Retention, g.window(res.Outcome))
+	l.keep(g.window(res.Outcome)) // heartbeats must not shorten it to that of a success
 	l.rest()
 	g.keeper.add(l)
 	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {

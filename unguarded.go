@@ -63,11 +63,14 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	sent := time.Now()
 	p := g.parts.of(ctx, &key)
 	var answer dedupstore.Answer
-	err := p.breaker.claim(ctx, &key, func(bool) (err error) {
+	err := p.breaker.claim(ctx, &key, func(together bool) (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
+			if together {
+				p.breaker.report(&key, err)
+			}
 		}
 		return err
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -139,6 +140,14 @@ func TestProcess_PublishStepThatItCannotDoIsLeftToOthers(t *testing.T) {
 type panicking struct{}
 
 func (panicking) Publish(context.Context, ...producer.Message) error { panic("publisher") }
+
+// exiting is a dead-letter publisher that ends its goroutine.
+type exiting struct{}
+
+func (exiting) Publish(context.Context, ...producer.Message) error {
+	runtime.Goexit()
+	return nil
+}
 
 func TestProcess_PanicOfTheDeadLetterPublisherDoesNotHoldTheKey(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -106,21 +106,26 @@ func (p *Processor) attemptTogether(ctx context.Context, tickets []*Ticket, cont
 		return measureTogether(ctx, tickets, contexts, of(calls), handle)
 	}, func(call int, res oncemill.Result, err error) {
 		i := which[call]
-		done(i, tickets[i].concluded(contexts[i], res, err))
+		tickets[i].concluded(contexts[i], res, err, func(d Decision) { done(i, d) })
 	}))
 }
 
-// concluded ends a delivery whose guarded run is over.
-func (t *Ticket) concluded(ctx context.Context, res oncemill.Result, err error) (d Decision) {
+// concluded ends a delivery whose guarded run is over, and tells done what to do with it.
+func (t *Ticket) concluded(ctx context.Context, res oncemill.Result, err error, done func(Decision)) {
+	returned := false
 	defer func() {
-		if v := recover(); v != nil { // of a publisher, perhaps
-			t.end(ctx, nil)
-			d = t.processor.unreturned(ctx, &t.delivery, v)
+		if returned {
+			return
 		}
+		v := recover() // of a publisher, perhaps, which may also end the goroutine
+		t.end(ctx, nil)
+		done(t.processor.unreturned(ctx, &t.delivery, v))
 	}()
-	d = t.conclude(ctx, res, err)
+	d := t.conclude(ctx, res, err)
 	t.end(ctx, &d)
-	return Handler(nil).decided(ctx, t, d)
+	d = Handler(nil).decided(ctx, t, d)
+	returned = true
+	done(d)
 }
 
 // claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the

@@ -87,19 +87,30 @@ func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testin
 	}
 }
 
-// A publisher of dead letters that panics ends no process, and keeps no message beside it from being settled.
-func TestProcessTogether_APublisherThatPanicsEndsNothing(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: panicking{}, DeadLetterTopic: "dead"})
-		decisions := togethers(t, p, []int{1, 1, 1}, func(_ context.Context, which []int) []error {
-			errs := make([]error, len(which))
-			errs[0] = oncemill.Permanent(errors.New("no"))
-			return errs
+// A publisher of dead letters that panics ends no process, and keeps no message beside it from being settled. Nor does
+// one that ends its goroutine.
+func TestProcessTogether_APublisherThatDoesNotReturnEndsNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		to   producer.Publisher
+		want consumer.Action
+	}{
+		"panic":  {panicking{}, consumer.RetryLater},
+		"Goexit": {exiting{}, consumer.Leave},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: c.to, DeadLetterTopic: "dead"})
+				decisions := togethers(t, p, []int{1, 1, 1}, func(_ context.Context, which []int) []error {
+					errs := make([]error, len(which))
+					errs[0] = oncemill.Permanent(errors.New("no"))
+					return errs
+				})
+				for i, want := range []consumer.Action{c.want, consumer.Ack, consumer.Ack} {
+					if decisions[i].Action != want {
+						t.Errorf("delivery %d: %+v, want %v", i, decisions[i], want)
+					}
+				}
+			})
 		})
-		for i, want := range []consumer.Action{consumer.RetryLater, consumer.Ack, consumer.Ack} {
-			if decisions[i].Action != want {
-				t.Errorf("delivery %d: %+v, want %v", i, decisions[i], want)
-			}
-		}
-	})
+	}
 }
