@@ -106,6 +106,7 @@ func (c *commits) killBackend(victim uint32, other *pgx.Conn) {
 	crash := outage{from: time.Now()}
 	c.fatal(p.Kill())
 	until(c.t, "the server to notice", func() bool { return other.Ping(c.t.Context()) != nil })
+	c.fatal(c.connect().Close(c.t.Context())) // until all have ended, one of them may lease rows, which is forgotten
 	crash.to = time.Now()
 	c.crashes = append(c.crashes, crash)
 }
