@@ -141,8 +141,8 @@ func (f *foreseen) of(what fate) *int {
 
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
-		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{}, cannot: map[string]int{},
-		samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
+		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{},
+		cannot: map[string]int{}, samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}
 	var some []letter
 	var failed error

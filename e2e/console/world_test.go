@@ -330,6 +330,7 @@ func (l *deadTopic) Predict(
 ) (all []console.Prediction, newest time.Time, err error) {
 	return []console.Prediction{{
 		Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2,
+		To: []string{"orders"},
 	}}, time.Now(), nil
 }
 

@@ -44,7 +44,7 @@ type relayAudit struct {
 	lease   time.Duration
 	killed  map[int]time.Time // by relay
 	stopped map[int][]outage  // by relay: from SIGSTOP to SIGCONT
-	crashes []outage          // of the database, which may forget a lease: from its kill until nobody is connected any more
+	crashes []outage          // of the database, which may forget a lease: from its kill until all backends have ended
 }
 
 // explain says why a message was sent again, after an attempt before; "" if nothing explains it. Unless the database forgot
