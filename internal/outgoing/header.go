@@ -25,8 +25,10 @@ func Header(id string, text []byte, replays int) (h producer.Header, err error) 
 		set(h, producer.HeaderID, id)
 	}
 	if replays > 0 {
-		generation, _ := strconv.Atoi(h.Get(producer.HeaderGeneration)) // 0: a first publication
-		set(h, producer.HeaderPurpose, producer.PurposeReplay)
+		generation, _ := strconv.Atoi(h.Get(producer.HeaderGeneration))  // 0: a first publication
+		if h.Get(producer.HeaderPurpose) != producer.PurposeDeadLetter { // which it stays
+			set(h, producer.HeaderPurpose, producer.PurposeReplay)
+		}
 		set(h, producer.HeaderGeneration, strconv.Itoa(generation+replays))
 	}
 	return h, nil

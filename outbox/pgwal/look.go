@@ -58,8 +58,8 @@ func (s *session) look(working context.Context, now time.Time) {
 			ask.exclude = append(ask.exclude, r.number)
 		}
 	}
-	if l.unseen.after != 0 && s.confirmed() >= l.unseen.after {
-		ask.mark, l.unseen = l.unseen, unseen{}
+	if l.unseen.after != 0 && s.shown >= l.unseen.after {
+		ask.mark, l.unseen = s.notShown(l.unseen), unseen{}
 	} else if l.unseen.after == 0 {
 		ask.sweep = !now.Before(l.sweepAt)
 	}
@@ -73,6 +73,16 @@ func (s *session) look(working context.Context, now time.Time) {
 		}
 		return func() { s.seen(working, ask, found, cost) }
 	})
+}
+
+// notShown leaves out the rows that the log has shown and that are in memory.
+func (s *session) notShown(u unseen) (left unseen) {
+	for i, number := range u.numbers {
+		if s.rows[rowID{number, micros(u.written[i])}] == nil {
+			left.numbers, left.written = append(left.numbers, number), append(left.written, u.written[i])
+		}
+	}
+	return left
 }
 
 // see does what is asked.

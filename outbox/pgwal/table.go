@@ -140,8 +140,8 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (fo
 	return found, err
 }
 
-// An unseen holds new rows and a place in the log after their commits. If a row is still pending when everything before
-// that place is settled, the log never showed it: it is older than the slot.
+// An unseen holds new rows and a place in the log after their commits. If a row is still pending when the log has shown
+// everything before that place, and is not in memory, the log never showed it: it is older than the slot.
 type unseen struct {
 	numbers []int64
 	written []time.Time
