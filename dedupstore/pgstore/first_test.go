@@ -347,3 +347,58 @@ func TestFirst_HandlersCommitIsSaid(t *testing.T) {
 		claim(t, s, request(id), dedupstore.Done)
 	}
 }
+
+// Each message of a batch is remembered for its window, counted from when the batch has ended.
+func TestFirsts_OfASlowBatchAreAllRememberedForTheirWindow(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	var requests []dedupstore.Request
+	for _, id := range []string{"1", "2", "3"} {
+		r := request(id)
+		r.Lease = 100 * time.Millisecond
+		requests = append(requests, r)
+	}
+	claims, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(), requests,
+		func(ctx context.Context, claims []dedupstore.Claim) error {
+			lasts(time.Second)
+			return effect(ctx, claims[0])
+		})
+	if err != nil || len(claims) != 3 {
+		t.Fatalf("%d committed, %v", len(claims), err)
+	}
+	var apart float64
+	err = pool.QueryRow(t.Context(),
+		`SELECT extract(epoch FROM max(expires_at) - min(expires_at)) FROM oncemill_dedup`).Scan(&apart)
+	if err != nil || apart > 0.5 {
+		t.Errorf("their windows end %v s apart, %v", apart, err)
+	}
+}
+
+// A handler may use large objects for longer than a lease.
+func TestFirst_HeartbeatsLeaveLargeObjectsAlone(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t), Config{}).Inbox()
+	r := request("1")
+	r.Lease = 300 * time.Millisecond
+	_, err := firstOf(t, s, r, func(ctx context.Context, _ dedupstore.Claim) error {
+		objects := Tx(ctx).LargeObjects()
+		oid, err := objects.Create(ctx, 0)
+		if err != nil {
+			return err
+		}
+		o, err := objects.Open(ctx, oid, pgx.LargeObjectModeWrite)
+		if err != nil {
+			return err
+		}
+		for end := time.Now().Add(4 * r.Lease); time.Now().Before(end); {
+			if _, err := o.Write(make([]byte, 64<<10)); err != nil {
+				return err
+			}
+		}
+		return o.Close()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

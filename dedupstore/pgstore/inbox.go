@@ -44,13 +44,27 @@ const mark = `SET LOCAL oncemill.tx = 'inbox'`
 // lookArgs are those of the function that makes sure, at the beginning of a transaction, that there is something to do.
 func (r *run) lookArgs() []any { return []any{r.id, r.claim.Owner, int64(r.claim.Fence)} }
 
-// settlement is the statement before the commit.
-func (r *run) settlement(s *settling) (query string, args []any) {
+// A statement is one before the commit.
+type statement struct {
+	query string
+	args  []any
+}
+
+// settlements are the statements before the commit.
+func (r *run) settlements(s *settling) []statement {
 	sql := &r.store.sql
 	if r.first != nil && r.first.foresaw(r, s) {
-		return sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}
+		return []statement{{sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}}}
 	}
-	return sql.settleIn, s.args(r.token)
+	all := []statement{{sql.settleIn, s.args(r.token)}}
+	if r.first != nil {
+		for _, c := range r.first.made[1:] { // of a batch
+			other := *s
+			other.id, other.owner, other.fence = idOf(c.Key.String()), c.Owner, int64(c.Fence)
+			all = append(all, statement{sql.settleIn, other.args(r.token)})
+		}
+	}
+	return all
 }
 
 // A session is a transaction in the way that the handler uses it.

@@ -189,18 +189,18 @@ func (q *sqlSession) beat(ctx context.Context) error {
 func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	stop := context.AfterFunc(ctx, q.cut)
 	defer stop()
-	query, args := q.run.settlement(s)
-	if _, err := q.tx.ExecContext(ctx, query, args...); err != nil {
-		if errors.Is(err, sql.ErrTxDone) {
-			return ErrTxEnded
+	for _, one := range q.run.settlements(s) {
+		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
+			switch {
+			case errors.Is(err, sql.ErrTxDone):
+				return ErrTxEnded
+			case codeOf(err) != "":
+				return err
+			case q.conn.PgConn().IsBusy():
+				return errBusy
+			}
+			return fmt.Errorf("%w: %w", errLost, err)
 		}
-		if codeOf(err) != "" {
-			return err
-		}
-		if q.conn.PgConn().IsBusy() {
-			return errBusy
-		}
-		return fmt.Errorf("%w: %w", errLost, err)
 	}
 	q.over = true
 	err := q.tx.Commit()

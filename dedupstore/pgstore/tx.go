@@ -121,8 +121,9 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 		batch.Queue(callIndexes)
 		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result, s.took)
 	} else {
-		query, args := p.run.settlement(s)
-		batch.Queue(query, args...)
+		for _, one := range p.run.settlements(s) {
+			batch.Queue(one.query, one.args...)
+		}
 	}
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
@@ -333,6 +334,19 @@ func (g guarded) CopyFrom(
 	ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource,
 ) (int64, error) {
 	return call(g, func() (int64, error) { return g.Tx.CopyFrom(ctx, table, columns, rows) })
+}
+
+// LargeObjects implements [pgx.Tx]. Nobody tells when the handler is done with them: no heartbeat uses the connection
+// any more.
+func (g guarded) LargeObjects() pgx.LargeObjects {
+	g.lend()
+	return g.Tx.LargeObjects()
+}
+
+// Conn implements [pgx.Tx], as LargeObjects.
+func (g guarded) Conn() *pgx.Conn {
+	g.lend()
+	return g.Tx.Conn()
 }
 
 // Prepare implements [pgx.Tx].
