@@ -53,8 +53,8 @@ type running struct {
 // Do not commit it or roll it back. Return the errors of its statements: SQLite ends a transaction on a full disk or an
 // interrupted statement, and later writes are outside of it. The store notices ([dedupstore.ErrEnded]) and parks the
 // run as unknown, but what was committed stays. It does not notice if SQLite has ended the transaction and the handler
-// returns an error: the run is repeated, and what was written after that end is written again. Writes to an attached database are not part of the transaction: under
-// WAL each file commits by itself, the outcome's file first.
+// returns an error: the run is repeated, and what was written after that end is written again. Writes to an attached
+// database are not part of the transaction: under WAL each file commits by itself, the outcome's file first.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
