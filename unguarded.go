@@ -63,7 +63,9 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	sent := time.Now()
 	p := g.parts.of(ctx, &key)
 	var answer dedupstore.Answer
-	err := p.breaker.claim(ctx, &key, func(together bool) (err error) {
+	patient, stop := context.WithTimeout(ctx, shadowTimeout) // while failures count, claims wait for each other
+	defer stop()
+	err := p.breaker.claim(patient, &key, func(together bool) (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {

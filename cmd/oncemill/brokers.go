@@ -117,10 +117,10 @@ func ours(flag, query string, names ...string) (url.Values, error) {
 		return nil, usagef("%s: %w", flag, errors.New("its parameters are not of the form name=value&name=value"))
 	}
 	for name := range values {
-		if strings.Contains(name, "@") { // it may be the end of a password
-			return nil, usagef("%s has a ? before its last @: write %%3F in a password", flag)
-		}
 		if !strings.Contains(" "+strings.Join(names, " ")+" ", " "+name+" ") {
+			if strings.Contains(query, "@") { // it may be of a password
+				return nil, usagef("%s has a ? before its last @, where parameters begin", flag)
+			}
 			return nil, usagef("%s has the parameter %q, want %s", flag, name, strings.Join(names, " or "))
 		}
 	}

@@ -226,17 +226,24 @@ type auditFile struct {
 	*os.File
 	rest io.Writer
 
-	mu  sync.Mutex
-	err error // the first
+	mu   sync.Mutex
+	torn bool  // the last line is not whole
+	err  error // the first
 }
 
 func (f *auditFile) Write(line []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.torn {
+		if _, err := f.File.WriteString("\n"); err == nil {
+			f.torn = false
+		}
+	}
 	n, err := f.File.Write(line)
 	if err == nil {
 		return n, nil
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.torn = f.torn || n > 0
 	if f.err == nil {
 		f.err = fmt.Errorf("audit log: %w: its lines were told on standard error", err)
 		fmt.Fprintln(f.rest, "oncemill:", f.err)

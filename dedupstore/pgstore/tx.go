@@ -19,7 +19,7 @@ import (
 //
 // One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
 // get pgx.ErrTxClosed. Do not keep its Conn or its LargeObjects: nothing guards them, and after the run they write into
-// other transactions.
+// other transactions. A first delivery that has asked for LargeObjects must not stand still for a lease.
 //
 // A handler must not end the transaction by raw SQL, RESET ALL included. The store notices before it settles
 // (ErrTxEnded) and parks the run as unknown, but what was committed stays. It may not notice if the handler commits and
@@ -336,17 +336,14 @@ func (g guarded) CopyFrom(
 	return call(g, func() (int64, error) { return g.Tx.CopyFrom(ctx, table, columns, rows) })
 }
 
-// LargeObjects implements [pgx.Tx]. Nobody tells when the handler is done with them: no heartbeat uses the connection
-// any more.
+// LargeObjects implements [pgx.Tx]. Nobody tells when the handler is done with them: from now on no heartbeat uses the
+// connection.
 func (g guarded) LargeObjects() pgx.LargeObjects {
-	g.lend()
+	if g.enter() {
+		defer g.leave()
+		g.lend()
+	}
 	return g.Tx.LargeObjects()
-}
-
-// Conn implements [pgx.Tx], as LargeObjects.
-func (g guarded) Conn() *pgx.Conn {
-	g.lend()
-	return g.Tx.Conn()
 }
 
 // Prepare implements [pgx.Tx].
