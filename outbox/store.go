@@ -82,8 +82,8 @@ type Inspector interface {
 type Replayer interface {
 	// Replay makes published rows pending again, due at once and with nothing counted, in the order in which they were
 	// published. It returns how many; fewer than the limit means that there are no more. Copies have the same message
-	// ID, the purpose producer.PurposeReplay, unless they are dead letters, and the next generation: consumers take them
-	// for duplicates, brokers do not.
+	// ID, the next generation and, other than dead letters, the purpose producer.PurposeReplay: consumers take them for
+	// duplicates, brokers do not.
 	Replay(ctx context.Context, r ReplayRequest) (int, error)
 }
 

@@ -236,7 +236,7 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 		}
 		if ended && !l.waited {
 			l.waited = true
-			fmt.Fprintf(l.app.log, "Waiting for %s that another redrive has, until it ends, or %v after it was killed.\n",
+			fmt.Fprintf(l.app.log, "Waiting for %s that another redrive has, until it ends, or %v after a kill.\n",
 				plural(others, "letter"), takeTimeout)
 		}
 	}
