@@ -168,6 +168,14 @@ func TestRelay_LookThatIsCutShortGoesOn(t *testing.T) {
 	}
 }
 
+// hang is a broker that gives no answer to calls with the message "hangs".
+func hang(_ context.Context, messages []producer.Message) error {
+	if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "hangs" }) {
+		return errors.New("no answer")
+	}
+	return nil
+}
+
 // A row with a key is not given to the table. What the log never showed is found all the same.
 func TestRelay_FindsOlderRowsBesideARowWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
@@ -182,12 +190,7 @@ func TestRelay_FindsOlderRowsBesideARowWithoutAnAnswer(t *testing.T) {
 			if err := g.relay().Setup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			g.broker.set(func(_ context.Context, messages []producer.Message) error {
-				if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "hangs" }) {
-					return errors.New("no answer")
-				}
-				return nil
-			})
+			g.broker.set(hang)
 			hangs := message("hangs")
 			hangs.Key = key
 			g.write(hangs)
@@ -212,12 +215,7 @@ func TestRelay_FindsOlderRowsBesideARowWithoutAnAnswer(t *testing.T) {
 func TestRelay_RowWithoutAnAnswerDoesNotHoldUpTheLogForEver(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
-	g.broker.set(func(_ context.Context, messages []producer.Message) error {
-		if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "hangs" }) {
-			return errors.New("no answer")
-		}
-		return nil
-	})
+	g.broker.set(hang)
 	g.write(message("hangs"))
 	stop := g.start()
 	until(t, "attempts", func() bool { return g.broker.attempts("hangs") > 8 })
