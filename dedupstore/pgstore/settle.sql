@@ -112,7 +112,8 @@ $oncemill$;
 
 -- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the
 -- one that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement
--- has to be the commit. With the token "first" the transaction has made the record, as done, and this corrects it.
+-- has to be the commit, or this for another record of a batch. With the token "first" the transaction has made the
+-- record, as done, and this corrects it.
 CREATE OR REPLACE FUNCTION {settle_in}(
 	token text, s_id bytea, s_owner text, s_fence bigint, step text, delay bigint, retention bigint,
 	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea,
