@@ -294,7 +294,7 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 				t.Fatal(err)
 			}
 			if room == 1 {
-				if _, err := r.cons.Fetch(1); err != nil { // another worker
+				if _, err := r.cons.Fetch(1, jetstream.FetchContext(t.Context())); err != nil { // another worker
 					t.Fatal(err)
 				}
 			}
@@ -334,7 +334,7 @@ func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *t
 			if _, err := r.js.Publish(t.Context(), "orders.other", nil, jetstream.WithMsgID("other")); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := r.cons.Fetch(1); err != nil { // another worker
+			if _, err := r.cons.Fetch(1, jetstream.FetchContext(t.Context())); err != nil { // another worker
 				t.Fatal(err)
 			}
 			until(t, "the other message", func() bool { return r.info().NumAckPending == 1 })

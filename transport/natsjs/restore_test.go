@@ -75,7 +75,7 @@ func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := cons.Fetch(2); err != nil {
+				if _, err := cons.Fetch(2, jetstream.FetchContext(t.Context())); err != nil {
 					t.Fatal(err)
 				}
 			}
