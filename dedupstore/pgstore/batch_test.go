@@ -221,7 +221,7 @@ func TestExtend_TheTransactionOfAJoinIsNotWaitedFor(t *testing.T) {
 			t.Errorf("extension %d beside a Join: %v", i, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	errs := s.Settle(ctx, []dedupstore.Settling{{Claim: taken[0], Settlement: success},
 		{Claim: taken[1], Settlement: success}})

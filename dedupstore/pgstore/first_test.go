@@ -139,12 +139,12 @@ func TestFirst_LiveHandlerOutlastsItsLease(t *testing.T) {
 			pool := newPool(t)
 			s := newStore(t, pool, Config{})
 			r := request("1")
-			r.Lease = time.Second
+			r.Lease = 3 * time.Second
 			a, err := firstOf(t, s.Inbox(), r, func(ctx context.Context, c dedupstore.Claim) error {
 				if err := query(ctx, Tx(ctx)); err != nil {
 					return err
 				}
-				lasts(5 * r.Lease / 2)
+				lasts(3 * r.Lease / 2)
 				return errors.Join(context.Cause(ctx), effect(ctx, c))
 			})
 			if err != nil || a.Status != "" {
@@ -356,7 +356,7 @@ func TestFirsts_OfASlowBatchAreAllRememberedForTheirWindow(t *testing.T) {
 	var requests []dedupstore.Request
 	for _, id := range []string{"1", "2", "3"} {
 		r := request(id)
-		r.Lease = 100 * time.Millisecond
+		r.Lease = 5 * time.Second
 		requests = append(requests, r)
 	}
 	claims, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(), requests,
@@ -380,7 +380,7 @@ func TestFirst_HeartbeatsLeaveLargeObjectsAlone(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, newPool(t), Config{}).Inbox()
 	r := request("1")
-	r.Lease = 300 * time.Millisecond
+	r.Lease = 2 * time.Second
 	_, err := firstOf(t, s, r, func(ctx context.Context, _ dedupstore.Claim) error {
 		objects := Tx(ctx).LargeObjects()
 		oid, err := objects.Create(ctx, 0)
@@ -391,7 +391,7 @@ func TestFirst_HeartbeatsLeaveLargeObjectsAlone(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for end := time.Now().Add(4 * r.Lease); time.Now().Before(end); {
+		for end := time.Now().Add(3 * r.Lease / 2); time.Now().Before(end); {
 			if _, err := o.Write(make([]byte, 64<<10)); err != nil {
 				return err
 			}

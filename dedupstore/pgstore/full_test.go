@@ -33,7 +33,7 @@ func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.contents) > 1000`)
-	g := newGuard(t, s, 1500*time.Millisecond)
+	g := newGuard(t, s, 5*time.Second)
 	published, runs := 0, 0
 	call := callOf("1")
 	call.Publish = func(_ context.Context, all []dedupstore.Produced) error {
@@ -130,7 +130,7 @@ func TestGuard_ResultsWithoutRoomAreLeftOut(t *testing.T) {
 		s := newStore(t, pool, Config{})
 		runOf(t, s, "first")
 		noRoomFor(t, pool, `length(NEW.result) > 1000 OR length(NEW.contents) > 1000`)
-		g := newGuard(t, s, 1500*time.Millisecond)
+		g := newGuard(t, s, 5*time.Second)
 		published, runs := 0, 0
 		call := callOf("1")
 		call.Publish = func(context.Context, []dedupstore.Produced) error {
@@ -252,7 +252,7 @@ func TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain(t *testing.T) {
 		mustExec(t, pool, `CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF nextval('tries') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); END IF;
 			RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$`)
-		g := newGuard(t, s, 1500*time.Millisecond)
+		g := newGuard(t, s, 5*time.Second)
 		published, runs := 0, 0
 		call := callOf("1")
 		call.Publish = func(context.Context, []dedupstore.Produced) error {

@@ -89,7 +89,7 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 			rdb := redis.NewClient(&redis.Options{Addr: ownServer(t).Addr, ContextTimeoutEnabled: heeds})
 			t.Cleanup(func() { rdb.Close() })
 			s := must(New(rdb, Config{Replicas: 1}))(t)
-			s.barrier.timeout = 600 * time.Millisecond
+			s.barrier.timeout = 1500 * time.Millisecond
 			loose := must(New(rdb, Config{}))(t)
 			settle(t, loose, claim(t, loose, request("known"), dedupstore.AcquiredRun).Claim, dedupstore.Release{Uncounted: true})
 			must(s.Check(t.Context()))(t)
@@ -100,7 +100,7 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 			var group sync.WaitGroup
 			for _, r := range requests {
 				group.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
+					ctx, cancel := context.WithTimeout(t.Context(), 1750*time.Millisecond)
 					defer cancel()
 					if a, err := dedupstore.ClaimOne(ctx, s, r); err == nil {
 						t.Errorf("without a replica a claim is answered %+v", a)

@@ -19,7 +19,7 @@ import (
 
 func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t)
+	cluster := redistest.StartCluster(t, redistest.FailsOver...)
 	rdb := cluster.Client()
 	s := newStore(t, rdb)
 

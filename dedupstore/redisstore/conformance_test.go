@@ -60,7 +60,7 @@ func TestStore_ConformsWithConditionalFinishes(t *testing.T) {
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	// No failover is wanted here, however busy the machine.
-	rdb := redistest.StartCluster(t, "--cluster-node-timeout", "15000").Client()
+	rdb := redistest.StartCluster(t).Client()
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}

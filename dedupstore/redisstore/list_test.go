@@ -254,7 +254,7 @@ func TestList_NamesWhatCannotBeRead(t *testing.T) {
 
 func TestList_OnAClusterVisitsEachMaster(t *testing.T) {
 	t.Parallel()
-	s := newStore(t, redistest.StartCluster(t, "--cluster-node-timeout", "15000").Client())
+	s := newStore(t, redistest.StartCluster(t).Client())
 	const n = 300
 	var noted []dedupstore.Duplicates
 	for i := range n {

@@ -393,7 +393,7 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	for _, id := range byNode[hung.Addr] {
-		group.Go(func() { _, _ = dedupstore.ClaimOne(ctx, s, request(id)) }) // as it comes: a replica may take over meanwhile
+		group.Go(func() { _, _ = dedupstore.ClaimOne(ctx, s, request(id)) }) // as it comes
 	}
 	for node, ids := range byNode {
 		if node == hung.Addr {

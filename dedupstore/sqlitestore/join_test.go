@@ -74,9 +74,9 @@ func TestJoin_HeartbeatsAreSafeBeforeAndAfterTheCommit(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
 	newLedger(t, db)
-	const lease = 300 * time.Millisecond
+	const lease = 2 * time.Second
 	long := func(ctx context.Context) error {
-		timer := time.NewTimer(2 * lease)
+		timer := time.NewTimer(3 * lease / 2)
 		defer timer.Stop()
 		select {
 		case <-timer.C:

@@ -136,7 +136,9 @@ func chargeAll(ctx context.Context, s *Store, messages int) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {
+			_, busy := errors.AsType[*oncemill.BusyError](err)
+			_, late := errors.AsType[*oncemill.ClaimLostError](err) // the machine is busy
+			if !busy && !late {
 				return err
 			}
 		}

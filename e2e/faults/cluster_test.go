@@ -193,7 +193,7 @@ func (w window) String() string {
 // It measures latencies: it does not run beside other tests.
 func TestCluster_ClaimsAreFastAgainWithinFiveSecondsAfterAPrimaryIsKilled(t *testing.T) {
 	after, rate := full(20*time.Second, 7*time.Second), full(2000, 1000)
-	cluster := redistest.StartCluster(t)
+	cluster := redistest.StartCluster(t, redistest.FailsOver...)
 	rdb := redis.NewClusterClient(defaultOptions(cluster))
 	t.Cleanup(func() { rdb.Close() })
 	store, err := redisstore.New(rdb, redisstore.Config{})

@@ -13,7 +13,7 @@ import (
 // lost an attempt, and keep the others: they run one after the other then.
 func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 	t.Parallel()
-	const lease, orders, attempts = 500 * time.Millisecond, 200, 4
+	const lease, orders, attempts = 2 * time.Second, 200, 4
 	server := natstest.Start(t)
 	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, task{
 		Handler: "deadly", Work: time.Millisecond, Lease: lease, MaxWait: lease / 5, Grace: shutdownGrace, Window: 128,

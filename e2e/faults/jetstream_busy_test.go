@@ -17,7 +17,7 @@ import (
 func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	const lease, busy, orders = 500 * time.Millisecond, 8, 40
-	const taken = 3 * lease // of somebody else, who may be slow to renew it
+	const taken = 12 * lease // of somebody else, who may be slow to renew it
 	server := natstest.Start(t)
 	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, task{
 		Handler: "steady", Work: time.Millisecond, Lease: lease, MaxWait: lease / 5, Grace: shutdownGrace, Window: 20,

@@ -32,7 +32,7 @@ func TestRedis_FlushedScriptsAreNoticedByNobody(t *testing.T) {
 			flushes++
 		}
 	})
-	lasts(full(30*time.Second, 1500*time.Millisecond))
+	lasts(full(30*time.Second, 4*time.Second))
 	close(end)
 	flushing.Wait()
 	r.finish().mustExplain(t)

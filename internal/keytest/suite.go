@@ -104,7 +104,7 @@ func equalRequests(t *testing.T, b *Backend) {
 func retriesInFlight(t *testing.T, b *Backend) {
 	runs := &Ledger{}
 	slow := b.Charge(runs)
-	rg := Serve(t, NewGuard(t, b.Store, oncemill.Policy{Lease: time.Second}), idempotencykey.Config{},
+	rg := Serve(t, NewGuard(t, b.Store, oncemill.Policy{Lease: 3 * time.Second}), idempotencykey.Config{},
 		func(w http.ResponseWriter, r *http.Request) {
 			<-time.After(30 * time.Millisecond) // the others come meanwhile
 			slow(w, r)

@@ -25,7 +25,7 @@ func TestRelay_PublishesDelayedRowsWhenTheyAreDue(t *testing.T) {
 	g.write(message("first")) // what comes before the relay has caught up is looked up in the table
 	g.awaitConfirmed()
 	late := message("late")
-	late.NotBefore = time.Now().Add(time.Second)
+	late.NotBefore = time.Now().Add(3 * time.Second)
 	g.write(late, message("now"))
 	until(t, "both", func() bool { return len(g.broker.got()) == 3 })
 	if time.Now().Before(late.NotBefore) {

@@ -21,7 +21,7 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 		"a client that has gone over HTTP/2": func(h http.Handler) http.Handler { return h },
 		"http.TimeoutHandler": func(h http.Handler) http.Handler {
 			return http.TimeoutHandler(h,
-				50*time.Millisecond, "late")
+				2*time.Second, "late")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -226,11 +226,12 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
 	key := dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: orderID(0)}
-	const lease = 2 * time.Second
+	const lease = 5 * time.Second
 	fingerprint, err := producer.FingerprintPayload([]byte(orderID(0)))
 	if err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
 	if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{
 		Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10,
 		Fingerprint: fingerprint,
@@ -246,9 +247,8 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 		joins.Add(1)
 		return nil, nil, false
 	})
-	began := time.Now()
 	b.produce(0, 1200, 2, 0)
-	m := b.start(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), b.handler(byPartition, nil), franz.Config{}, kgo.SessionTimeout(time.Second), kgo.RebalanceTimeout(time.Minute))
+	m := b.start(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), b.handler(byPartition, nil), franz.Config{}, kgo.SessionTimeout(4*time.Second), kgo.RebalanceTimeout(time.Minute))
 	until(t, "the other partition", func() bool { return b.finished() >= 600 })
 	joined := joins.Load()
 	store.claims.Store(0)

@@ -161,9 +161,9 @@ func TestWorker_PartitionsThatStayKeepRunning(t *testing.T) {
 		}
 	})
 	config := franz.Config{Grace: 100 * time.Millisecond}
-	first := b.start(b.processor(consumer.Config{}), handle, config, kgo.RebalanceTimeout(time.Second))
+	first := b.start(b.processor(consumer.Config{}), handle, config, kgo.RebalanceTimeout(4*time.Second))
 	until(t, "both handlers", func() bool { return b.started() == 2 })
-	second := b.start(b.processor(consumer.Config{}), handle, config, kgo.RebalanceTimeout(time.Second))
+	second := b.start(b.processor(consumer.Config{}), handle, config, kgo.RebalanceTimeout(4*time.Second))
 	until(t, "the new owner's handler", func() bool { return b.started() == 3 })
 	b.stable(2, 2)
 	close(release)
@@ -202,7 +202,7 @@ func TestWorker_HandlersOfPartitionsThatStayOutliveRebalances(t *testing.T) {
 			})
 			once := b.processor(consumer.Config{})
 			config := franz.Config{Grace: 100 * time.Millisecond}
-			opts := append(opts, kgo.RebalanceTimeout(time.Second))
+			opts := append(opts, kgo.RebalanceTimeout(4*time.Second))
 			first := b.start(once, handle, config, opts...)
 			until(t, "both handlers", func() bool { return b.started() == 2 })
 			for range full(4, 2) { // a record may be interrupted as often as the policy has attempts

@@ -189,7 +189,7 @@ func TestBatchWorker_APoisonMessageCostsNobodyElseAnAttempt(t *testing.T) {
 func TestBatchWorker_AMessageWhoseRunEndedInAnExpiredLeaseRunsAlone(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)
-	r.config.MaxBatch, r.config.Linger = 8, 200*time.Millisecond
+	r.config.MaxBatch, r.config.Linger = 8, 2*time.Second
 	answer, err := dedupstore.ClaimOne(t.Context(), r.store, r.request("o4", 10*time.Millisecond))
 	if err != nil || answer.Status != dedupstore.AcquiredRun {
 		t.Fatalf("%+v, %v", answer, err)
@@ -214,7 +214,7 @@ func TestBatchWorker_AMessageWhoseRunEndedInAnExpiredLeaseRunsAlone(t *testing.T
 func TestBatchWorker_ABusyMessageHoldsUpNoBatch(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)
-	r.config.MaxBatch, r.config.Linger = 8, 200*time.Millisecond
+	r.config.MaxBatch, r.config.Linger = 8, 2*time.Second
 	r.maxWait = longWait
 	taken := r.request("o4", time.Minute)
 	answer, err := dedupstore.ClaimOne(t.Context(), r.store, taken)

@@ -17,7 +17,7 @@ import (
 
 func TestPublisher_LostAckIsUnknownAndItsRepeatIsStoredOnce(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 300 * time.Millisecond})
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 3 * time.Second})
 	quiet := jetstream.StreamConfig{Name: "quiet", Subjects: []string{"quiet"}, NoAck: true}
 	b.stream(t, quiet)
 	messages := orders(3)
@@ -47,7 +47,7 @@ func TestPublisher_LostAckIsUnknownAndItsRepeatIsStoredOnce(t *testing.T) {
 // Two relays share an outbox, each with a Publisher of its own: what one of them has sent in vain, the other sends again.
 func TestPublisher_RepeatForAnotherRelayIsNoSurprise(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 300 * time.Millisecond})
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 3 * time.Second})
 	quiet := jetstream.StreamConfig{Name: "quiet", Subjects: []string{"quiet"}, NoAck: true}
 	b.stream(t, quiet)
 	m := producer.Message{ID: "o0", Topic: "quiet"}

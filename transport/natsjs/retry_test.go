@@ -154,9 +154,9 @@ func TestSource_RetryComesNotBeforeItsDelay(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		t.Run(fmt.Sprint("Keep ", keep), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: 4 * time.Second})
 			r.publish(1, oneKey)
-			const delay = 1500 * time.Millisecond // longer than AckWait
+			const delay = 5 * time.Second // longer than AckWait
 			var mu sync.Mutex
 			var calls []time.Time
 			stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {

@@ -29,16 +29,19 @@ type Cluster struct {
 	t testing.TB
 }
 
+// FailsOver are arguments of a cluster in which a replica replaces a node that does not answer for half a second.
+var FailsOver = []string{"--cluster-node-timeout", "500"}
+
 // StartCluster starts a cluster of three masters and three replicas from the redis-server in PATH. It returns when all
-// of them call it complete and the replicas hold what their masters do. A node that does not answer for half a second
-// is replaced by its replica, unless the arguments for its servers say otherwise.
+// of them call it complete and the replicas hold what their masters do. The arguments are for its servers. Nodes that do
+// not answer for less than 15 s are waited for, unless they are FailsOver: a busy machine is to replace nobody.
 func StartCluster(t testing.TB, args ...string) *Cluster {
 	t.Helper()
 	needRedis(t)
 	c := &Cluster{t: t}
 	for range clusterNodes {
 		node := &Server{t: t, dir: t.TempDir(), args: append([]string{
-			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "500",
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "15000",
 			"--appendonly", "yes", "--appendfsync", "always",
 		}, args...)}
 		node.startOnFreePort(freeClusterPort)

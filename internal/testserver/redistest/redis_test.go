@@ -91,7 +91,7 @@ func TestProxy_HeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := StartProxy(t, s.Addr)
-	rdb := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1, ReadTimeout: 50 * time.Millisecond})
+	rdb := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1, ReadTimeout: time.Second})
 	t.Cleanup(func() { rdb.Close() })
 	if err := rdb.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestProxy_HeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 	key := "held-" + p.Addr
 	p.Inject(func(e Exchange) Fault {
 		if e.Has("\r\nset\r\n") {
-			return Fault{HoldRequest: 200 * time.Millisecond}
+			return Fault{HoldRequest: 3 * time.Second}
 		}
 		return Fault{}
 	})
