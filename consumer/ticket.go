@@ -93,17 +93,18 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 	return t.start(ctx, handle, done)
 }
 
-// Fits reports whether the ticket can be processed for a delivery as it is now, and whether that is what was claimed.
-// Somebody may have changed its ID or payload since. A claim that was granted fits other content, too: another one
-// would be a mismatch.
-func (t *Ticket) Fits(d Delivery) (fits, same bool) {
+// Fit makes the ticket one for its delivery as it is now, because somebody may have changed its ID or payload since it
+// was claimed. It reports whether that can be, and whether that is what was claimed. A claim that was granted fits other
+// content, too: another one would be a mismatch.
+func (t *Ticket) Fit(d Delivery) (fits, same bool) {
 	var now identified
 	now.err = t.processor.identify(&d, &now)
 	key, content, known := t.processor.compare(&t.found, &now)
-	if !known {
-		return true, true
+	fits, same = !known || key && (content || t.guarded != nil && t.guarded.Granted()), !known || key && content
+	if fits {
+		t.delivery.Header, t.delivery.Payload, t.delivery.UUID = d.Header, d.Payload, d.UUID
 	}
-	return key && (content || t.guarded != nil && t.guarded.Granted()), key && content
+	return fits, same
 }
 
 // GiveBack gives the claim of a ticket back that is not processed.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
@@ -154,6 +155,41 @@ func TestSubscriber_MessageChangedOutsideOfTheGuardIsWhatItBecame(t *testing.T) 
 			})
 		})
 	}
+}
+
+// A dead letter has the payload and the headers that came to the guard, and not one of these and one of those.
+func TestSubscriber_DeadLetterOfAChangedMessageIsWhatItBecame(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var dead deadLetters
+		p := newProcessor(t, newStore(t), consumer.Config{
+			DeadLetters: &dead, DeadLetterTopic: "dead", Policy: oncemill.Policy{Mismatch: oncemill.MismatchIgnore},
+		})
+		decrypt := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				m.Payload = append(message.Payload("plain "), m.Payload...)
+				delete(m.Metadata, "key")
+				return next(m)
+			}
+		}
+		handle := func(m *message.Message) error {
+			if m.UUID == "a" {
+				return oncemill.Permanent(errors.New("no"))
+			}
+			return nil
+		}
+		s := newSource(p, delivery("first"))
+		stop := over(t, s, handle, decrypt, oncewatermill.Middleware(p))
+		synctest.Wait()
+		a := delivery("a")
+		a.Header["key"] = "7"
+		want := "plain " + string(a.Payload)
+		s.queue <- a
+		synctest.Wait()
+		stop()
+		if got := dead.Only(t); string(got.Payload) != want || got.Header["key"] != "" {
+			t.Errorf("dead letter %q with %v, want %q without a key", got.Payload, got.Header, want)
+		}
+	})
 }
 
 // A message that failed in an earlier process goes on, although it is claimed by the content that the broker has of it.

@@ -95,6 +95,7 @@ func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
 	if p == nil {
 		return nil
 	}
+	p.subscription.reached.Store(true)
 	ahead, name := &p.subscription.ahead, d.Handler
 	before, t := ahead.Load(), p.ticket.Swap(nil)
 	if t != nil && p.delivery.Handler != name { // there is another handler than before
@@ -104,7 +105,7 @@ func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
 	fits, same := true, true
 	switch was := p.delivery; {
 	case t != nil:
-		fits, same = t.Fits(d)
+		fits, same = t.Fit(d)
 	case before == nil || *before != "":
 		was.Handler = name
 		var known bool

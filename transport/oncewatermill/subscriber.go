@@ -130,8 +130,10 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	// ahead is the name under which the middleware guards. Nil: it has had no message yet. Empty: a middleware outside
-	// changes messages, so they are claimed when they come to it.
+	reached atomic.Bool // a message has come to the middleware
+
+	// ahead is the name under which the middleware guards. Nil: it has had no message with an ID yet. Empty: a middleware
+	// outside changes messages, so they are claimed when they come to it.
 	ahead   atomic.Pointer[string]
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
@@ -264,7 +266,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		})
 		return *decision
 	}
-	if s.ahead.Load() != nil || p.leave() { // what was left out before it, as by a filter, is not for the guard
+	if s.reached.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
 		return consumer.Decision{Action: consumer.Ack}
 	}
 	d.Handler = message.HandlerNameFromCtx(msg.Context())

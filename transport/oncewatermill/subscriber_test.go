@@ -674,6 +674,34 @@ func TestSubscriber_WhatIsLeftOutBeforeTheGuardLeavesTheOthersToIt(t *testing.T)
 	})
 }
 
+// Messages without an ID tell that the middleware is there, too.
+func TestSubscriber_WhatIsLeftOutAfterMessagesWithoutAnIDIsNotTheGuards(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var dead deadLetters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &dead, DeadLetterTopic: "dead"})
+		filter := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				if string(m.Payload) == "skip" {
+					return nil, nil
+				}
+				return next(m)
+			}
+		}
+		nameless, skipped := delivery(""), delivery("")
+		nameless.Header, skipped.Header, skipped.Payload = nil, nil, []byte("skip")
+		s := newSource(p, nameless)
+		stop := over(t, s, func(*message.Message) error { return nil }, filter, oncewatermill.Middleware(p))
+		synctest.Wait()
+		s.queue <- skipped
+		synctest.Wait()
+		stop()
+		s.want(t, consumer.Ack, consumer.Ack)
+		if got := dead.Only(t); string(got.Payload) == "skip" {
+			t.Errorf("%q is a dead letter, want that which was not left out", got.Payload)
+		}
+	})
+}
+
 // failingOnce publishes nothing the first time.
 type failingOnce struct {
 	fails bool
