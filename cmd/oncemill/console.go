@@ -234,16 +234,18 @@ type auditFile struct {
 func (f *auditFile) Write(line []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	var err error
 	if f.torn {
-		if _, err := f.File.WriteString("\n"); err == nil {
-			f.torn = false
+		_, err = f.File.WriteString("\n")
+		f.torn = err != nil
+	}
+	if !f.torn {
+		n, failed := f.File.Write(line)
+		if failed == nil {
+			return n, nil
 		}
+		f.torn, err = n > 0, failed
 	}
-	n, err := f.File.Write(line)
-	if err == nil {
-		return n, nil
-	}
-	f.torn = f.torn || n > 0
 	if f.err == nil {
 		f.err = fmt.Errorf("audit log: %w: its lines were told on standard error", err)
 		fmt.Fprintln(f.rest, "oncemill:", f.err)

@@ -21,6 +21,9 @@ import (
 // killed. A batch takes less.
 const takeTimeout = 10 * time.Second
 
+// waitMost is how long a redrive waits for another one that is not over. The console does nothing else meanwhile.
+const waitMost = time.Minute
+
 // natsLetters are the dead letters of a subject. A durable consumer knows by its acks which are redriven.
 type natsLetters struct {
 	app     *app
@@ -32,7 +35,7 @@ type natsLetters struct {
 	durable jetstream.Consumer // nil: letters are only looked at
 	taken   map[uint64]jetstream.Msg
 	kept    time.Time // when those that were taken and left were held back last
-	waited  bool
+	waits   time.Time // since when it has waited for another redrive
 }
 
 // noSubject is what a subject may have and the name of a consumer may not.
@@ -234,10 +237,15 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 		if len(batch) > 0 || ended && others <= 0 {
 			break
 		}
-		if ended && !l.waited {
-			l.waited = true
+		switch {
+		case !ended:
+		case l.waits.IsZero():
+			l.waits = time.Now()
 			fmt.Fprintf(l.app.log, "Waiting for %s that another redrive has, until it ends, or %v after a kill.\n",
 				plural(others, "letter"), takeTimeout)
+		case time.Since(l.waits) > waitMost:
+			return nil, fmt.Errorf("another redrive of subject %q has %s: when it has ended, say the same again",
+				l.subject, plural(others, "letter"))
 		}
 	}
 	return batch, nil

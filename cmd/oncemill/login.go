@@ -66,12 +66,9 @@ func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 		names = append(names, net.JoinHostPort(host, port))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength != 0 { // the server reads a refused request to its end
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(lookTimeout))
-		}
 		if s.people == nil {
 			if !slices.Contains(names, r.Host) {
-				http.Error(w, "the console serves "+address+" only: use --login behind a proxy", http.StatusForbidden)
+				refuse(w, http.StatusForbidden, "the console serves "+address+" only: use --login behind a proxy")
 				return
 			}
 			next.ServeHTTP(w, r)
@@ -80,9 +77,15 @@ func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 		who := s.people.who(r)
 		if who == "" {
 			w.Header().Set("WWW-Authenticate", `Basic realm="oncemill", charset="UTF-8"`)
-			http.Error(w, "log in with your name and your token", http.StatusUnauthorized)
+			refuse(w, http.StatusUnauthorized, "log in with your name and your token")
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), visitorKey{}, who)))
 	})
+}
+
+// refuse answers a request whose body nobody wants, which the server reads nevertheless, but not for long.
+func refuse(w http.ResponseWriter, status int, why string) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(lookTimeout))
+	http.Error(w, why, status)
 }

@@ -168,8 +168,12 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 		}
 		left += matching - len(chosen)
 		went, broken := publish(ctx, pub, chosen, func(f producer.Failure) {
-			refused++
-			audit.Warn("refused", "topic", r.topic, "id", f.ID, "error", f.Err.Error())
+			what := "unknown" // whether it was sent
+			if !f.Unknown {
+				refused++
+				what = "refused"
+			}
+			audit.Warn(what, "topic", r.topic, "id", f.ID, "error", f.Err.Error())
 		})
 		if len(went) > 0 {
 			broken = errors.Join(broken, r.source.done(ctx, lettersOf(went)))
@@ -208,7 +212,7 @@ func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunC
 
 // publish returns what was published. A message that the broker refuses for good is no error: it is left.
 func publish(
-	ctx context.Context, pub producer.Publisher, chosen []rerunCase, refused func(producer.Failure),
+	ctx context.Context, pub producer.Publisher, chosen []rerunCase, told func(producer.Failure),
 ) (went []rerunCase, err error) {
 	messages := make([]producer.Message, len(chosen))
 	for i := range chosen {
@@ -224,9 +228,8 @@ func publish(
 	if ok {
 		for _, f := range partly.Failures {
 			failed[f.Index] = true
-			if !f.Unknown {
-				refused(f)
-			} else if unknown == nil {
+			told(f)
+			if f.Unknown && unknown == nil {
 				unknown = fmt.Errorf("publish message %q: %w", f.ID, f.Err)
 			}
 		}
