@@ -212,7 +212,7 @@ func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunC
 
 // publish returns what was published. A message that the broker refuses for good is no error: it is left.
 func publish(
-	ctx context.Context, pub producer.Publisher, chosen []rerunCase, told func(producer.Failure),
+	ctx context.Context, pub producer.Publisher, chosen []rerunCase, each func(producer.Failure),
 ) (went []rerunCase, err error) {
 	messages := make([]producer.Message, len(chosen))
 	for i := range chosen {
@@ -228,7 +228,7 @@ func publish(
 	if ok {
 		for _, f := range partly.Failures {
 			failed[f.Index] = true
-			told(f)
+			each(f)
 			if f.Unknown && unknown == nil {
 				unknown = fmt.Errorf("publish message %q: %w", f.ID, f.Err)
 			}
