@@ -50,9 +50,10 @@ it stands, how often its effect may have happened, what is known of its
 attempts and duplicates, what happens next, and what one can do.
 
 With --group and --handler it reads one record. Without them it looks through
-all records, which takes seconds where there are millions. If an outbox is
-named, it also tells what that knows of the message. With --dead-letters it
-reads that topic, too, and shows the message's dead letters.`,
+all records, which takes seconds where there are millions; what it finds in
+the scopes of most records, it tells at once. If an outbox is named, it also
+tells what that knows of the message. With --dead-letters it reads that topic,
+too, and shows the message's dead letters.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -98,21 +99,34 @@ func (a *app) explains(
 	if err != nil {
 		return err
 	}
+	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
+	shown := map[dedupstore.Key]bool{}
+	tell := func(records []dedupstore.Record) {
+		for i := range records {
+			if shown[records[i].Key] {
+				continue
+			}
+			if len(shown) > 0 {
+				fmt.Fprintln(a.out)
+			}
+			a.tell(&records[i], names, payload)
+			shown[records[i].Key] = true
+		}
+	}
+	if a.forPeople() && missing == nil {
+		a.tellRows(f.ID, rows)
+	}
+	if a.forPeople() && (f.Group == "" || f.Handler == "") { // all pages may take seconds, the first has common scopes
+		if first, err := store.List(ctx, f, ""); err == nil && first.Next != "" {
+			tell(first.Records)
+		}
+	}
 	records, err := a.find(ctx, store, f)
 	if err != nil {
 		return err
 	}
-	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
 	if a.forPeople() {
-		if missing == nil {
-			a.tellRows(f.ID, rows)
-		}
-		for i := range records {
-			if i > 0 {
-				fmt.Fprintln(a.out)
-			}
-			a.tell(&records[i], names, payload)
-		}
+		tell(records)
 		for i, l := range dead {
 			if i == 0 {
 				fmt.Fprintf(a.out, "\n%s has dead letters\n", a.paint(safe(f.ID, dedupstore.MaxID), bold))

@@ -30,11 +30,17 @@ const (
 // Records that cannot be read are in an error, [*dedupstore.RecordError], which comes with the rest of the page. After
 // a restart or a failover, or while slots are being moved, a list may leave records out: begin again. If a Cluster has
 // other masters than before, an error says so.
+//
+// The first page of a list by ID has the records of the scopes that are common, the other pages those of all scopes.
 func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
 	q := s.search(f)
 	var records []dedupstore.Record
 	var unreadable error
-	page, err := s.walk(ctx, q, after, func(names []string) error {
+	walk := s.walk
+	if f.ID != "" && after == "" {
+		walk = s.common
+	}
+	page, err := walk(ctx, q, after, func(names []string) error {
 		names = slices.DeleteFunc(names, func(name string) bool { return strings.HasSuffix(name, beside) })
 		if q.heads {
 			glances, err := s.glance(ctx, q, names)
@@ -129,6 +135,7 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 
 // A search is a filter, as names and the heads of records know it.
 type search struct {
+	filter  dedupstore.Filter
 	prefix  string            // of the names
 	pattern string            // of the names of records, and of what is beside them, also those of longer IDs
 	id      string            // what the names of records end in; empty: anything
@@ -139,7 +146,7 @@ type search struct {
 
 func (s *Store) search(f dedupstore.Filter) search {
 	key := dedupstore.Key{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler, ID: f.ID}
-	q := search{prefix: s.config.Prefix + ":", rest: f, end: headSize - 1}
+	q := search{filter: f, prefix: s.config.Prefix + ":", rest: f, end: headSize - 1}
 	q.rest.Tenant, q.rest.Group, q.rest.Handler, q.rest.ID = "", "", "", ""
 	if f.Reason != "" {
 		q.end = -1
@@ -239,6 +246,37 @@ func (s *Store) walk(
 		page.Next = at.String()
 	}
 	return page, nil
+}
+
+// common visits, for a list by ID, the names in the scopes of the first records that the server has: where there are
+// millions, all pages take seconds. The list begins after it.
+func (s *Store) common(
+	ctx context.Context, q search, after string, visit func(names []string) error,
+) (page dedupstore.Page, err error) {
+	id, names := q.filter.ID, map[string]bool{}
+	q.filter.ID = ""
+	scopes := s.search(q.filter)
+	page, err = s.walk(ctx, scopes, after, func(seen []string) error {
+		for _, name := range seen {
+			if key, foreign := scopes.key(strings.TrimSuffix(name, beside)); foreign == nil {
+				key.ID = id
+				names[s.name(key)] = true
+			}
+		}
+		return nil
+	})
+	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), scanCount) {
+		if err == nil {
+			err = visit(some)
+		}
+	}
+	if err == nil && page.Next != "" { // else it has looked at all
+		var at place
+		at, err = parsePlace(page.Next)
+		at.node, at.cursor = 0, 0
+		page.Next, page.Looked = at.String(), 0
+	}
+	return page, err
 }
 
 // masters returns the servers that have the records, always in the same order, and a checksum of their addresses.
