@@ -197,6 +197,9 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 		skip = min(skip, len(all))
 		taken := all[skip:min(len(all), skip+max(0, most-len(f.Records)))]
 		f.Records = append(f.Records, taken...)
+		for i := range taken {
+			have[taken[i].Key] = true
+		}
 		if skip += len(taken); skip < len(all) {
 			f.Full = true
 			f.goOn(q, after, skip)

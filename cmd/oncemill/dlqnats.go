@@ -235,6 +235,7 @@ func (l *natsLetters) take(ctx context.Context, n int) (batch []letter, err erro
 		others := info.NumAckPending - len(l.taken)
 		ended := late || info.NumPending == 0
 		if len(batch) > 0 || ended && others <= 0 {
+			l.waits = time.Time{}
 			break
 		}
 		switch {

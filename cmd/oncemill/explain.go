@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -50,10 +51,10 @@ it stands, how often its effect may have happened, what is known of its
 attempts and duplicates, what happens next, and what one can do.
 
 With --group and --handler it reads one record. Without them it looks through
-all records, which takes seconds where there are millions; what it finds in
-the scopes of most records, it tells at once. If an outbox is named, it also
-tells what that knows of the message. With --dead-letters it reads that topic,
-too, and shows the message's dead letters.`,
+all records, which takes seconds where there are millions; in Redis, it tells
+what the usual scopes know at once. If an outbox is named, it also tells what
+that knows of the message. With --dead-letters it reads that topic, too, and
+shows the message's dead letters.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -116,9 +117,9 @@ func (a *app) explains(
 	if a.forPeople() && missing == nil {
 		a.tellRows(f.ID, rows)
 	}
-	if a.forPeople() && (f.Group == "" || f.Handler == "") { // all pages may take seconds, the first has common scopes
+	if a.forPeople() && (f.Group == "" || f.Handler == "") { // all pages may take seconds
 		if first, err := store.List(ctx, f, ""); err == nil && first.Next != "" {
-			tell(first.Records)
+			tell(newestFirst(first.Records))
 		}
 	}
 	records, err := a.find(ctx, store, f)
@@ -172,10 +173,12 @@ func (a *app) find(ctx context.Context, store dedupstore.Inspector, f dedupstore
 }
 
 // sorted are records, the last claimed first.
-func sorted(found map[dedupstore.Key]dedupstore.Record) (records []dedupstore.Record) {
-	for _, r := range found {
-		records = append(records, r)
-	}
+func sorted(found map[dedupstore.Key]dedupstore.Record) []dedupstore.Record {
+	return newestFirst(slices.Collect(maps.Values(found)))
+}
+
+// newestFirst sorts records by their last claim.
+func newestFirst(records []dedupstore.Record) []dedupstore.Record {
 	slices.SortFunc(records, func(a, b dedupstore.Record) int {
 		if c := b.Claimed.Compare(a.Claimed); c != 0 {
 			return c

@@ -361,7 +361,7 @@ func TestFirsts_OfASlowBatchAreAllRememberedForTheirWindow(t *testing.T) {
 	}
 	claims, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(), requests,
 		func(ctx context.Context, claims []dedupstore.Claim) error {
-			lasts(time.Second)
+			lasts(2 * quick)
 			return effect(ctx, claims[0])
 		})
 	if err != nil || len(claims) != 3 {

@@ -265,7 +265,7 @@ func (s *Store) common(
 		}
 		return nil
 	})
-	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), scanCount) {
+	for some := range slices.Chunk(slices.Sorted(maps.Keys(names)), scanCount) {
 		if err == nil {
 			err = visit(some)
 		}
