@@ -21,6 +21,8 @@ func TestScreens_Render(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
 	s.eventually("failures", "card # refused")
+	s.eventually("", "its clock is behind")
+	s.eventually("", "Deliveries by outcome")
 	for _, page := range screens() {
 		status, body := s.get(page)
 		if status != http.StatusOK || !strings.Contains(body, `<main id="main"`) ||

@@ -173,7 +173,10 @@ func TestFirst_LostConnectionCancelsItsHandler(t *testing.T) {
 	if !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("the run returned %v, want the cause of its context", err)
 	}
-	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	until(t, "the server to end the session", func() bool {
+		a, err := dedupstore.ClaimOne(t.Context(), s, request("1"))
+		return err == nil && a.Status == dedupstore.AcquiredRun
+	})
 }
 
 // TestFirst_TwinsAreAnsweredAtOnce measures what the best of some tries takes beside an open transaction.

@@ -2,6 +2,7 @@ package testserver
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -93,13 +94,16 @@ func OnFreePort(start func(port int) error) (err error) {
 	return err
 }
 
-// FreePort returns a TCP port of the loopback interface that was free a moment ago. Another process can take the port
-// before you use it: be ready to try another, as [OnFreePort] does.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// FreePort returns a TCP port of the loopback interface that was free a moment ago, and that systems do not give to
+// those who let them choose. Another process can take the port before you use it: be ready to try another, as
+// [OnFreePort] does.
+func FreePort() (port int, err error) {
+	for range 100 {
+		port = 10_000 + rand.N(22_000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			return port, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
 }
