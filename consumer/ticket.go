@@ -94,8 +94,8 @@ func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done 
 }
 
 // Fit makes the ticket one for its delivery as it is now, because somebody may have changed its ID or payload since it
-// was claimed. It reports whether that can be, and whether that is what was claimed. A claim that was granted fits other
-// content, too: another one would be a mismatch.
+// was claimed. It reports whether that can be, and whether that is what was claimed. A claim that was granted fits
+// other content, too: another one would be a mismatch.
 func (t *Ticket) Fit(d Delivery) (fits, same bool) {
 	var now identified
 	now.err = t.processor.identify(&d, &now)

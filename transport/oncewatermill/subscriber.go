@@ -132,8 +132,8 @@ type subscription struct {
 
 	reached atomic.Bool // a message has come to the middleware
 
-	// ahead is the name under which the middleware guards. Nil: it has had no message with an ID yet. Empty: a middleware
-	// outside changes messages, so they are claimed when they come to it.
+	// ahead is the name under which the middleware guards. Nil: it has had no message with an ID yet. Empty: a
+	// middleware outside changes messages, so they are claimed when they come to it.
 	ahead   atomic.Pointer[string]
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is

@@ -33,8 +33,8 @@ type Cluster struct {
 var FailsOver = []string{"--cluster-node-timeout", "500"}
 
 // StartCluster starts a cluster of three masters and three replicas from the redis-server in PATH. It returns when all
-// of them call it complete and the replicas hold what their masters do. The arguments are for its servers. Nodes that do
-// not answer for less than 15 s are waited for, unless they are FailsOver: a busy machine is to replace nobody.
+// of them call it complete and the replicas hold what their masters do. The arguments are for its servers. Nodes that
+// do not answer for less than 15 s are waited for, unless they are FailsOver: a busy machine is to replace nobody.
 func StartCluster(t testing.TB, args ...string) *Cluster {
 	t.Helper()
 	needRedis(t)
