@@ -234,18 +234,16 @@ type auditFile struct {
 func (f *auditFile) Write(line []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var err error
+	whole := line
 	if f.torn {
-		_, err = f.File.WriteString("\n")
-		f.torn = err != nil
+		whole = append([]byte{'\n'}, line...)
 	}
-	if !f.torn {
-		n, failed := f.File.Write(line)
-		if failed == nil {
-			return n, nil
-		}
-		f.torn, err = n > 0, failed
+	n, err := f.File.Write(whole)
+	if err == nil {
+		f.torn = false
+		return len(line), nil
 	}
+	f.torn = f.torn || n > 0
 	if f.err == nil {
 		f.err = fmt.Errorf("audit log: %w: its lines were told on standard error", err)
 		fmt.Fprintln(f.rest, "oncemill:", f.err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -119,7 +118,7 @@ func (a *app) explains(
 	}
 	if a.forPeople() && (f.Group == "" || f.Handler == "") { // all pages may take seconds
 		if first, err := store.List(ctx, f, ""); err == nil && first.Next != "" {
-			tell(newestFirst(first.Records))
+			tell(first.Records)
 		}
 	}
 	records, err := a.find(ctx, store, f)
@@ -173,12 +172,10 @@ func (a *app) find(ctx context.Context, store dedupstore.Inspector, f dedupstore
 }
 
 // sorted are records, the last claimed first.
-func sorted(found map[dedupstore.Key]dedupstore.Record) []dedupstore.Record {
-	return newestFirst(slices.Collect(maps.Values(found)))
-}
-
-// newestFirst sorts records by their last claim.
-func newestFirst(records []dedupstore.Record) []dedupstore.Record {
+func sorted(found map[dedupstore.Key]dedupstore.Record) (records []dedupstore.Record) {
+	for _, r := range found {
+		records = append(records, r)
+	}
 	slices.SortFunc(records, func(a, b dedupstore.Record) int {
 		if c := b.Claimed.Compare(a.Claimed); c != 0 {
 			return c

@@ -36,11 +36,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	q := s.search(f)
 	var records []dedupstore.Record
 	var unreadable error
-	walk := s.walk
-	if f.ID != "" && after == "" {
-		walk = s.common
-	}
-	page, err := walk(ctx, q, after, func(names []string) error {
+	visit := func(names []string) error {
 		names = slices.DeleteFunc(names, func(name string) bool { return strings.HasSuffix(name, beside) })
 		if q.heads {
 			glances, err := s.glance(ctx, q, names)
@@ -70,7 +66,14 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 			}
 		}
 		return err
-	})
+	}
+	var page dedupstore.Page
+	var err error
+	if f.ID != "" && after == "" {
+		page, err = s.common(ctx, f, visit)
+	} else {
+		page, err = s.walk(ctx, q, after, visit)
+	}
 	if err != nil {
 		return dedupstore.Page{}, fmt.Errorf("redisstore: list: %w", err)
 	}
@@ -135,7 +138,6 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 
 // A search is a filter, as names and the heads of records know it.
 type search struct {
-	filter  dedupstore.Filter
 	prefix  string            // of the names
 	pattern string            // of the names of records, and of what is beside them, also those of longer IDs
 	id      string            // what the names of records end in; empty: anything
@@ -146,7 +148,7 @@ type search struct {
 
 func (s *Store) search(f dedupstore.Filter) search {
 	key := dedupstore.Key{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler, ID: f.ID}
-	q := search{filter: f, prefix: s.config.Prefix + ":", rest: f, end: headSize - 1}
+	q := search{prefix: s.config.Prefix + ":", rest: f, end: headSize - 1}
 	q.rest.Tenant, q.rest.Group, q.rest.Handler, q.rest.ID = "", "", "", ""
 	if f.Reason != "" {
 		q.end = -1
@@ -251,15 +253,14 @@ func (s *Store) walk(
 // common visits, for a list by ID, the names in the scopes of the first records that the server has: where there are
 // millions, all pages take seconds. The list begins after it.
 func (s *Store) common(
-	ctx context.Context, q search, after string, visit func(names []string) error,
+	ctx context.Context, f dedupstore.Filter, visit func(names []string) error,
 ) (page dedupstore.Page, err error) {
-	id, names := q.filter.ID, map[string]bool{}
-	q.filter.ID = ""
-	scopes := s.search(q.filter)
-	page, err = s.walk(ctx, scopes, after, func(seen []string) error {
+	scopes := s.search(dedupstore.Filter{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler})
+	names := map[string]bool{}
+	page, err = s.walk(ctx, scopes, "", func(seen []string) error {
 		for _, name := range seen {
 			if key, foreign := scopes.key(strings.TrimSuffix(name, beside)); foreign == nil {
-				key.ID = id
+				key.ID = f.ID
 				names[s.name(key)] = true
 			}
 		}

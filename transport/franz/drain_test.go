@@ -248,7 +248,8 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 		return nil, nil, false
 	})
 	b.produce(0, 1200, 2, 0)
-	m := b.start(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), b.handler(byPartition, nil), franz.Config{}, kgo.SessionTimeout(4*time.Second), kgo.RebalanceTimeout(time.Minute))
+	m := b.start(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), b.handler(byPartition, nil),
+		franz.Config{}, kgo.SessionTimeout(4*time.Second), kgo.RebalanceTimeout(time.Minute))
 	until(t, "the other partition", func() bool { return b.finished() >= 600 })
 	joined := joins.Load()
 	store.claims.Store(0)

@@ -60,7 +60,8 @@ func TestPublisher_HeedsItsContextWhileAnotherMessageIsSentAlone(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	err := pub.Publish(ctx, producer.Message{ID: "impatient", Topic: "orders"})
-	if failures := failuresOf(t, err); len(failures) != 1 || !failures[0].Unknown || time.Since(began) > 10*time.Second {
+	failures := failuresOf(t, err)
+	if len(failures) != 1 || !failures[0].Unknown || time.Since(began) > 10*time.Second {
 		t.Errorf("%+v after %v, want unknown, at once", failures, time.Since(began))
 	}
 	slow.Store(false)

@@ -213,7 +213,8 @@ func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 		b.cluster.SleepControl(func() { <-release })
 		return nil, nil, false
 	})
-	pub, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{AckTimeout: 3 * time.Second})
+	pub, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...),
+		franz.PublisherConfig{AckTimeout: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

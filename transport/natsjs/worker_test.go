@@ -42,10 +42,14 @@ func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
 	}{{1, nil}, {20, nil}, {20, natsjs.BySubject}} {
 		t.Run(fmt.Sprintf("%d in flight, ordered %v", c.room, c.order != nil), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{AckWait: 5 * time.Second}) // half of it is the margin of a machine that is busy
+			// half of it is the margin of a machine that is busy
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: 5 * time.Second})
 			r.config.MaxInFlight, r.config.Order = c.room, c.order
 			r.publish(20, oneKey)
-			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(300 * time.Millisecond); return nil }))
+			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
+				lasts(300 * time.Millisecond)
+				return nil
+			}))
 			r.finishes(20)
 			r.stops(stop)
 			r.acked(20)

@@ -95,7 +95,9 @@ func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
 	if p == nil {
 		return nil
 	}
-	p.subscription.reached.Store(true)
+	if !p.subscription.reached.Load() { // all messages share it
+		p.subscription.reached.Store(true)
+	}
 	ahead, name := &p.subscription.ahead, d.Handler
 	before, t := ahead.Load(), p.ticket.Swap(nil)
 	if t != nil && p.delivery.Handler != name { // there is another handler than before
