@@ -53,6 +53,32 @@ func TestGuard_HeartbeatThatIsAnsweredLateKeepsTheClaim(t *testing.T) {
 	})
 }
 
+// A store may break its promise to heed contexts, or its server may hang in a way that no client notices.
+func TestGuard_HeartbeatThatNeverReturnsIsSentAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		var calls atomic.Int32
+		store.extend = func(apply func() error) error {
+			if calls.Add(1) == 1 {
+				time.Sleep(10 * time.Minute)
+				return errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		h := counter{then: func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Minute):
+			}
+			return dedupstore.Outcome{}, ctx.Err()
+		}}
+		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
+			t.Errorf("a run beside a heartbeat that hangs ended with %v", err)
+		}
+	})
+}
+
 // Nobody could recover from a panic in a heartbeat: it is a renewal that failed.
 func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) {
 	virtual(t, func(t *testing.T) {

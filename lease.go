@@ -18,15 +18,17 @@ type lease struct {
 	claim *dedupstore.Claim
 	part  *part
 
-	mu        sync.Mutex
-	deadline  time.Time
-	renewal   time.Time               // the next is due then
-	extending chan struct{}           // closed when the renewal that is under way has ended; nil: none is
-	started   bool                    // the handler has been called, or is about to be
-	lost      bool                    // the store said so
-	cut       bool                    // the work was cancelled, because the claim was lost or could not be renewed
-	cancel    context.CancelCauseFunc // of the work; nil: there is none
-	err       error                   // of the last renewal
+	mu       sync.Mutex
+	deadline time.Time
+	renewal  time.Time               // the next is due then
+	renewing int                     // renewals that are under way
+	sent     time.Time               // when the last of them was
+	still    chan struct{}           // closed when none is under way; nil: none is
+	started  bool                    // the handler has been called, or is about to be
+	lost     bool                    // the store said so
+	cut      bool                    // the work was cancelled, because the claim was lost or could not be renewed
+	cancel   context.CancelCauseFunc // of the work; nil: there is none
+	err      error                   // of the last renewal
 }
 
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
@@ -89,18 +91,25 @@ func (l *lease) wasCut() bool {
 	return l.cut
 }
 
-// quiet returns when no renewal is under way. A late renewal would undo a shortening of the lease.
+// quiet returns when no renewal is under way, or when the time of the last one is over. A late renewal would undo a
+// shortening of the lease.
 func (l *lease) quiet() {
 	l.mu.Lock()
-	extending := l.extending
+	still, end := l.still, l.sent.Add(operationTimeout(l.claim.Lease))
 	l.mu.Unlock()
-	if extending != nil {
-		<-extending
+	if still == nil {
+		return
+	}
+	timer := time.NewTimer(time.Until(end))
+	defer timer.Stop()
+	select {
+	case <-still:
+	case <-timer.C:
 	}
 }
 
 // due reports whether to renew the lease now, and whether to cancel its work because the lease cannot be proven to hold
-// for much longer.
+// for much longer. A renewal whose time is over is sent again, although the store has not returned from it.
 func (l *lease) due(now time.Time) (renew, cut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,8 +117,12 @@ func (l *lease) due(now time.Time) (renew, cut bool) {
 		l.cut = true
 	}
 	ended := l.lost || l.cut && l.cancel != nil // the handler has been told to end: others may take over
-	if renew = !ended && l.extending == nil && !now.Before(l.renewal); renew {
-		l.extending = make(chan struct{})
+	free := l.renewing == 0 || now.Sub(l.sent) >= operationTimeout(l.claim.Lease)
+	if renew = !ended && free && !now.Before(l.renewal); renew {
+		if l.renewing++; l.renewing == 1 {
+			l.still = make(chan struct{})
+		}
+		l.sent = now
 	}
 	return renew, cut
 }
@@ -211,17 +224,20 @@ func (g *Guard) cut(l *lease) {
 // extended notes the result of a renewal that was sent at a time.
 func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	l.mu.Lock()
-	close(l.extending)
-	l.extending = nil
+	if l.renewing--; l.renewing == 0 {
+		close(l.still)
+		l.still = nil
+	}
 	l.err = err
 	var cancel context.CancelCauseFunc
 	switch {
+	case err == nil && l.deadline.After(sent.Add(l.claim.Lease)): // a later one was answered before
 	case err == nil:
 		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
 		l.cut = l.cut && l.cancel != nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
 		l.lost, l.cut, cancel = true, true, l.cancel
-	default:
+	case l.renewing == 0:
 		l.renewal = time.Now().Add(l.claim.Lease / 12)
 	}
 	l.mu.Unlock()

@@ -17,11 +17,16 @@ const (
 	// stuckAfter is after what time a batch that has not returned is passed by the next: far longer than a round trip,
 	// far shorter than a lease.
 	stuckAfter = 500 * time.Millisecond
+
+	// mostFlying is how many batches are under way at most: one that hangs, and one that has passed it. Each may have a
+	// connection, and where all hang, further ones would hang, too.
+	mostFlying = 2
 )
 
 // A Line sends operations in batches, one at a time. An operation that comes while none is under way goes at once, and
 // alone; those that come meanwhile go together when it has returned. So a lone operation waits for nobody, and there is
-// no timer. A batch that does not return is left alone after half a second, and the next one passes it.
+// no timer. A batch that does not return is left alone after half a second, and the next one passes it. If that hangs,
+// too, the others wait until one of both returns.
 type Line[Op, Res any] struct {
 	// Send does operations, and returns as many results in their order. Its context ends after Timeout.
 	Send    func(ctx context.Context, ops []Op) []Res
@@ -38,6 +43,8 @@ type Line[Op, Res any] struct {
 	spare      batch[Op, Res] // to be used again
 	number     int            // the number of the batch that is under way; 0: none is
 	flown      int            // how many there were
+	flying     int            // how many have not returned
+	full       chan struct{}  // closed when the queue goes on, which too many batches that hang hold up; nil: none do
 	timer      *time.Timer    // goes off when a batch has been under way for long
 	began      time.Time
 	background Background
@@ -93,7 +100,14 @@ func (l *Line[Op, Res]) goAlone(op Op, done func(*Res)) {
 func (l *Line[Op, Res]) alone(op Op) bool { return l.Alone != nil && l.Alone(op) }
 
 // Wait returns when nothing that was handed over is under way.
-func (l *Line[Op, Res]) Wait() { l.background.Wait() }
+func (l *Line[Op, Res]) Wait() {
+	for again := true; again; {
+		l.mu.Lock()
+		again = l.full != nil // what is held up begins meanwhile
+		l.mu.Unlock()
+		l.background.Wait()
+	}
+}
 
 // A PanicError is a panic of Send, such as one in a hook of a store's client.
 type PanicError struct {
@@ -108,6 +122,7 @@ func (e *PanicError) Error() string {
 // begin begins a batch. The line is locked.
 func (l *Line[Op, Res]) begin() (number int) {
 	l.flown++
+	l.flying++
 	l.number, l.began = l.flown, time.Now()
 	if l.timer == nil {
 		l.timer = time.AfterFunc(stuckAfter, l.pass)
@@ -128,9 +143,14 @@ func (l *Line[Op, Res]) end(number int) {
 
 // over notes that a batch has returned, and tells whether it was not passed before. The line is locked.
 func (l *Line[Op, Res]) over(number int) bool {
+	l.flying--
 	if l.number != number {
+		if l.full != nil {
+			l.leave()
+		}
 		return false
 	}
+	l.goOn()
 	l.number = 0
 	l.timer.Stop()
 	return true
@@ -143,8 +163,28 @@ func (l *Line[Op, Res]) pass() {
 	if l.number != 0 && time.Since(l.began) < stuckAfter/2 {
 		return // the timer was meant for another
 	}
+	if l.number == 0 || l.flying < mostFlying {
+		l.leave()
+		return
+	}
+	full := make(chan struct{})
+	l.full = full
+	l.background.Go(func() { <-full })
+}
+
+// leave leaves the batch that is under way alone. The line is locked.
+func (l *Line[Op, Res]) leave() {
 	l.number = 0
 	l.start()
+	l.goOn()
+}
+
+// goOn notes that the queue is not held up any more. The line is locked.
+func (l *Line[Op, Res]) goOn() {
+	if l.full != nil {
+		close(l.full)
+		l.full = nil
+	}
 }
 
 // start starts to send the queue, if there is something in it and no batch is under way. The line is locked.
@@ -162,6 +202,7 @@ func (l *Line[Op, Res]) run(number int) {
 		runtime.Gosched() // those who were answered have the next operations
 		l.mu.Lock()
 		if l.number != number {
+			l.over(number)
 			l.mu.Unlock()
 			return
 		}
@@ -175,6 +216,7 @@ func (l *Line[Op, Res]) run(number int) {
 			b, l.spare = l.spare, batch[Op, Res]{}
 		}
 		l.take(&b)
+		l.goOn()
 		l.began = time.Now()
 		l.timer.Reset(stuckAfter)
 		l.mu.Unlock()

@@ -143,6 +143,45 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 	})
 }
 
+func TestLine_WhatHangsTakesOnePlaceMore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		releases := []chan struct{}{make(chan struct{}), make(chan struct{})}
+		s := &server{keep: func(_ context.Context, n int) {
+			if n <= len(releases) {
+				<-releases[n-1]
+			}
+		}}
+		l := line(s)
+		l.Timeout = time.Hour
+		var group sync.WaitGroup
+		ask := func(op int) {
+			group.Go(func() {
+				if r := l.Do(t.Context(), op); r.n != 2*op {
+					t.Errorf("%d was answered %+v", op, r)
+				}
+			})
+			synctest.Wait()
+			time.Sleep(10 * stuckAfter)
+		}
+		for op := range 5 {
+			ask(op)
+		}
+		if got := s.sizes(); !slices.Equal(got, []int{1, 1}) {
+			t.Errorf("batches of %v under way while all hang, want two of 1", got)
+		}
+		close(releases[0]) // the first, which had been passed
+		synctest.Wait()
+		if got := s.sizes(); !slices.Equal(got, []int{1, 1, 3}) {
+			t.Errorf("batches of %v, want those that waited to go when one has returned", got)
+		}
+		ask(5)
+		close(releases[1])
+		group.Wait()
+		l.Wait()
+	})
+}
+
 // A slow send holds up nobody.
 func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 	t.Parallel()
