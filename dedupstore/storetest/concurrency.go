@@ -1,6 +1,8 @@
 package storetest
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -9,7 +11,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-const crowd = 500
+const (
+	crowd = 500
+
+	// renewals is how often a lease is renewed while duplicates ask for its key.
+	renewals = 200
+)
 
 var concurrencyCases = []testCase{
 	{
@@ -149,6 +156,37 @@ var concurrencyCases = []testCase{
 				}
 			}
 			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
+		},
+	},
+	{
+		name: "concurrency/duplicates-beside-renewals",
+		why:  "duplicates that ask without end must not cost the holder its lease",
+		test: func(k *kit) {
+			c := k.run("1")
+			ctx, stop := context.WithCancel(k.Context())
+			defer stop()
+			var group sync.WaitGroup
+			for range 50 {
+				group.Go(func() {
+					for ctx.Err() == nil {
+						a, err := dedupstore.ClaimOne(ctx, k.Store, k.request("1"))
+						if err == nil && a.Status != dedupstore.Busy {
+							k.Errorf("a duplicate was answered %s while the lease lived", a.Status)
+							return
+						}
+						<-time.After(time.Millisecond)
+					}
+				})
+			}
+			for range renewals {
+				if err := k.tryExtend(c, long); errors.Is(err, dedupstore.ErrClaimLost) {
+					k.Errorf("a renewal beside duplicates returned %v", err)
+				}
+				<-time.After(time.Millisecond)
+			}
+			stop()
+			group.Wait()
+			k.settle(c, finish(succeeded("paid")))
 		},
 	},
 }

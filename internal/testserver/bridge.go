@@ -73,6 +73,14 @@ func (b *Bridge) track(conns ...net.Conn) bool {
 // Go runs a task, for which the end of the test waits.
 func (b *Bridge) Go(task func()) { b.tasks.Go(task) }
 
+// Wait waits until a channel is closed, at most until the test ends.
+func (b *Bridge) Wait(over <-chan struct{}) {
+	select {
+	case <-over:
+	case <-b.ended:
+	}
+}
+
 // Sleep waits, at most until the test ends.
 func (b *Bridge) Sleep(d time.Duration) {
 	select {

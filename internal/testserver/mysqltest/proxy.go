@@ -1,9 +1,11 @@
 package mysqltest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"io"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,8 +30,9 @@ type Fault struct {
 type Proxy struct {
 	testserver.Bridge
 	fault atomic.Pointer[func() Fault]
+	stall atomic.Pointer[stall]
 
-	commands, dropped, frozen, delayed atomic.Int64
+	commands, dropped, frozen, delayed, stalled atomic.Int64
 }
 
 // StartProxy starts a proxy before a server, which works faithfully until told otherwise, and stops when the test ends.
@@ -49,6 +52,37 @@ func (p *Proxy) Inject(fault func() Fault) {
 	p.fault.Store(&fault)
 }
 
+// A stall holds up one connection.
+type stall struct {
+	command []byte
+	arrives bool
+	over    chan struct{}
+}
+
+// Stall keeps waiting the connection with the next command that has this text, until over is called, which may be called
+// again. If the command arrives, its answer does not; else the server hears nothing more of the connection, not even its
+// end.
+func (p *Proxy) Stall(command string, arrives bool) (over func()) {
+	s := &stall{[]byte(command), arrives, make(chan struct{})}
+	p.stall.Store(s)
+	return sync.OnceFunc(func() {
+		p.stall.CompareAndSwap(s, nil)
+		close(s.over)
+	})
+}
+
+// taken returns the stall that a packet meets, which is over for others then.
+func (p *Proxy) taken(packet []byte) *stall {
+	if s := p.stall.Load(); s != nil && bytes.Contains(packet, s.command) && p.stall.CompareAndSwap(s, nil) {
+		p.stalled.Add(1)
+		return s
+	}
+	return nil
+}
+
+// Stalled is how many connections were stalled so far.
+func (p *Proxy) Stalled() int { return int(p.stalled.Load()) }
+
 // Commands is how many commands were forwarded so far.
 func (p *Proxy) Commands() int { return int(p.commands.Load()) }
 
@@ -64,6 +98,7 @@ func (p *Proxy) Frozen() int { return int(p.frozen.Load()) }
 // serve forwards in both directions until one of them ends.
 func (p *Proxy) serve(client, server net.Conn) {
 	var replying atomic.Pointer[Fault] // to the command that is under way
+	var stalled atomic.Pointer[stall]
 	answered := make(chan struct{})
 	p.Go(func() {
 		defer close(answered)
@@ -71,6 +106,9 @@ func (p *Proxy) serve(client, server net.Conn) {
 		b := make([]byte, 64<<10)
 		for {
 			n, err := server.Read(b)
+			if s := stalled.Load(); s != nil {
+				p.Wait(s.over)
+			}
 			if f := replying.Swap(nil); f != nil && n > 0 {
 				if f.Delay > 0 {
 					p.delayed.Add(1)
@@ -86,13 +124,15 @@ func (p *Proxy) serve(client, server net.Conn) {
 			}
 		}
 	})
-	p.commandsOf(client, server, &replying)
+	p.commandsOf(client, server, &replying, &stalled)
 	server.Close()
 	<-answered
 }
 
 // commandsOf forwards packets. One with the number 0 begins a command.
-func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fault]) {
+func (p *Proxy) commandsOf(
+	client, server net.Conn, replying *atomic.Pointer[Fault], stalled *atomic.Pointer[stall],
+) {
 	var head [4]byte
 	for {
 		if _, err := io.ReadFull(client, head[:]); err != nil {
@@ -103,6 +143,11 @@ func (p *Proxy) commandsOf(client, server net.Conn, replying *atomic.Pointer[Fau
 		copy(packet, head[:])
 		if _, err := io.ReadFull(client, packet[4:]); err != nil {
 			return
+		}
+		if s := p.taken(packet[4:]); s != nil && s.arrives {
+			stalled.Store(s)
+		} else if s != nil {
+			p.Wait(s.over)
 		}
 		if decide := p.fault.Load(); decide != nil && head[3] == 0 {
 			f := (*decide)()
