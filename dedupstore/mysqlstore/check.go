@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -139,18 +140,22 @@ func (s *Store) checkTable(ctx context.Context) error {
 	case engine != "InnoDB":
 		return s.setup(nil, "has the engine %q: ALTER TABLE … ENGINE=InnoDB, the one with transactions", engine)
 	}
-	tx, err := s.db.BeginTx(ctx, ownTx)
-	if err != nil {
-		return s.failed("check", err)
-	}
-	defer func() { _ = tx.Rollback() }()
 	probe := &row{id: idOf("oncemill check"), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
-	if err := s.save(ctx, tx, []*row{probe}); err != nil {
-		return s.failed("check", err)
-	}
 	query := fmt.Appendf(nil, "UPDATE `%s` SET fence = fence + 1 WHERE id = ", s.config.Table)
-	if _, err := tx.ExecContext(ctx, string(sqlstore.AppendRow(query, probe.id))); err != nil {
+	err = sqlstore.InMySQLTx(ctx, s.db, longestSilence, func(tx *sql.Conn) error {
+		if err := s.save(ctx, tx, []*row{probe}); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, string(sqlstore.AppendRow(query, probe.id))); err != nil {
+			return err
+		}
+		return errProbe
+	})
+	if err != errProbe { //nolint:errorlint // not wrapped
 		return s.failed("check", err)
 	}
 	return nil
 }
+
+// errProbe has the probe rolled back.
+var errProbe = errors.New("all is well")

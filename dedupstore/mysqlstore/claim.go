@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,20 +37,16 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	return results
 }
 
-// claim answers requests. Most are the first of their keys, whose records one statement makes. The others look at their
-// records, as the statement left them, and only those that change something lock them and look again.
+// contendedWait is the wait of a Busy for a record that another transaction has locked, or is making.
+const contendedWait = 5 * time.Millisecond
+
+var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
+
+// claim answers requests. It looks before it inserts: an insert would wait for whoever has a record locked. Only requests
+// that change a record lock it, and look again.
 func (s *Store) claim(ctx context.Context, batch []*claiming) error {
-	for len(batch) > 0 {
-		made, all, err := s.insert(ctx, batch)
-		if err != nil {
-			return err
-		}
-		if all {
-			for _, c := range batch {
-				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
-			}
-			return nil
-		}
+	var made time.Time // when records were made here
+	for {
 		ids := make([]string, len(batch))
 		for i, c := range batch {
 			ids[i] = c.id
@@ -58,47 +55,74 @@ func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 		if err != nil {
 			return err
 		}
-		var rest []*claiming
-		var ops []operation
-		changing, fresh := map[string]bool{}, map[string]bool{}
+		changing := look(batch, found, made, now)
+		if err := s.change(ctx, changing); err != nil {
+			return err
+		}
+		var absent []*claiming
 		for _, c := range batch {
-			rec := found[c.id]
-			c.absent = rec == nil
 			switch {
+			case errors.Is(c.result.Err, errContended):
+				*c.result = dedupstore.ClaimResult{Answer: contended}
+			case c.result.Err != nil:
+				c.result.Answer = dedupstore.Answer{}
 			case c.absent:
-				rest = append(rest, c)
-				continue
-			case rec.err == nil && rec.key != c.key:
-				rec.err = &dedupstore.RecordError{Key: rec.key, Problem: "has the hash of another key: " + c.key}
-			}
-			if c.result.Err = rec.err; rec.err != nil {
-				continue
-			}
-			if !changing[c.id] {
-				if !fresh[c.id] && rec.Owner == c.Owner && rec.First.Equal(made) {
-					fresh[c.id] = true
-					_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
-					continue
-				}
-				next, answer := rec.Claim(*c.Request, now)
-				if next == nil {
-					answer.Outcome = answer.Outcome.Clone() // there may be another request of the key
-					c.result.Answer = answer
-					continue
-				}
-				changing[c.id] = true
-			}
-			ops = append(ops, operation{c.id, c.apply, &c.result.Err})
-			rest = append(rest, c)
-		}
-		if len(ops) > 0 {
-			if err := s.change(ctx, ops); err != nil {
-				return err
+				absent = append(absent, c)
 			}
 		}
-		batch = slices.DeleteFunc(rest, func(c *claiming) bool { return !c.absent })
+		if batch = absent; len(batch) == 0 {
+			return nil
+		}
+		var all bool
+		made, all, err = s.insert(ctx, batch)
+		switch {
+		case number(err) == errStatementTime && len(batch) == 1:
+			batch[0].result.Answer = contended
+			return nil
+		case err != nil:
+			return err
+		case all:
+			for _, c := range batch {
+				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
+			}
+			return nil
+		}
 	}
-	return nil
+}
+
+// look answers the requests that change nothing, and notes which have no record. It returns the others. Made is when
+// records were made for some of the requests; zero: none were.
+func look(batch []*claiming, found map[string]*row, made, now time.Time) (ops []operation) {
+	changing, fresh := map[string]bool{}, map[string]bool{}
+	for _, c := range batch {
+		rec := found[c.id]
+		c.absent = rec == nil
+		switch {
+		case c.absent:
+			continue
+		case rec.err == nil && rec.key != c.key:
+			rec.err = &dedupstore.RecordError{Key: rec.key, Problem: "has the hash of another key: " + c.key}
+		}
+		if c.result.Err = rec.err; rec.err != nil {
+			continue
+		}
+		if !changing[c.id] {
+			if !fresh[c.id] && rec.Owner == c.Owner && rec.First.Equal(made) {
+				fresh[c.id] = true
+				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
+				continue
+			}
+			next, answer := rec.Claim(*c.Request, now)
+			if next == nil {
+				answer.Outcome = answer.Outcome.Clone() // there may be another request of the key
+				c.result.Answer = answer
+				continue
+			}
+			changing[c.id] = true
+		}
+		ops = append(ops, operation{c.id, c.Lease, c.apply, &c.result.Err})
+	}
+	return ops
 }
 
 // apply claims a record that is locked, unless it is gone meanwhile: nothing locks a record that is not there.
@@ -116,11 +140,16 @@ const insertColumns = "id, record_key, state, owner, fence, attempts, lease_unti
 
 // insert makes the records of keys that have none. It goes by the order of the keys, so that two inserts never wait for
 // each other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is
-// how a statement that returns no rows returns x.
+// how a statement that returns no rows returns x. If another transaction is making one of the records, MariaDB ends the
+// statement with errStatementTime; MySQL waits.
 func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, all bool, err error) {
 	order := slices.Clone(batch)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return strings.Compare(a.id, b.id) })
-	b := []byte("INSERT IGNORE INTO `" + s.config.Table + "` (" + insertColumns + ") VALUES ")
+	var b []byte
+	if s.mariadb.Load() {
+		b = fmt.Appendf(b, "SET STATEMENT max_statement_time = %g FOR ", contendedFor.Seconds())
+	}
+	b = append(b, "INSERT IGNORE INTO `"+s.config.Table+"` ("+insertColumns+") VALUES "...)
 	const now = sqlstore.MySQLNow
 	later := func(d time.Duration) sqlstore.Expr {
 		return sqlstore.Expr(fmt.Sprintf("%s + %d", now, sqlstore.Micros(d)))

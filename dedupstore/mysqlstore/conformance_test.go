@@ -1,6 +1,7 @@
 package mysqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -57,6 +58,41 @@ func conforms(t *testing.T, db *sql.DB) {
 			}}
 		})
 	})
+}
+
+func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
+	t.Parallel()
+	storetest.RunStuck(t, func(t *testing.T) storetest.Subject {
+		proxy := mysqltest.StartProxy(t, mysqltest.Shared(t).Addr())
+		s := newStore(t, newDB(t, func(c *mysql.Config) { c.Addr = proxy.Addr }))
+		if err := s.usable(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return storetest.Subject{
+			Store: s,
+			Hold:  func(k dedupstore.Key) func() { return hold(t, s, k) },
+			Stall: func(arrives bool) func() { return proxy.Stall("autocommit = 1", arrives) },
+		}
+	})
+}
+
+// hold changes the record of a key, or makes it, in a transaction that stays open until release.
+func hold(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
+	t.Helper()
+	tx, err := s.db.BeginTx(context.Background(), ownTx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := idOf(k.String())
+	found, _, err := s.load(t.Context(), tx, []string{id}, " FOR UPDATE")
+	rec := found[id]
+	if rec == nil {
+		rec = &row{id: id, key: k.String(), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
+	}
+	if err := cmp.Or(err, s.save(t.Context(), tx, []*row{rec})); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = tx.Rollback() }
 }
 
 func TestInbox_Conforms(t *testing.T) {

@@ -35,6 +35,7 @@ const (
 	errStatementLog   = 1665
 	errReadOnlyTx     = 1792
 	errReadOnlyMode   = 1836
+	errStatementTime  = 1969 // MariaDB, max_statement_time
 )
 
 // number is that of an error that the server returned; 0: it did not.

@@ -196,6 +196,9 @@ func (s *Store) place(ctx context.Context) (leave func(), err error) {
 	}
 }
 
+// ownTx is the isolation of a run's transaction.
+var ownTx = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+
 // begin begins a transaction. Without autocommit, what a handler writes after a deadlock, which has ended the
 // transaction, is in a new one, and rolled back.
 func begin(ctx context.Context, conn *sql.Conn) (*sql.Tx, error) {

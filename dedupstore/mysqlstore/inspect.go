@@ -113,7 +113,7 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 		return err
 	}
 	var refused error
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, longestSilence, func(tx sqlstore.Querier) error {
 		id := idOf(seen.Key.String())
 		found, now, err := s.load(ctx, tx, []string{id}, " FOR UPDATE")
 		if err != nil {
@@ -150,7 +150,7 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 	errs := make([]error, len(duplicates))
 	for i, d := range duplicates {
 		note := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) { return rec.Note(d, now), nil }
-		ops[i] = operation{idOf(d.Key.String()), note, &errs[i]}
+		ops[i] = operation{idOf(d.Key.String()), time.Minute, note, &errs[i]}
 	}
 	s.all(ctx, "note duplicates", ops)
 	for _, err := range errs {

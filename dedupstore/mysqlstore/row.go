@@ -148,7 +148,7 @@ func blobsOf(s *dedupstore.Stored) (blobs [3]blob) {
 const statementBytes = 256 << 10
 
 // save writes records that the transaction has locked.
-func (s *Store) save(ctx context.Context, tx *sql.Tx, records []*row) error {
+func (s *Store) save(ctx context.Context, tx sqlstore.Querier, records []*row) error {
 	head := "REPLACE INTO `" + s.config.Table + "` (" + columns + blobColumns + ") VALUES "
 	b := []byte(head)
 	for i, r := range records {
@@ -170,7 +170,7 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, records []*row) error {
 }
 
 // saveLarge writes what is large of a record, unless the server would not take it: then it ends the connection.
-func (s *Store) saveLarge(ctx context.Context, tx *sql.Tx, id string, rec *dedupstore.Stored) error {
+func (s *Store) saveLarge(ctx context.Context, tx sqlstore.Querier, id string, rec *dedupstore.Stored) error {
 	for _, b := range blobsOf(rec) {
 		if len(b.value) < largeBlob {
 			continue

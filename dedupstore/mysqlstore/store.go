@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
@@ -23,6 +24,7 @@ type Store struct {
 	packet atomic.Int64 // max_allowed_packet; 0: the table has not been looked at
 
 	timeoutEnds atomic.Bool // innodb_rollback_on_timeout: a lock timeout ends the transaction
+	mariadb     atomic.Bool
 
 	handlers func() chan struct{} // a place for each handler of an inbox that may run now
 
@@ -71,9 +73,10 @@ func (s *Store) usable(ctx context.Context) error {
 	}
 	var found int
 	var packet int64
-	var commits, timeoutEnds bool
+	var commits, timeoutEnds, mariadb bool
 	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, "+
-		"@@innodb_rollback_on_timeout FROM `"+s.config.Table+"_version`").Scan(&found, &packet, &commits, &timeoutEnds)
+		"@@innodb_rollback_on_timeout, VERSION() LIKE '%MariaDB%' FROM `"+s.config.Table+"_version`").
+		Scan(&found, &packet, &commits, &timeoutEnds, &mariadb)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
@@ -86,38 +89,93 @@ func (s *Store) usable(ctx context.Context) error {
 			"out of the DSN", nil)
 	}
 	s.timeoutEnds.Store(timeoutEnds)
+	s.mariadb.Store(mariadb)
 	s.packet.Store(packet)
 	return nil
 }
 
 // An operation changes one record.
 type operation struct {
-	id string
-	// may be called again, after a conflict
+	id    string
+	lease time.Duration
+	// may be called again, after a conflict, or because the record was locked
 	apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error)
 	err   *error // where its result goes
 }
 
-// maxBatch is how many operations share a transaction at most.
-const maxBatch = 256
+const (
+	// maxBatch is how many operations share a transaction at most.
+	maxBatch = 256
 
-// ownTx is the isolation of all transactions: it locks the records that it finds and no gaps between them.
-var ownTx = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+	// contendedFor is how long operations wait for the records that others have locked. Other operations, which came
+	// with them, wait as long for their answers.
+	contendedFor = 200 * time.Millisecond
 
-// change makes operations, each under the lock of its record, in one transaction.
+	// longestSilence is how long the server keeps a transaction of a batch whose process says nothing.
+	longestSilence = 30 * time.Second
+)
+
+// errContended says that another transaction has had a record locked for contendedFor.
+var errContended = errors.New("another transaction has the record locked")
+
+// change makes operations, each under the lock of its record. None waits for a record that another needs: they pass what
+// somebody has locked, and those that have to change it try again, or end with errContended.
 func (s *Store) change(ctx context.Context, ops []operation) error {
-	ids := make([]string, len(ops))
-	for i, op := range ops {
-		ids[i] = op.id
+	if len(ops) == 0 {
+		return nil
 	}
-	return s.inTx(ctx, func(tx *sql.Tx) error {
-		found, now, err := s.load(ctx, tx, ids, " FOR UPDATE")
+	passed, err := s.changeFree(ctx, ops)
+	if err != nil {
+		return err
+	}
+	fail := func(ops []operation, err error) {
+		for _, op := range ops {
+			*op.err = s.failed("change", err)
+		}
+	}
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: contendedFor / 8}
+	for until := time.Now().Add(contendedFor); len(passed) > 0; {
+		locked, err := s.changeNothing(ctx, passed)
+		switch {
+		case err != nil:
+			fail(passed, err)
+			return nil
+		case len(locked) == 0:
+			return nil
+		case time.Now().After(until):
+			fail(locked, errContended)
+			return nil
+		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
+			fail(locked, ctx.Err())
+			return nil
+		}
+		if passed, err = s.changeFree(ctx, locked); err != nil {
+			fail(locked, err)
+			return nil
+		}
+	}
+	return nil
+}
+
+// changeFree makes operations in one transaction. It returns those whose records somebody has locked, or that have none.
+func (s *Store) changeFree(ctx context.Context, ops []operation) (passed []operation, err error) {
+	silence := longestSilence
+	for _, op := range ops { // a vanished host should not cost the record its next lease
+		silence = min(silence, op.lease/2)
+	}
+	err = s.inTx(ctx, silence, func(tx sqlstore.Querier) error {
+		found, now, err := s.load(ctx, tx, idsOf(ops), " FOR UPDATE SKIP LOCKED")
 		if err != nil {
 			return err
 		}
 		var changed []*row
+		passed = nil
 		for _, op := range ops {
-			rec := cmp.Or(found[op.id], &row{})
+			rec := found[op.id]
+			if rec == nil {
+				passed = append(passed, op)
+				continue
+			}
 			if *op.err = rec.err; rec.err != nil {
 				continue
 			}
@@ -132,20 +190,45 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 		}
 		return s.save(ctx, tx, changed)
 	})
+	return passed, err
+}
+
+// changeNothing looks at records without a lock, and answers the operations that leave them as they are. It returns the
+// others, whose records are locked.
+func (s *Store) changeNothing(ctx context.Context, ops []operation) (locked []operation, err error) {
+	found, now, err := s.load(ctx, s.db, idsOf(ops), "")
+	if err != nil {
+		return nil, err
+	}
+	waits := map[string]bool{}
+	for _, op := range ops {
+		rec := cmp.Or(found[op.id], &row{})
+		if *op.err = rec.err; rec.err != nil {
+			continue
+		}
+		var next *dedupstore.Stored
+		if !waits[op.id] {
+			next, *op.err = op.apply(rec.Stored, now)
+		}
+		if waits[op.id] = waits[op.id] || next != nil; waits[op.id] {
+			locked = append(locked, op)
+		}
+	}
+	return locked, nil
+}
+
+func idsOf(ops []operation) []string {
+	ids := make([]string, len(ops))
+	for i, op := range ops {
+		ids[i] = op.id
+	}
+	return ids
 }
 
 // inTx runs fn in a transaction of the store's own, and again when the server refuses it because of others.
-func (s *Store) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+func (s *Store) inTx(ctx context.Context, silence time.Duration, fn func(sqlstore.Querier) error) error {
 	return s.again(ctx, func() error {
-		tx, err := s.db.BeginTx(ctx, ownTx)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }() // after the commit it does nothing
-		if err := fn(tx); err != nil {
-			return err
-		}
-		return tx.Commit()
+		return sqlstore.InMySQLTx(ctx, s.db, silence, func(tx *sql.Conn) error { return fn(tx) })
 	})
 }
 
@@ -193,7 +276,7 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 			continue
 		}
 		extend := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) { return rec.Extend(x, now) }
-		ops = append(ops, operation{idOf(x.Claim.Key.String()), extend, &errs[i]})
+		ops = append(ops, operation{idOf(x.Claim.Key.String()), x.Lease, extend, &errs[i]})
 	}
 	s.all(ctx, "extend", ops)
 	return errs
@@ -212,7 +295,7 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 		settle := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
 			return rec.Settle(x.Claim, x.Settlement, now)
 		}
-		ops = append(ops, operation{idOf(x.Claim.Key.String()), settle, &errs[i]})
+		ops = append(ops, operation{idOf(x.Claim.Key.String()), x.Claim.Lease, settle, &errs[i]})
 	}
 	s.all(ctx, "settle", ops)
 	return errs

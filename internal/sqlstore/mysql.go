@@ -85,6 +85,7 @@ func appendHex(b, value []byte) []byte {
 type Querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
 // EachRow calls a function for each row that a query finds, until it returns an error. io.EOF ends it without one.
@@ -116,8 +117,8 @@ func Change(ctx context.Context, q Querier, query string) (int, error) {
 
 // ChangeLarge is Change with an argument that may be as large as max_allowed_packet. The driver sends it as it is,
 // whatever interpolateParams says.
-func ChangeLarge(ctx context.Context, tx *sql.Tx, query string, value []byte) (int, error) {
-	stmt, err := tx.PrepareContext(ctx, query)
+func ChangeLarge(ctx context.Context, q Querier, query string, value []byte) (int, error) {
+	stmt, err := q.PrepareContext(ctx, query)
 	if err != nil {
 		return 0, err
 	}
