@@ -1,6 +1,9 @@
 package pgstore
 
 import (
+	"context"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +38,50 @@ func TestStore_ConformsWhereTheDatabaseIsSerializable(t *testing.T) {
 	conforms(t, func(s *Store) dedupstore.Store { return s }, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(pgx.Serializable)
 	})
+}
+
+func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
+	t.Parallel()
+	storetest.RunStuck(t, func(t *testing.T) storetest.Subject {
+		direct := newPool(t)
+		newStore(t, direct, Config{})
+		pool, p := behind(t, direct)
+		return storetest.Subject{
+			Store: unmigrated(t, pool, Config{}),
+			Hold:  func(k dedupstore.Key) func() { return hold(t, direct, k) },
+			Stall: func(arrives bool) func() {
+				var met atomic.Bool
+				p.inject(func(_ int, request string) fault {
+					if !strings.Contains(request, "_settle") || met.Swap(true) {
+						return faithful
+					}
+					if arrives {
+						return lateAnswer
+					}
+					return lateRequest
+				})
+				return p.release
+			},
+		}
+	})
+}
+
+// hold changes the record of a key, or makes it, in a transaction that stays open until release.
+func hold(t *testing.T, pool *pgxpool.Pool, k dedupstore.Key) (release func()) {
+	t.Helper()
+	tx, err := pool.Begin(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = tx.Exec(t.Context(), `
+INSERT INTO oncemill_dedup (id, key, state, owner, fence, attempts, returned, first_at, lease_until, expires_at, clean_at,
+	print, trace)
+VALUES ($1, $2, 'running', 'somebody-who-stands-still', 1, 1, 0, now(), now(), now(), now(), '', '')
+ON CONFLICT (id) DO UPDATE SET fence = oncemill_dedup.fence`, idOf(k.String()), k.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = tx.Rollback(context.Background()) }
 }
 
 func TestStore_ConformsBehindPgBouncer(t *testing.T) {

@@ -19,11 +19,13 @@ import (
 type fault int
 
 const (
-	faithful  fault = iota
-	cutBefore       // the server never gets the request
-	cutAfter        // the server gets it and answers, the client never hears it
-	cutDuring       // the server gets it, the client's connection is cut soon after
-	lateAfter       // the client's connection is cut, and the server gets the request later: see proxy.late
+	faithful    fault = iota
+	cutBefore         // the server never gets the request
+	cutAfter          // the server gets it and answers, the client never hears it
+	cutDuring         // the server gets it, the client's connection is cut soon after
+	lateAfter         // the client's connection is cut, and the server gets the request later: see proxy.late
+	lateRequest       // the server gets the request late
+	lateAnswer        // the client gets the answer late
 )
 
 // A proxy stands before PostgreSQL and cuts connections.
@@ -114,10 +116,10 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	p.track(server)
-	var swallow atomic.Bool
+	var swallow, hold atomic.Bool
 	p.tasks.Go(func() {
 		defer p.forget(server)
-		p.answers(client, server, &swallow)
+		p.answers(client, server, &swallow, &hold)
 	})
 	defer func() {
 		if !swallow.Load() {
@@ -156,6 +158,10 @@ func (p *proxy) serve(client net.Conn) {
 			p.forget(client)
 			<-p.late
 			swallow.Store(true)
+		case lateRequest:
+			<-p.late
+		case lateAnswer:
+			hold.Store(true)
 		}
 		if _, err := server.Write(request); err != nil {
 			return
@@ -164,12 +170,15 @@ func (p *proxy) serve(client net.Conn) {
 }
 
 // answers passes on what the server says.
-func (p *proxy) answers(client, server net.Conn, swallow *atomic.Bool) {
+func (p *proxy) answers(client, server net.Conn, swallow, hold *atomic.Bool) {
 	for {
 		m, err := readMessage(server, true)
 		if err != nil {
 			client.Close()
 			return
+		}
+		if hold.Load() {
+			<-p.late
 		}
 		if swallow.Load() {
 			if m[0] == 'Z' {

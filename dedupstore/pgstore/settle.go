@@ -1,7 +1,9 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -144,9 +146,16 @@ func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []er
 // such a transaction was rolled back before, takes less.
 const joinWait = 50 * time.Millisecond
 
-// settle makes n operations. It asks again for records that somebody had locked, until they are free or ctx ends. Only
-// a transaction that settles this very claim locks a record for long. If it is a handler's that has called Join, nobody
-// takes the key over meanwhile, and extensions need not wait.
+// contendedFor is how long operations wait for the records that others have locked. Other operations, which came with
+// them, wait as long for their answers.
+const contendedFor = 200 * time.Millisecond
+
+// errContended says that another transaction has had a record locked for contendedFor.
+var errContended = errors.New("another transaction has the record locked")
+
+// settle makes n operations. It asks again for records that somebody had locked, for contendedFor. Only a transaction
+// that settles this very claim locks a record for long. If it is a handler's that has called Join, nobody takes the key
+// over meanwhile, and extensions need not wait.
 func (f *form) settle(ctx context.Context, what string, n int, operation func(i int) (*settling, error)) []error {
 	errs, all := make([]error, n), make([]*settling, n)
 	var rest []*settling
@@ -162,12 +171,12 @@ func (f *form) settle(ctx context.Context, what string, n int, operation func(i 
 			return s.err != nil || s.verdict != contended ||
 				s.extends() && time.Since(start) > joinWait && f.store.joined.has(s.owner)
 		})
-		if len(rest) == 0 || !pace.Sleep(ctx, pauses.Next()) {
+		if len(rest) == 0 || time.Since(start) > contendedFor || !pace.Sleep(ctx, pauses.Next()) {
 			break
 		}
 	}
 	for _, s := range rest {
-		s.err = fmt.Errorf("a transaction has the record locked: %w", ctx.Err())
+		s.err = cmp.Or(ctx.Err(), errContended)
 	}
 	for i, s := range all {
 		if s != nil {

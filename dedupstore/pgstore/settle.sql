@@ -1,4 +1,5 @@
--- Settles and extends claims, each for itself, in the order of their keys. It waits for nobody who has a record locked.
+-- Settles and extends claims, each for itself, in the order of their keys. It waits for nobody who has a record locked:
+-- what would change such a record is "contended".
 -- An extension locks the record, and does not write it. The commit always waits for the disk, and so also for the claim
 -- before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
 CREATE OR REPLACE FUNCTION {settle}(
@@ -14,6 +15,7 @@ DECLARE
 	ends    timestamptz; -- the lease of what follows, or when a retry is due
 	expires timestamptz;
 	locked  bytea; -- the last record that was
+	free    boolean;
 	mine    boolean;
 	ended   boolean; -- by this owner
 BEGIN
@@ -35,14 +37,14 @@ BEGIN
 		END IF;
 		SELECT x.owner, x.fence, x.state, x.kind, x.settled, x.expires_at INTO r
 		FROM {records} x WHERE x.id = q.id FOR NO KEY UPDATE SKIP LOCKED;
-		IF NOT FOUND THEN
-			a_verdict := 'lost';
-			IF EXISTS (SELECT FROM {records} x WHERE x.id = q.id
-				AND (x.owner = q.owner AND x.fence = q.fence OR q.owner = ANY (x.settled))) THEN
-				a_verdict := 'contended'; locked := q.id;
+		free := FOUND;
+		IF NOT free THEN
+			SELECT x.owner, x.fence, x.state, x.kind, x.settled, x.expires_at INTO r FROM {records} x WHERE x.id = q.id;
+			IF NOT FOUND THEN
+				a_verdict := 'lost';
+				RETURN NEXT;
+				CONTINUE;
 			END IF;
-			RETURN NEXT;
-			CONTINUE;
 		END IF;
 		t := clock_timestamp();
 		IF r.expires_at <= t AND r.state IN ('running', 'publishing') THEN
@@ -64,6 +66,9 @@ BEGIN
 				WHEN mine AND r.state = 'publishing' THEN 'ok' ELSE 'lost' END
 			WHEN mine AND r.state IN ('running', 'publishing') THEN 'ok'
 			WHEN mine AND r.state = 'done' THEN 'settled' ELSE 'lost' END;
+		IF a_verdict = 'ok' AND NOT free THEN
+			a_verdict := 'contended'; locked := q.id;
+		END IF;
 		IF a_verdict <> 'ok' THEN
 			RETURN NEXT;
 			CONTINUE;
