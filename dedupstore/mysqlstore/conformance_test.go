@@ -70,14 +70,14 @@ func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
 		}
 		return storetest.Subject{
 			Store: s,
-			Hold:  func(k dedupstore.Key) func() { return hold(t, s, k) },
+			Lock:  func(k dedupstore.Key) func() { return lock(t, s, k) },
 			Stall: func(arrives bool) func() { return proxy.Stall("autocommit = 1", arrives) },
 		}
 	})
 }
 
-// hold changes the record of a key, or makes it, in a transaction that stays open until release.
-func hold(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
+// lock changes the record of a key, or makes it, in a transaction that stays open until release.
+func lock(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
 	t.Helper()
 	tx, err := s.db.BeginTx(context.Background(), ownTx)
 	if err != nil {

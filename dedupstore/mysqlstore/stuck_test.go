@@ -112,7 +112,7 @@ func TestGuard_OutcomesBesideLockedRecordsAreStored(t *testing.T) {
 	locked.start(numbered("locked-", 10)...)
 	var releases []func()
 	for _, id := range numbered("locked-", 10) {
-		releases = append(releases, hold(t, s, request(id).Key))
+		releases = append(releases, lock(t, s, request(id).Key))
 	}
 	release := func() {
 		for _, end := range releases {
@@ -207,7 +207,7 @@ func TestGuard_ClaimsBesideCopiesOfALockedMessageGoOn(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	s := newStore(t, db)
-	defer hold(t, s, runOf(t, s, "locked").Key)()
+	defer lock(t, s, runOf(t, s, "locked").Key)()
 	c := newCrowd(t, s, oncemill.Retake)
 	ctx, stop := context.WithCancel(t.Context())
 	for range 8 {

@@ -48,7 +48,7 @@ func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
 		pool, p := behind(t, direct)
 		return storetest.Subject{
 			Store: unmigrated(t, pool, Config{}),
-			Hold:  func(k dedupstore.Key) func() { return hold(t, direct, k) },
+			Lock:  func(k dedupstore.Key) func() { return lock(t, direct, k) },
 			Stall: func(arrives bool) func() {
 				var met atomic.Bool
 				p.inject(func(_ int, request string) fault {
@@ -66,8 +66,8 @@ func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
 	})
 }
 
-// hold changes the record of a key, or makes it, in a transaction that stays open until release.
-func hold(t *testing.T, pool *pgxpool.Pool, k dedupstore.Key) (release func()) {
+// lock changes the record of a key, or makes it, in a transaction that stays open until release.
+func lock(t *testing.T, pool *pgxpool.Pool, k dedupstore.Key) (release func()) {
 	t.Helper()
 	tx, err := pool.Begin(context.Background())
 	if err != nil {

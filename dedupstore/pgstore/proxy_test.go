@@ -116,10 +116,10 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	p.track(server)
-	var swallow, hold atomic.Bool
+	var swallow, late atomic.Bool
 	p.tasks.Go(func() {
 		defer p.forget(server)
-		p.answers(client, server, &swallow, &hold)
+		p.answers(client, server, &swallow, &late)
 	})
 	defer func() {
 		if !swallow.Load() {
@@ -161,7 +161,7 @@ func (p *proxy) serve(client net.Conn) {
 		case lateRequest:
 			<-p.late
 		case lateAnswer:
-			hold.Store(true)
+			late.Store(true)
 		}
 		if _, err := server.Write(request); err != nil {
 			return
@@ -170,14 +170,14 @@ func (p *proxy) serve(client net.Conn) {
 }
 
 // answers passes on what the server says.
-func (p *proxy) answers(client, server net.Conn, swallow, hold *atomic.Bool) {
+func (p *proxy) answers(client, server net.Conn, swallow, late *atomic.Bool) {
 	for {
 		m, err := readMessage(server, true)
 		if err != nil {
 			client.Close()
 			return
 		}
-		if hold.Load() {
+		if late.Load() {
 			<-p.late
 		}
 		if swallow.Load() {

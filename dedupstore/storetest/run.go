@@ -27,10 +27,10 @@ type Subject struct {
 	// stays. Zero: larger than any that the suite stores.
 	MaxBytes int
 
-	// For RunStuck. Hold stands for a process that stands still in a transaction in which it changes the record of a key, or makes it
+	// For RunStuck. Lock stands for a process that stands still in a transaction in which it changes the record of a key, or makes it
 	// if there is none. Release ends that transaction, and the record is as it was; it may be called again. Nil: no
 	// operation waits for another's transaction, or each waits for all of them.
-	Hold func(key dedupstore.Key) (release func())
+	Lock func(key dedupstore.Key) (release func())
 
 	// For RunStuck. Stall keeps one connection of the store waiting, that which commits next, until over is called, which may be
 	// called again. If the commit arrives, its answer does not; else the server hears nothing more of the connection,
@@ -55,7 +55,7 @@ func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
 }
 
 // RunStuck tests a store on a database with transactions beside processes that stand still: a lock, or an answer that
-// does not come, holds up nothing but its own record. It needs Subject.Hold, Subject.Stall or both, and otherwise does
+// does not come, holds up nothing but its own record. It needs Subject.Lock, Subject.Stall or both, and otherwise does
 // as Run does. Each case stalls its store, so none shares one.
 func RunStuck(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, stuckCases, func(t *testing.T, c testCase) { c.check(t, open(t)) })

@@ -22,10 +22,10 @@ var stuckCases = []testCase{
 	{
 		name:  "stuck/locked-record",
 		why:   "if one process stands still in a transaction, every other message of a batch loses its outcome",
-		needs: func(s Subject) bool { return s.Hold != nil },
+		needs: func(s Subject) bool { return s.Lock != nil },
 		test: func(k *kit) {
 			settlings, extensions := k.running(20)
-			release := k.Hold(settlings[7].Claim.Key)
+			release := k.Lock(settlings[7].Claim.Key)
 			defer release()
 			k.beside(7, "an extension", func(ctx context.Context) []error { return k.Store.Extend(ctx, extensions) })
 			stored := k.beside(7, "a settlement", func(ctx context.Context) []error {
@@ -47,10 +47,10 @@ var stuckCases = []testCase{
 	{
 		name:  "stuck/locked-after-its-lease",
 		why:   "a takeover has to change a record that somebody has locked: it must neither wait nor take it for absent",
-		needs: func(s Subject) bool { return s.Hold != nil },
+		needs: func(s Subject) bool { return s.Lock != nil },
 		test: func(k *kit) {
 			c := k.crashed("1")
-			release := k.Hold(c.Key)
+			release := k.Lock(c.Key)
 			defer release()
 			for i, a := range k.quickly(k.requests("0", "1", "2")) {
 				if want := dedupstore.AcquiredRun; i != 1 && a.Status != want || i == 1 && a.Status != dedupstore.Busy {
@@ -67,9 +67,9 @@ var stuckCases = []testCase{
 	{
 		name:  "stuck/record-that-is-being-made",
 		why:   "a claim that hangs in its commit must hold up its own duplicates only",
-		needs: func(s Subject) bool { return s.Hold != nil },
+		needs: func(s Subject) bool { return s.Lock != nil },
 		test: func(k *kit) {
-			release := k.Hold(k.key("1"))
+			release := k.Lock(k.key("1"))
 			defer release()
 			for i, a := range k.quickly(k.requests("0", "1", "2")) {
 				if want := dedupstore.AcquiredRun; i != 1 && a.Status != want || i == 1 && a.Status != dedupstore.Busy {

@@ -36,7 +36,7 @@ type stuckToy struct {
 	waiting sync.Mutex
 	stalled chan struct{} // the next settlement waits for it; nil: it does not
 	arrives bool
-	holding chan struct{} // a settlement waits for it; nil: none does
+	waited  chan struct{} // a settlement waits for it; nil: none does
 }
 
 var errToyLocked = errors.New("toy: the record is locked")
@@ -46,10 +46,10 @@ func newStuckToy(rule string) *stuckToy {
 }
 
 func (s *stuckToy) subject() Subject {
-	return Subject{Store: s, Hold: s.hold, Stall: s.stall}
+	return Subject{Store: s, Lock: s.lock, Stall: s.stall}
 }
 
-func (s *stuckToy) hold(k dedupstore.Key) (release func()) {
+func (s *stuckToy) lock(k dedupstore.Key) (release func()) {
 	s.set(k, true)
 	return func() { s.set(k, false) }
 }
@@ -154,9 +154,9 @@ func (s *stuckToy) answered(ctx context.Context, k dedupstore.Key) error {
 	defer s.waiting.Unlock()
 	stalled := s.stalled
 	if s.stalled = nil; stalled != nil {
-		s.holding = stalled
+		s.waited = stalled
 	} else if s.is("stuck-holds-up-the-next") {
-		stalled = s.holding
+		stalled = s.waited
 	}
 	if stalled == nil {
 		return nil
