@@ -151,27 +151,6 @@ func TestOutbox_LockedRowsHoldUpNobody(t *testing.T) {
 	}
 }
 
-// TestPublish_BesideARemoval: a row that is removed while somebody writes its message again is published once more.
-func TestPublish_BesideARemoval(t *testing.T) {
-	t.Parallel()
-	for _, ordered := range []bool{false, true} {
-		db := newDB(t)
-		box := boxIn(t, db, mysqloutbox.Config{Ordered: ordered})
-		if err := write(t.Context(), box, db, message("k", "1"), message("k", "2")); err != nil {
-			t.Fatal(err)
-		}
-		// what a removal makes of a row that a writer has locked
-		mustExec(t, db, "UPDATE oncemill_outbox SET state = 3, at = 0, order_hash = NULL WHERE id = '1'")
-		if err := write(t.Context(), box, db, message("k", "1")); err != nil {
-			t.Fatal(err)
-		}
-		rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 10, Lease: time.Minute})
-		if err != nil || len(rows) != 2 || ordered && rows[0].Message.ID != "1" {
-			t.Errorf("ordered %v: leased %+v, %v; want both", ordered, rows, err)
-		}
-	}
-}
-
 // TestOutbox_JoinsTheInbox: a handler's rows commit with its outcome, or not at all.
 func TestOutbox_JoinsTheInbox(t *testing.T) {
 	t.Parallel()
@@ -242,7 +221,7 @@ func TestOutbox_BadSetups(t *testing.T) {
 		message("", "1")) != nil {
 		t.Errorf("what Find found cannot be written to: %v", err)
 	}
-	for _, version := range []int{0, 2} {
+	for _, version := range []int{0, 1, 3} {
 		mustExec(t, db, fmt.Sprintf("UPDATE oncemill_outbox_settings SET version = %d", version))
 		wantSetup(t, write(ctx, unmigrated(t, db, mysqloutbox.Config{}), db, message("", "1")))
 	}
