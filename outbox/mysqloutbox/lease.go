@@ -110,7 +110,8 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 	for _, number := range locked {
 		taken[number] = true
 	}
-	stopped := map[string]bool{} // keys of which a writer has locked a row, or a relay whose lease had ended has settled one
+	// A writer has locked a row of them, or a relay whose lease had ended has settled one.
+	stopped := map[string]bool{}
 	for _, number := range chosen {
 		switch key := keys[number]; {
 		case !taken[number]:

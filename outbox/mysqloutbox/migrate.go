@@ -70,9 +70,9 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 	return m, nil
 }
 
-// Migrate makes the tables where they are missing, and changes those of an older version. You may repeat it, and several
-// processes may call it at once. It needs the privilege CREATE, for an older version also ALTER and INDEX, and the
-// storage engine InnoDB. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
+// Migrate makes the tables where they are missing, and changes those of an older version. You may repeat it, and
+// several processes may call it at once. It needs the privilege CREATE, for an older version also ALTER and INDEX, and
+// the storage engine InnoDB. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
 // and UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.

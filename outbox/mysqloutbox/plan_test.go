@@ -18,7 +18,7 @@ var (
 	planned   = regexp.MustCompile("^(SELECT|UPDATE|DELETE) .*`oncemill_outbox`")
 )
 
-// TestStatements_UseAnIndex explains each statement of the outbox, in a small table and in one that keeps published rows.
+// TestStatements_UseAnIndex explains each statement of the outbox, in a small table and in one that keeps rows.
 func TestStatements_UseAnIndex(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -45,8 +45,8 @@ func testPlans(t *testing.T, ordered bool, kept int) {
 		mustExec(t, db, `INSERT INTO oncemill_outbox (name, state, at, order_hash, written_at, not_before, id, topic, copy,
 				message_key, header, payload)
 			WITH RECURSIVE n AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM n WHERE n < 1000)
-			SELECT UNHEX(SHA2(UUID(), 256)), ?, IF(? = 0, 4102444800000000, 0) + n, IF(? AND ? <> 3, UNHEX(MD5(n % 50)), NULL), 1, 1, UUID(), 'orders', '',
-				IF(?, n % 50, ''), '', ''
+			SELECT UNHEX(SHA2(UUID(), 256)), ?, IF(? = 0, 4102444800000000, 0) + n,
+				IF(? AND ? <> 3, UNHEX(MD5(n % 50)), NULL), 1, 1, UUID(), 'orders', '', IF(?, n % 50, ''), '', ''
 			FROM n LIMIT ?`, state, state, ordered, state, ordered, min(kept, 1000))
 	}
 	for rows := 5000; rows < kept; rows *= 2 { // the number and the name are new

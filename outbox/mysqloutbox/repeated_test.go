@@ -71,7 +71,7 @@ func TestPublish_RepeatedBlocksNoOthers(t *testing.T) {
 	}
 }
 
-// TestPublish_RepeatedBlocksNoRelay: a relay publishes the messages of others while a writer has one of its batch locked.
+// TestPublish_RepeatedBlocksNoRelay: a relay publishes the messages of others while a writer has a row locked.
 func TestPublish_RepeatedBlocksNoRelay(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
