@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 )
 
-// patience is for what takes some milliseconds on a quiet machine.
-const patience = 20 * time.Second
+// waitLimit is for what takes some milliseconds on a quiet machine.
+const waitLimit = 20 * time.Second
 
 var levels = []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead}
 
@@ -58,7 +58,7 @@ func TestPublish_RepeatedBlocksNoOthers(t *testing.T) {
 					if err := box.InSQL(tx).Publish(t.Context(), message("", "kept 0")); err != nil {
 						t.Fatal(err)
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 					defer cancel()
 					for i := range 200 {
 						if err := write(ctx, box, db, message("", fmt.Sprint("other ", i))); err != nil {

@@ -80,7 +80,7 @@ var linkCases = []testCase{
 			far, link := k.link()
 			for _, o := range k.operations(far) {
 				k.eachAnswer(o, link.Silence, func() {
-					ctx, cancel := context.WithTimeout(k.Context(), patience)
+					ctx, cancel := context.WithTimeout(k.Context(), waitLimit)
 					defer cancel()
 					r := outbox.LeaseRequest{Token: newToken(), Limit: 1, Lease: short}
 					if _, err := far.Lease(ctx, r); err != nil {
@@ -152,11 +152,11 @@ func (k *kit) eachAnswer(o operation, cut func(n int) <-chan struct{}, meanwhile
 		meanwhile()
 		select {
 		case <-ended:
-		case <-time.After(patience):
+		case <-time.After(waitLimit):
 			k.Errorf("%s waits for an answer although its context has ended", o.name)
 			select {
 			case <-ended:
-			case <-time.After(patience):
+			case <-time.After(waitLimit):
 			}
 			return
 		}

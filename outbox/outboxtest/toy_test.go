@@ -675,7 +675,7 @@ func (f *farToy) answer(ctx context.Context) error {
 	}
 	close(silent)
 	if f.is("late-answer-is-waited-for") || f.is("late-answer-blocks-all") {
-		<-time.After(patience * 3 / 2)
+		<-time.After(waitLimit * 3 / 2)
 		return nil
 	}
 	<-ctx.Done()

@@ -257,7 +257,7 @@ var writeCases = []testCase{
 // many, because what they run into may depend on their IDs.
 func (k *kit) othersWrite(open Tx) {
 	k.Helper()
-	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.Context(), waitLimit)
 	defer cancel()
 	for _, id := range numbered("other ", 30) {
 		tx := k.begin()
