@@ -28,8 +28,8 @@
 //     with the same IDs.
 //   - The end of a writer's transaction whose host vanishes. It is yours, with your wait_timeout (by default 8 hours):
 //     set some minutes in the DSN.
-//   - That a repeated message blocks no others at REPEATABLE READ in MySQL 8, which then locks what lies before its row,
-//     too, until the transaction ends. MariaDB does not. Write at READ COMMITTED there.
+//   - That a repeated message blocks no others at REPEATABLE READ in MySQL 8, which then locks what lies before its
+//     row, too, until the transaction ends. MariaDB does not. Write at READ COMMITTED there.
 //   - A steady clock. It is the database's. Set forward, leases end early; set back, rows are due and leases end later.
 //
 // max_allowed_packet bounds the size of a message.

@@ -330,7 +330,7 @@ func TestOutbox_RefusesTablesWithoutTransactions(t *testing.T) {
 			"Publish": write(t.Context(), box, db, message("", "1")), "Migrate": box.Migrate(t.Context()),
 		} {
 			wantSetup(t, err)
-			if !strings.Contains(err.Error(), "ENGINE=InnoDB") {
+			if !strings.Contains(fmt.Sprint(err), "ENGINE=InnoDB") {
 				t.Errorf("%s: %s: the error is %v, want one that says what to do", table, what, err)
 			}
 		}
