@@ -41,6 +41,76 @@ func TestRelay_StoreErrorsDoNotEndIt(t *testing.T) {
 	})
 }
 
+// An answer of the store that does not come holds up its own batch.
+func TestRelay_SilentStoreHoldsUpNoOtherRows(t *testing.T) {
+	for _, operation := range []string{"lease", "settle", "clean"} {
+		t.Run(operation, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				s, b := new(silentStore), &broker{}
+				stop := start(t, newRelay(t, s, b, outbox.Config{}))
+				defer stop()
+				s.fakeStore.write("first")
+				after(t, 2*time.Second)
+				s.silent.Store(&operation)
+				s.fakeStore.write("hung")
+				waits := time.Now()
+				for s.silent.Load() != nil { // until it has met somebody
+					after(t, 10*time.Millisecond)
+					if time.Since(waits) > 2*time.Minute {
+						t.Fatal("nobody calls it")
+					}
+				}
+				began := time.Now()
+				for n := range 4 { // the answer is given up after 10 s
+					id := fmt.Sprint(n)
+					s.fakeStore.write(id)
+					after(t, 2100*time.Millisecond)
+					if at := b.times(id, began); len(at) != 1 {
+						t.Errorf("%s was published at %v, want once within 2.1 s", id, at)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A silentStore answers one operation never, which then ends with its context.
+type silentStore struct {
+	fakeStore
+	silent atomic.Pointer[string]
+}
+
+func (s *silentStore) answer(ctx context.Context, operation string) error {
+	if silent := s.silent.Load(); silent == nil || *silent != operation || !s.silent.CompareAndSwap(silent, nil) {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *silentStore) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	if !r.Suspects {
+		if err := s.answer(ctx, "lease"); err != nil {
+			return nil, err
+		}
+	}
+	return s.fakeStore.Lease(ctx, r)
+}
+
+func (s *silentStore) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	if err := s.answer(ctx, "settle"); err != nil {
+		return err
+	}
+	return s.fakeStore.Settle(ctx, token, results)
+}
+
+func (s *silentStore) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	if err := s.answer(ctx, "clean"); err != nil {
+		return 0, err
+	}
+	return s.fakeStore.Clean(ctx, age, limit)
+}
+
 // Six loops meet the same fault, each for as long as it lasts.
 func TestRelay_StoreThatStaysDownIsSaidOnceAMinute(t *testing.T) {
 	virtual(t, func(t *testing.T) {

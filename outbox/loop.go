@@ -20,6 +20,7 @@ type loop struct {
 	stuck       bool              // the last batch failed, although it was of one row
 	wake, woken <-chan struct{}   // end a pause; nil: nothing does
 	follows     <-chan struct{}   // it does not look at times, but when it receives; nil: it looks at times
+	lags        func() bool       // the loop that it follows waits for the store, and has for long
 	cleaner     *outgoing.Cleaner // nil: another loop cleans
 }
 
@@ -39,8 +40,26 @@ func (r *Relay) healthy() loop {
 
 // follower is another loop for the same rows. When a batch is full, the follower reads the next one while the first
 // waits for its acknowledgements. If it was not known that they would come, it waits until the first is being recorded.
-// With two followers, one batch is read while one is published and one is recorded.
-func (r *Relay) follower() loop { return loop{limit: r.cfg.BatchSize, follows: r.more} }
+// With two followers, one batch is read while one is published and one is recorded. While the first loop waits for an
+// answer of the store that does not come, followers do its work.
+func (r *Relay) follower() loop { return loop{limit: r.cfg.BatchSize, follows: r.more, lags: r.lags} }
+
+// ask has the store do something for a loop, and notes it for the followers.
+func (r *Relay) ask(l loop, do func()) {
+	if l.cleaner == nil { // nobody follows it
+		do()
+		return
+	}
+	now := time.Now()
+	r.asked.Store(&now)
+	defer r.asked.Store(nil)
+	do()
+}
+
+func (r *Relay) lags() bool {
+	asked := r.asked.Load()
+	return asked != nil && time.Since(*asked) >= longAnswer
+}
 
 // suspects is a loop that nobody wakes: a new row is never a suspect.
 func (r *Relay) suspects() loop {
@@ -54,6 +73,7 @@ const (
 	longestGather = 5 * time.Millisecond
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 10 * time.Second
+	longAnswer    = time.Second // of the store: from then on, and as often, followers look
 	faultEvery    = time.Minute // the log says the same again
 )
 
@@ -88,7 +108,7 @@ func (r *Relay) work(ctx context.Context, l loop) {
 		flowing = b.acknowledged > 0
 		first = b.rows == 0 && l.follows == nil
 		if l.cleaner != nil {
-			l.cleaner.Clean(ctx)
+			r.ask(l, func() { l.cleaner.Clean(ctx) })
 		}
 		switch {
 		case b.rows == 0:
@@ -110,14 +130,24 @@ func (r *Relay) work(ctx context.Context, l loop) {
 	}
 }
 
-// pause waits for d, or until somebody wakes the loop, or until ctx ends. A follower waits for its signal only.
+// pause waits for d, or until somebody wakes the loop, or until ctx ends. A follower waits for its signal, or until the
+// loop that it follows lags.
 func (l loop) pause(ctx context.Context, d time.Duration) {
 	if l.follows != nil {
-		select {
-		case <-l.follows:
-		case <-ctx.Done():
+		look := time.NewTicker(longAnswer)
+		defer look.Stop()
+		for {
+			select {
+			case <-l.follows:
+				return
+			case <-look.C:
+				if l.lags() {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
 		}
-		return
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -164,7 +194,9 @@ func (r *Relay) batch(ctx context.Context, from loop, early bool) (batch, error)
 			return batch{}, nil
 		}
 	}
-	l, err := r.lease(ctx, from)
+	var l lease
+	var err error
+	r.ask(from, func() { l, err = r.lease(ctx, from) })
 	if err != nil {
 		return batch{}, fmt.Errorf("lease rows: %w", err)
 	}
@@ -187,7 +219,7 @@ func (r *Relay) batch(ctx context.Context, from loop, early bool) (batch, error)
 	if full && !early && b.acknowledged > 0 {
 		signal(r.more)
 	}
-	if err := r.settle(ctx, l, results); err != nil {
+	if r.ask(from, func() { err = r.settle(ctx, l, results) }); err != nil {
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
 	}
 	for _, result := range results {

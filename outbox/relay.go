@@ -28,7 +28,8 @@ type Relay struct {
 	sending   chan struct{}   // one for each batch that is read or published, suspects excepted
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
-	hung      pace.Hung // topics
+	asked     atomic.Pointer[time.Time] // since when the first loop waits for the store; nil: it does not
+	hung      pace.Hung                 // topics
 
 	said struct { // the fault that was logged last
 		sync.Mutex

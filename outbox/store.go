@@ -31,8 +31,8 @@ type Store interface {
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
 
 	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once and
-	// with nothing counted. All of this happens, or nothing. It ignores rows that the token no longer holds, so a
-	// repeated Settle is harmless. A lease that has ended still holds a row until another one takes it.
+	// with nothing counted. After an error some of this may have happened: a repeated Settle does the rest, because it
+	// ignores rows that the token no longer holds. A lease that has ended still holds a row until another one takes it.
 	Settle(ctx context.Context, token string, results []Result) error
 
 	// Clean removes at most limit rows that were published longer than age ago, and returns how many.

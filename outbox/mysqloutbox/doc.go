@@ -13,10 +13,11 @@
 // # Guarantees
 //
 //   - A row is there if and only if the transaction that wrote it committed.
-//   - Any number of relays may share the outbox. While they publish or hang, no transaction is open, and no row is
-//     locked.
+//   - Any number of relays may share the outbox. While they publish, no transaction is open, and no row is locked. If
+//     the host of one vanishes in a transaction, the server ends that after 20 s.
 //   - Relays never block writers, and writers never block relays. But writers of the same message wait for each other,
-//     and so do writers of one key in an ordered outbox.
+//     and so do writers of one key in an ordered outbox. A row whose message somebody writes again waits for that
+//     transaction before it goes on to its next state. Other rows do not wait for it.
 //   - Published and dead rows do not make a look at the table slower; for ordered outboxes see [Config.Ordered].
 //   - After a deadlock or a lock timeout the relay's operation is repeated. The caller repeats its own transaction.
 //
@@ -25,10 +26,10 @@
 //   - One copy after a crash of the server with innodb_flush_log_at_trx_commit other than 1, or after a failover to a
 //     replica that lags. Leases and results of the last moment may be forgotten, and their batches are published again,
 //     with the same IDs.
-//   - A prompt takeover from a relay whose host vanishes or stands still in the middle of a lease. Its locks last until
-//     the server closes the connection, for its wait_timeout (by default 8 hours): set some minutes in the relay's DSN.
-//   - The message of a dead row that somebody discards while a transaction at REPEATABLE READ, which has read the
-//     outbox before, writes the message again. It still sees the row as it was. Write at READ COMMITTED.
+//   - The end of a writer's transaction whose host vanishes. It is yours, with your wait_timeout (by default 8 hours):
+//     set some minutes in the DSN.
+//   - That a repeated message blocks no others at REPEATABLE READ in MySQL 8, which then locks what lies before its
+//     row, too, until the transaction ends. MariaDB does not. Write at READ COMMITTED there.
 //   - A steady clock. It is the database's. Set forward, leases end early; set back, rows are due and leases end later.
 //
 // max_allowed_packet bounds the size of a message.

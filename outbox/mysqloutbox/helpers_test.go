@@ -78,6 +78,15 @@ func write(ctx context.Context, box *mysqloutbox.Outbox, db *sql.DB, messages ..
 	}
 }
 
+func mustWrite(t testing.TB, box *mysqloutbox.Outbox, db *sql.DB, messages ...producer.Message) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	if err := write(ctx, box, db, messages...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func message(key, id string) producer.Message {
 	return producer.Message{ID: id, Topic: "orders", Key: key, Payload: []byte("payload of " + id)}
 }

@@ -23,7 +23,8 @@ func (o *Outbox) Stats(ctx context.Context) (s outbox.Stats, err error) {
 	}
 	var oldest int64
 	err = o.db.QueryRowContext(ctx, o.sql("SELECT count(*), coalesce(%s - min(not_before), 0), "+
-		"(SELECT count(*) FROM `{table}` WHERE state = %d) FROM `{table}` WHERE state IN (%d, %d)",
+		"(SELECT count(*) FROM `{table}` FORCE INDEX (`{table}_next`) WHERE state = %d) "+
+		"FROM `{table}` FORCE INDEX (`{table}_next`) WHERE state IN (%d, %d)",
 		now, dead, pending, suspect)).Scan(&s.Pending, &oldest, &s.Dead)
 	if err != nil {
 		return outbox.Stats{}, o.explain(err)
@@ -150,26 +151,29 @@ func wanted(r *outbox.RowInfo, f outbox.Filter) bool {
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
 func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, ids, func(tx *sql.Tx, where string) (int, error) {
-		return sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, at = %s%s",
-			pending, now, where))
-	})
+	return o.free(ctx, ids, "UPDATE `{table}` AS r FORCE INDEX (`{table}_number`) SET r.state = %d, r.failures = 0, "+
+		"r.unknowns = 0, r.at = %s", pending, now)
 }
 
 // Discard implements [outbox.Inspector], and wakes a relay of this process.
 func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, ids, func(tx *sql.Tx, where string) (int, error) { return o.remove(ctx, tx, where) })
+	return o.free(ctx, ids, "DELETE r FROM `{table}` AS r FORCE INDEX (`{table}_number`)")
 }
 
-// free acts on dead rows, and on the rows that wait for them.
-func (o *Outbox) free(
-	ctx context.Context, ids []string, act func(tx *sql.Tx, where string) (int, error),
-) (n int, err error) {
+// free acts on dead rows, and on the rows that wait for them. It looks for them without locks, and so waits only for
+// writers of their messages.
+func (o *Outbox) free(ctx context.Context, ids []string, act string, args ...any) (n int, err error) {
 	if len(ids) == 0 {
 		return 0, nil
 	}
-	err = o.inTx(ctx, func(tx *sql.Tx) error {
-		n, err = act(tx, fmt.Sprintf(" WHERE state = %d AND id IN %s", dead, texts(ids)))
+	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
+		rows, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_next`) "+
+			"WHERE state = %d AND id IN %s", dead, texts(ids)))
+		if n = 0; err != nil || len(rows) == 0 {
+			return err
+		}
+		n, err = sqlstore.Change(ctx, tx, o.sql(act, args...)+
+			fmt.Sprintf(" WHERE r.number IN %s AND r.state = %d", list(rows...), dead))
 		return err
 	})
 	if err == nil {
@@ -213,7 +217,7 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 	if o.cfg.Ordered {
 		order = orderSQL
 	}
-	err = o.inTx(ctx, func(tx *sql.Tx) error {
+	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
 		var again []any
 		query := o.sql("SELECT number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) WHERE %s "+
 			"ORDER BY at, number%s FOR UPDATE", where, limit)
@@ -231,8 +235,9 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 		if n = 0; err != nil || len(again) == 0 {
 			return err
 		}
-		n, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET state = %d, at = %s, failures = 0, "+
-			"unknowns = 0, replays = replays + 1, order_hash = %s WHERE number IN %s",
+		n, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` FORCE INDEX (`{table}_number`) "+
+			"SET state = %d, at = %s, failures = 0, unknowns = 0, replays = replays + 1, order_hash = %s "+
+			"WHERE number IN %s",
 			pending, now, order, list(again...)))
 		return err
 	})

@@ -3,6 +3,7 @@ package mysqloutbox
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -25,8 +27,9 @@ const (
 
 const now = string(sqlstore.MySQLNow)
 
-// Lease implements [outbox.Store]. It passes over rows that somebody has locked.
-func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) (rows []outbox.Row, err error) {
+// Lease implements [outbox.Store]. It passes over rows that somebody has locked. It reads rows when they are leased: a
+// relay that reads slowly, or no more, must not keep their locks.
+func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
 	choose, state := o.due, pending
 	if o.cfg.Ordered {
 		choose = o.inOrder
@@ -34,46 +37,40 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) (rows []outbo
 	if r.Suspects {
 		state = suspect
 	}
-	err = o.inTx(ctx, func(tx *sql.Tx) error {
-		if o.left.Swap(false) {
-			if _, err := o.remove(ctx, tx, fmt.Sprintf(" WHERE state = %d AND at = 0", published)); err != nil {
-				return err
-			}
-		}
-		chosen, err := choose(ctx, tx, state, r.Limit)
-		if rows = nil; err != nil || len(chosen) == 0 {
+	var chosen []any // numbers
+	err := o.inTx(ctx, func(tx sqlstore.Querier) (err error) {
+		if chosen, err = choose(ctx, tx, state, r.Limit); err != nil || len(chosen) == 0 {
 			return err
 		}
-		these := list(chosen...)
-		if rows, err = o.read(ctx, tx, these); err != nil {
-			return err
-		}
-		n, err := sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET unknowns = unknowns + (token IS NOT NULL), "+
-			"token = %s, state = %d, at = %s + %d WHERE number IN %s AND state = %d AND at <= %s",
-			list(r.Token), suspect, now, sqlstore.Micros(r.Lease), these, state, now))
-		if err != nil || n == len(rows) {
-			return err
-		}
-		// inOrder locks no rows: a relay whose lease had ended has settled some of these meanwhile.
-		leased, err := numbers(ctx, tx, o.in("SELECT number FROM `{table}` WHERE token = ")+list(r.Token))
-		rows = slices.DeleteFunc(rows, func(row outbox.Row) bool { return !slices.Contains(leased, any(row.Number)) })
+		_, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` FORCE INDEX (`{table}_number`) "+
+			"SET unknowns = unknowns + (token IS NOT NULL), token = %s, state = %d, at = %s + %d WHERE number IN %s",
+			list(r.Token), suspect, now, sqlstore.Micros(r.Lease), list(chosen...)))
 		return err
 	})
-	if err != nil {
+	if err != nil || len(chosen) == 0 {
 		return nil, err
 	}
+	rows, err := o.read(ctx, r.Token)
+	if err != nil {
+		return nil, o.explain(err)
+	}
+	place := make(map[int64]int, len(chosen))
+	for i, number := range chosen {
+		place[number.(int64)] = i
+	}
+	slices.SortFunc(rows, func(a, b outbox.Row) int { return place[a.Number] - place[b.Number] })
 	return rows, nil
 }
 
-// due chooses rows by when they became due.
-func (o *Outbox) due(ctx context.Context, tx *sql.Tx, state, limit int) ([]any, error) {
+// due locks rows by when they became due.
+func (o *Outbox) due(ctx context.Context, tx sqlstore.Querier, state, limit int) ([]any, error) {
 	return numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_next`) "+
 		"WHERE state = %d AND at <= %s ORDER BY at, number LIMIT %d FOR UPDATE SKIP LOCKED", state, now, limit))
 }
 
-// inOrder chooses rows that need not wait for an earlier row of their key. Relays take turns: so it sees what others
-// have chosen. It locks nothing else, because a locked row is read as it is now, and others as they were.
-func (o *Outbox) inOrder(ctx context.Context, tx *sql.Tx, state, limit int) ([]any, error) {
+// inOrder locks rows that need not wait for an earlier row of their key. Relays take turns: so it sees what others have
+// chosen. It chooses without locks, because a locked row is read as it is now, and others as they were.
+func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit int) (free []any, err error) {
 	turn := o.in("SELECT number FROM `{table}_settings` WHERE number = 0 FOR UPDATE")
 	if _, err := numbers(ctx, tx, turn); err != nil {
 		return nil, err
@@ -88,14 +85,46 @@ func (o *Outbox) inOrder(ctx context.Context, tx *sql.Tx, state, limit int) ([]a
 	if !o.cfg.SkipDead {
 		blocks += fmt.Sprintf(" OR e.state = %d", dead)
 	}
-	return numbers(ctx, tx, o.sql("SELECT r.number FROM `{table}` AS r FORCE INDEX (`{table}_%s`) "+
+	var chosen []any // numbers
+	keys := map[any]string{}
+	query := o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_%s`) "+
 		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR NOT EXISTS (SELECT 1 FROM `{table}` AS e "+
 		"FORCE INDEX (`{table}_order`) WHERE e.order_hash = r.order_hash AND (e.token IS NOT NULL AND e.at > %s OR "+
-		"e.number < r.number AND (%s)))) ORDER BY %s LIMIT %d", index, state, now, now, blocks, order, limit))
+		"e.number < r.number AND (%s)))) ORDER BY %s LIMIT %d", index, state, now, now, blocks, order, limit)
+	err = sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
+		var number int64
+		var key []byte
+		err := rows.Scan(&number, &key)
+		chosen, keys[number] = append(chosen, number), string(key)
+		return err
+	})
+	if err != nil || len(chosen) == 0 {
+		return nil, err
+	}
+	locked, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_number`) "+
+		"WHERE number IN %s AND state = %d AND at <= %s FOR UPDATE SKIP LOCKED", list(chosen...), state, now))
+	if err != nil {
+		return nil, err
+	}
+	taken := map[any]bool{}
+	for _, number := range locked {
+		taken[number] = true
+	}
+	// A writer has locked a row of them, or a relay whose lease had ended has settled one.
+	stopped := map[string]bool{}
+	for _, number := range chosen {
+		switch key := keys[number]; {
+		case !taken[number]:
+			stopped[key] = key != ""
+		case !stopped[key]:
+			free = append(free, number)
+		}
+	}
+	return free, nil
 }
 
-func numbers(ctx context.Context, tx *sql.Tx, query string) (found []any, err error) {
-	err = sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
+func numbers(ctx context.Context, q sqlstore.Querier, query string) (found []any, err error) {
+	err = sqlstore.EachRow(ctx, q, query, func(rows *sql.Rows) error {
 		var number int64
 		err := rows.Scan(&number)
 		found = append(found, number)
@@ -104,17 +133,11 @@ func numbers(ctx context.Context, tx *sql.Tx, query string) (found []any, err er
 	return found, err
 }
 
-// read reads rows that are about to be leased, in the order of their numbers if that is kept, else the longest due
-// first.
-func (o *Outbox) read(ctx context.Context, tx *sql.Tx, these string) (rows []outbox.Row, err error) {
-	order := "at, number"
-	if o.cfg.Ordered {
-		order = "number"
-	}
-	query := o.sql("SELECT number, id, topic, message_key, header, replays, payload, failures, "+
-		"unknowns + (token IS NOT NULL), %s - not_before FROM `{table}` WHERE number IN %s ORDER BY %s",
-		now, these, order)
-	err = sqlstore.EachRow(ctx, tx, query, func(found *sql.Rows) error {
+// read reads rows that a token holds.
+func (o *Outbox) read(ctx context.Context, token string) (rows []outbox.Row, err error) {
+	query := o.sql("SELECT number, id, topic, message_key, header, replays, payload, failures, unknowns, "+
+		"%s - not_before FROM `{table}` FORCE INDEX (`{table}_leased`) WHERE token = ", now) + list(token)
+	err = sqlstore.EachRow(ctx, o.db, query, func(found *sql.Rows) error {
 		var r outbox.Row
 		var header []byte
 		var replays int
@@ -138,57 +161,102 @@ func (o *Outbox) read(ctx context.Context, tx *sql.Tx, these string) (rows []out
 	return rows, err
 }
 
-// Settle implements [outbox.Store].
+// errLocked says that the rest of a lease is not settled.
+var errLocked = errors.New("rows are locked by writers that write their messages again")
+
+// Settle implements [outbox.Store]. A row waits for a writer that writes its message again, and others do not wait for
+// that row.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
-	var acknowledged, removed []any
-	unsent := map[int64]outbox.Result{}
+	of := make(map[int64]outbox.Result, len(results))
 	for _, r := range results {
 		switch r.State {
-		case outbox.Published:
-			acknowledged = append(acknowledged, r.Number)
-		case outbox.Removed:
-			removed = append(removed, r.Number)
-		case outbox.Failed, outbox.Unknown, outbox.Dead:
-			if _, twice := unsent[r.Number]; !twice {
-				unsent[r.Number] = r
-			}
+		case outbox.Published, outbox.Removed, outbox.Failed, outbox.Unknown, outbox.Dead:
 		default:
 			return &dedupstore.InvalidError{Package: "mysqloutbox", Field: "Result.State",
 				Problem: fmt.Sprintf("is %q", r.State)}
 		}
+		if _, twice := of[r.Number]; !twice {
+			of[r.Number] = r
+		}
 	}
-	mine := " WHERE token = " + list(token)
-	var statements []string
-	if len(acknowledged) > 0 {
-		statements = append(statements, o.sql("UPDATE `{table}` SET token = NULL, order_hash = NULL, state = %d, "+
-			"at = %s%s AND number IN %s", published, now, mine, list(acknowledged...)))
-	}
-	if len(unsent) > 0 {
-		statements = append(statements, o.unsent(mine, unsent))
-	}
-	statements = append(statements,
-		o.in("UPDATE `{table}` SET token = NULL, state = (unknowns > 0), at = not_before")+mine)
-	return o.inTx(ctx, func(tx *sql.Tx) error {
-		if len(removed) > 0 {
-			if _, err := o.remove(ctx, tx, mine+" AND number IN "+list(removed...)); err != nil {
+	mine := "FROM `{table}` FORCE INDEX (`{table}_leased`) WHERE token = " + list(token)
+	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
+	for {
+		var left []any
+		err := o.inTx(ctx, func(tx sqlstore.Querier) error {
+			free, err := numbers(ctx, tx, o.in("SELECT number "+mine+" FOR UPDATE SKIP LOCKED"))
+			if err != nil {
 				return err
 			}
-		}
-		for _, statement := range statements {
-			if _, err := sqlstore.Change(ctx, tx, statement); err != nil {
+			if err := o.record(ctx, tx, free, of); err != nil {
 				return err
 			}
+			left, err = numbers(ctx, tx, o.in("SELECT number "+mine+" LIMIT 1"))
+			return err
+		})
+		switch {
+		case err != nil || len(left) == 0:
+			return err
+		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
+			return errors.Join(ctx.Err(), errLocked)
 		}
-		return nil
-	})
+	}
 }
 
-// unsent is the statement that counts attempts that were not acknowledged.
-func (o *Outbox) unsent(mine string, results map[int64]outbox.Result) string {
-	var numbers []any
+// record writes what became of rows that are locked.
+func (o *Outbox) record(ctx context.Context, tx sqlstore.Querier, rows []any, of map[int64]outbox.Result) error {
+	var acknowledged, removed, back []any
+	var unsent []outbox.Result
+	for _, number := range rows {
+		switch r := of[number.(int64)]; r.State {
+		case outbox.Published:
+			acknowledged = append(acknowledged, number)
+		case outbox.Removed:
+			removed = append(removed, number)
+		case "":
+			back = append(back, number)
+		default:
+			unsent = append(unsent, r)
+		}
+	}
+	var statements []string
+	if len(removed) > 0 {
+		statements = append(statements, o.remove(removed))
+	}
+	update := func(rows []any, set string, args ...any) {
+		statements = append(statements, o.sql("UPDATE `{table}` FORCE INDEX (`{table}_number`) SET token = NULL, ")+
+			fmt.Sprintf(set, args...)+" WHERE number IN "+list(rows...))
+	}
+	if len(acknowledged) > 0 {
+		update(acknowledged, "order_hash = NULL, state = %d, at = %s", published, now)
+	}
+	if len(back) > 0 {
+		update(back, "state = (unknowns > 0), at = not_before")
+	}
+	for part := range slices.Chunk(unsent, unsentRows) {
+		numbers, set := unsentSQL(part)
+		update(numbers, "%s", set)
+	}
+	for _, statement := range statements {
+		if _, err := sqlstore.Change(ctx, tx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	maxError = 1024 // the longest text of an error, in bytes
+
+	// unsentRows is how many attempts that were not acknowledged one statement counts. Any server takes as many.
+	unsentRows = 100
+)
+
+// unsentSQL counts attempts that were not acknowledged.
+func unsentSQL(results []outbox.Result) (numbers []any, set string) {
 	var failures, unknowns, state, at, texts strings.Builder
-	for number, r := range results {
-		numbers = append(numbers, number)
+	for _, r := range results {
+		numbers = append(numbers, r.Number)
 		failed, lost, becomes, due := 1, 0, "unknowns > 0", fmt.Sprintf("%s + %d", now, sqlstore.Micros(r.Delay))
 		switch r.State {
 		case outbox.Unknown:
@@ -196,57 +264,32 @@ func (o *Outbox) unsent(mine string, results map[int64]outbox.Result) string {
 		case outbox.Dead:
 			becomes, due = strconv.Itoa(dead), now
 		}
-		fmt.Fprintf(&failures, " WHEN %d THEN %d", number, failed)
-		fmt.Fprintf(&unknowns, " WHEN %d THEN %d", number, lost)
-		fmt.Fprintf(&state, " WHEN %d THEN %s", number, becomes)
-		fmt.Fprintf(&at, " WHEN %d THEN %s", number, due)
-		fmt.Fprintf(&texts, " WHEN %d THEN %s", number, list(r.Error[:min(len(r.Error), maxError)]))
+		fmt.Fprintf(&failures, " WHEN %d THEN %d", r.Number, failed)
+		fmt.Fprintf(&unknowns, " WHEN %d THEN %d", r.Number, lost)
+		fmt.Fprintf(&state, " WHEN %d THEN %s", r.Number, becomes)
+		fmt.Fprintf(&at, " WHEN %d THEN %s", r.Number, due)
+		fmt.Fprintf(&texts, " WHEN %d THEN %s", r.Number, list(r.Error[:min(len(r.Error), maxError)]))
 	}
-	return o.sql("UPDATE `{table}` SET token = NULL, failures = failures + CASE number%s END, "+
-		"unknowns = unknowns + CASE number%s END, state = CASE number%s END, at = CASE number%s END, "+
-		"last_error = CASE number%s END%s AND number IN %s",
-		&failures, &unknowns, &state, &at, &texts, mine, list(numbers...))
+	return numbers, fmt.Sprintf("failures = failures + CASE number%s END, unknowns = unknowns + CASE number%s END, "+
+		"state = CASE number%s END, at = CASE number%s END, last_error = CASE number%s END",
+		&failures, &unknowns, &state, &at, &texts)
 }
 
-// maxError is the longest text of an error, in bytes.
-const maxError = 4096
-
-// remove deletes rows, and returns how many. It locks them by their names first, as writers do, and so never deadlocks
-// with them. What a writer has locked, because it writes the same message again, is published for now, and goes with
-// the next lease. If it was published already it stays so: to change it would wait for the writer.
-func (o *Outbox) remove(ctx context.Context, tx *sql.Tx, where string) (n int, err error) {
-	var names []any
-	err = sqlstore.EachRow(ctx, tx, o.in("SELECT name FROM `{table}`")+where, func(rows *sql.Rows) error {
-		var name []byte
-		err := rows.Scan(&name)
-		names = append(names, name)
-		return err
-	})
-	if err != nil || len(names) == 0 {
-		return 0, err
-	}
-	free, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_name`) WHERE name IN %s "+
-		"FOR UPDATE SKIP LOCKED", list(names...)))
-	if err == nil && len(free) > 0 { // they may have changed before they were locked
-		n, err = sqlstore.Change(ctx, tx, o.in("DELETE FROM `{table}`")+where+" AND number IN "+list(free...))
-	}
-	if err == nil && len(free) < len(names) {
-		o.left.Store(true)
-		_, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` SET token = NULL, order_hash = NULL, state = %d, "+
-			"at = 0%s AND state <> %d", published, where, published))
-	}
-	return n, err
+// remove is the statement that deletes rows.
+func (o *Outbox) remove(rows []any) string {
+	return o.in("DELETE gone FROM `{table}` AS gone FORCE INDEX (`{table}_number`) WHERE gone.number IN ") + list(rows...)
 }
 
-// Clean implements [outbox.Store].
+// Clean implements [outbox.Store]. It passes over rows that somebody has locked.
 func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (removed int, err error) {
-	err = o.inTx(ctx, func(tx *sql.Tx) error {
+	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
 		old, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_next`) "+
-			"WHERE state = %d AND at <= %s - %d ORDER BY at LIMIT %d", published, now, age.Microseconds(), limit))
+			"WHERE state = %d AND at <= %s - %d ORDER BY at, number LIMIT %d FOR UPDATE SKIP LOCKED",
+			published, now, age.Microseconds(), limit))
 		if removed = 0; err != nil || len(old) == 0 {
 			return err
 		}
-		removed, err = o.remove(ctx, tx, fmt.Sprintf(" WHERE state = %d AND number IN %s", published, list(old...)))
+		removed, err = sqlstore.Change(ctx, tx, o.remove(old))
 		return err
 	})
 	return removed, err

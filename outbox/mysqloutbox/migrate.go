@@ -13,16 +13,34 @@ import (
 )
 
 // version is that of schema.sql.
-const version = 1
+const version = 2
 
 //go:embed schema.sql
 var schema string
 
 // orderedKeys are what an ordered outbox has beside: an index of the rows of each key that have their place, and one of
 // pending rows in the order in which they were written.
-const orderedKeys = ",\n\tKEY `{table}_order` (order_hash),\n\tKEY `{table}_waiting` (state)"
+const orderedKeys = ",\n\tKEY `{table}_order` (order_hash, number),\n\tKEY `{table}_waiting` (state, number)"
 
-// SQL returns the statements of Migrate, for your own migration tool. You may repeat them.
+// upgradeSQL makes tables of version 2 of those of version 1.
+const upgradeSQL = "ALTER TABLE `{table}` DROP PRIMARY KEY, ADD PRIMARY KEY (name), DROP KEY `{table}_name`, " +
+	"ADD KEY `{table}_number` (number), DROP KEY `{table}_next`, ADD KEY `{table}_next` (state, at, number)%s;\n" +
+	"UPDATE `{table}_settings` SET version = 2"
+
+const upgradeOrderedSQL = ", DROP KEY `{table}_order`, ADD KEY `{table}_order` (order_hash, number), " +
+	"DROP KEY `{table}_waiting`, ADD KEY `{table}_waiting` (state, number)"
+
+// upgrade are the statements that make version 2 of version 1.
+func (o *Outbox) upgrade() string {
+	keys := ""
+	if o.cfg.Ordered {
+		keys = o.in(upgradeOrderedSQL)
+	}
+	return o.sql(upgradeSQL, keys)
+}
+
+// SQL returns the statements that make the tables, for your own migration tool. You may repeat them. They leave tables
+// of an older version as they are: for these, Plan has the statements.
 func (o *Outbox) SQL() string {
 	keys, last := "", 0
 	if o.cfg.Ordered {
@@ -43,14 +61,18 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 		return dedupstore.Migration{}, err
 	}
 	m := dedupstore.Migration{Found: found.version, Wanted: version}
-	if m.Found < version {
+	switch m.Found {
+	case 0:
 		m.SQL = o.SQL()
+	case 1:
+		m.SQL = o.upgrade()
 	}
 	return m, nil
 }
 
-// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It
-// needs the privilege CREATE. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
+// Migrate makes the tables where they are missing, and changes those of an older version. You may repeat it, and
+// several processes may call it at once. It needs the privilege CREATE, for an older version also ALTER and INDEX, and
+// the storage engine InnoDB. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
 // and UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
@@ -61,6 +83,12 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 		return err
 	case found.version > 0 && found.ordered != o.cfg.Ordered:
 		return o.mismatch(found)
+	case found.version == 1:
+		for statement := range strings.SplitSeq(o.upgrade(), ";\n") {
+			if _, err := o.db.ExecContext(ctx, statement); err != nil && number(err) != errNoKey { // somebody was faster
+				return fmt.Errorf("migrate outbox: %w", o.explain(err))
+			}
+		}
 	}
 	ours, err := sqlstore.RunScript(ctx, o.db, o.SQL(), o.cfg.Table, "message_key")
 	switch {
@@ -69,14 +97,15 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	case !ours:
 		return o.unfit(nil, "is there, and is no outbox: name another one by Config.Table")
 	}
-	return nil
+	return o.check(ctx, o.db)
 }
 
 // settings are what all programs that share an outbox agree about.
 type settings struct {
 	version int
 	ordered bool
-	packet  int64 // of the server
+	packet  int64  // of the server
+	engine  string // of a table, if it is not InnoDB
 }
 
 // A querier is a database or a transaction.
@@ -86,8 +115,10 @@ type querier interface {
 
 // found are the settings that are there; of version 0: there are none.
 func (o *Outbox) found(ctx context.Context, q querier) (found settings, err error) {
-	query := o.in("SELECT version, ordered, @@max_allowed_packet FROM `{table}_settings` WHERE number = 0")
-	err = q.QueryRowContext(ctx, query).Scan(&found.version, &found.ordered, &found.packet)
+	query := o.in("SELECT version, ordered, @@max_allowed_packet, (SELECT coalesce(max(engine), '') FROM " +
+		"information_schema.tables WHERE table_schema = DATABASE() AND table_name IN ('{table}', '{table}_settings') " +
+		"AND engine <> 'InnoDB') FROM `{table}_settings` WHERE number = 0")
+	err = q.QueryRowContext(ctx, query).Scan(&found.version, &found.ordered, &found.packet, &found.engine)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) && number(err) != errNoTable {
 		return settings{}, fmt.Errorf("look at outbox: %w", o.explain(err))
 	}
@@ -113,6 +144,9 @@ func (o *Outbox) check(ctx context.Context, q querier) error {
 	case found.version != version:
 		return o.unfit(nil, "has schema version %d, want %d: call Migrate, or update the program",
 			found.version, version)
+	case found.engine != "":
+		return o.unfit(nil, "or the one beside it has the storage engine %s, which has no transactions: change it by "+
+			"ALTER TABLE … ENGINE=InnoDB", found.engine)
 	case found.ordered != o.cfg.Ordered:
 		return o.mismatch(found)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -22,7 +23,6 @@ type Outbox struct {
 	db     *sql.DB
 	cfg    Config
 	packet atomic.Int64 // max_allowed_packet; 0: the tables have not been looked at
-	left   atomic.Bool  // there are rows that remove could not
 	woken  chan struct{}
 }
 
@@ -89,24 +89,58 @@ func (o *Outbox) sql(query string, values ...any) string { return fmt.Sprintf(o.
 // list is values in parentheses, which is also how one of them is written.
 func list(values ...any) string { return string(sqlstore.AppendRow(nil, values...)) }
 
-// inTx runs fn in a transaction that locks no gaps, and again when the server refuses it because of others.
-func (o *Outbox) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+const (
+	// The server ends a transaction whose host has vanished, and frees its locks, when it hears nothing for so long: twice
+	// what an operation of a relay may take. Its own wait_timeout is 8 hours by default. A statement evaluates all values
+	// before it sets any.
+	beginSQL = "SET @oncemill_wait = @@SESSION.wait_timeout, SESSION wait_timeout = 20, SESSION autocommit = 0"
+
+	// The isolation is that of the next transaction only. It locks no gaps.
+	levelSQL = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+	// What follows beginSQL is committed by setting autocommit. That is a statement, because a statement has a context.
+	commitSQL = "SET SESSION autocommit = 1, SESSION wait_timeout = @oncemill_wait"
+)
+
+// inTx runs fn in a transaction, and again when the server refuses it because of others.
+func (o *Outbox) inTx(ctx context.Context, fn func(sqlstore.Querier) error) error {
 	if err := o.check(ctx, o.db); err != nil {
 		return err
 	}
 	return o.explain(sqlstore.Again(ctx, conflicts, func() error { return o.once(ctx, fn) }))
 }
 
-func (o *Outbox) once(ctx context.Context, fn func(*sql.Tx) error) error {
-	tx, err := o.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+func (o *Outbox) once(ctx context.Context, fn func(sqlstore.Querier) error) error {
+	conn, err := o.db.Conn(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
-	if err := fn(tx); err != nil {
-		return err
+	defer conn.Close()
+	_, err = conn.ExecContext(ctx, beginSQL)
+	if err == nil {
+		_, err = conn.ExecContext(ctx, levelSQL)
 	}
-	return tx.Commit()
+	if err == nil {
+		err = fn(conn)
+	}
+	if err == nil {
+		_, err = conn.ExecContext(ctx, commitSQL)
+	}
+	if err != nil {
+		rollBack(ctx, conn)
+	}
+	return err
+}
+
+// rollBack obeys ctx: a connection on which it does not succeed is closed, which rolls back, too.
+func rollBack(ctx context.Context, conn *sql.Conn) {
+	_, err := conn.ExecContext(ctx, "ROLLBACK")
+	if err == nil {
+		_, err = conn.ExecContext(ctx, commitSQL)
+	}
+	if err != nil {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
 }
 
 // Numbers of MySQL's and MariaDB's errors.
@@ -114,6 +148,7 @@ const (
 	errDBDenied      = 1044
 	errNoDatabase    = 1046
 	errUnknownColumn = 1054
+	errNoKey         = 1091
 	errTableDenied   = 1142
 	errNoTable       = 1146
 	errChanged       = 1020 // MariaDB, innodb_snapshot_isolation

@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/internal/relaytest"
+	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -151,27 +152,6 @@ func TestOutbox_LockedRowsHoldUpNobody(t *testing.T) {
 	}
 }
 
-// TestPublish_BesideARemoval: a row that is removed while somebody writes its message again is published once more.
-func TestPublish_BesideARemoval(t *testing.T) {
-	t.Parallel()
-	for _, ordered := range []bool{false, true} {
-		db := newDB(t)
-		box := boxIn(t, db, mysqloutbox.Config{Ordered: ordered})
-		if err := write(t.Context(), box, db, message("k", "1"), message("k", "2")); err != nil {
-			t.Fatal(err)
-		}
-		// what a removal makes of a row that a writer has locked
-		mustExec(t, db, "UPDATE oncemill_outbox SET state = 3, at = 0, order_hash = NULL WHERE id = '1'")
-		if err := write(t.Context(), box, db, message("k", "1")); err != nil {
-			t.Fatal(err)
-		}
-		rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 10, Lease: time.Minute})
-		if err != nil || len(rows) != 2 || ordered && rows[0].Message.ID != "1" {
-			t.Errorf("ordered %v: leased %+v, %v; want both", ordered, rows, err)
-		}
-	}
-}
-
 // TestOutbox_JoinsTheInbox: a handler's rows commit with its outcome, or not at all.
 func TestOutbox_JoinsTheInbox(t *testing.T) {
 	t.Parallel()
@@ -242,7 +222,7 @@ func TestOutbox_BadSetups(t *testing.T) {
 		message("", "1")) != nil {
 		t.Errorf("what Find found cannot be written to: %v", err)
 	}
-	for _, version := range []int{0, 2} {
+	for _, version := range []int{0, 1, 3} {
 		mustExec(t, db, fmt.Sprintf("UPDATE oncemill_outbox_settings SET version = %d", version))
 		wantSetup(t, write(ctx, unmigrated(t, db, mysqloutbox.Config{}), db, message("", "1")))
 	}
@@ -293,6 +273,67 @@ func TestPublish_MessagesWithoutRoom(t *testing.T) {
 	}
 	if s, err := box.Stats(t.Context()); err != nil || s.Pending != 101 {
 		t.Errorf("%+v, %v; want 101 pending", s, err)
+	}
+}
+
+// TestOutbox_FitsIntoSmallPackets: a server takes 1 MiB at a time.
+func TestOutbox_FitsIntoSmallPackets(t *testing.T) {
+	t.Parallel()
+	db := mysqltest.Start(t, "--max-allowed-packet=1048576").NewDatabase(t).Open(t)
+	box := boxIn(t, db, mysqloutbox.Config{})
+	withHeader := func(id string, bytes int) producer.Message {
+		m := message("", id)
+		m.Header = producer.Header{"large": strings.Repeat("x", bytes)}
+		return m
+	}
+	var many []producer.Message
+	for i := range 20 { // their headers take twice as many bytes in a statement
+		many = append(many, withHeader(fmt.Sprint("header ", i), 120_000), withHeader(fmt.Sprint("larger ", i), 450_000))
+	}
+	for i := range 1500 {
+		many = append(many, message("", fmt.Sprint("small ", i)))
+	}
+	for range 2 {
+		mustWrite(t, box, db, many...)
+	}
+	err := write(t.Context(), box, db, message("", "first"), withHeader("second", 600_000))
+	if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != "Message.Payload" ||
+		!strings.Contains(err.Error(), `messages[1], "second"`) || !strings.Contains(err.Error(), "max_allowed_packet") {
+		t.Errorf("the error is %v, want an InvalidError that names the message and the setting", err)
+	}
+	rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 2000, Lease: time.Minute})
+	if err != nil || len(rows) != len(many) {
+		t.Fatal(len(rows), err)
+	}
+	var results []outbox.Result
+	for _, r := range rows {
+		results = append(results, outbox.Result{Number: r.Number, State: outbox.Dead, Error: strings.Repeat("x", 1024)})
+	}
+	if err := box.Settle(t.Context(), "t", results); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOutbox_RefusesTablesWithoutTransactions, as a server makes them that has another default engine.
+func TestOutbox_RefusesTablesWithoutTransactions(t *testing.T) {
+	t.Parallel()
+	for table, engines := range map[string][2]string{"messages": {"MyISAM", "InnoDB"}, "settings": {"InnoDB", "Aria"}} {
+		db := newDB(t)
+		box := unmigrated(t, db, mysqloutbox.Config{})
+		for i, statement := range strings.SplitAfter(strings.ReplaceAll(box.SQL(), "ROW_FORMAT=DYNAMIC", ""), ";\n")[:3] {
+			if i < 2 {
+				statement = strings.ReplaceAll(statement, "ENGINE=InnoDB", "ENGINE="+engines[i])
+			}
+			mustExec(t, db, statement)
+		}
+		for what, err := range map[string]error{
+			"Publish": write(t.Context(), box, db, message("", "1")), "Migrate": box.Migrate(t.Context()),
+		} {
+			wantSetup(t, err)
+			if !strings.Contains(fmt.Sprint(err), "ENGINE=InnoDB") {
+				t.Errorf("%s: %s: the error is %v, want one that says what to do", table, what, err)
+			}
+		}
 	}
 }
 

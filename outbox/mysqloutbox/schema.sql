@@ -1,8 +1,10 @@
 -- The tables of an outbox. Every statement may be repeated. All times are microseconds since 1970, UTC. Texts are
--- VARBINARY, so that no character set or collation changes or confuses them.
+-- VARBINARY, so that no character set or collation changes or confuses them. The name is the primary key, because a
+-- repeated INSERT locks the row alone there; in any other unique key it would lock what lies between two names, and so
+-- other messages.
 CREATE TABLE IF NOT EXISTS `{table}` (
-	number     BIGINT         NOT NULL AUTO_INCREMENT PRIMARY KEY,
-	name       BINARY(32)     NOT NULL,           -- of topic, id and copy: a message has one row
+	name       BINARY(32)     NOT NULL PRIMARY KEY, -- of topic, id and copy: a message has one row
+	number     BIGINT         NOT NULL AUTO_INCREMENT,
 	state      TINYINT        NOT NULL DEFAULT 0, -- 0 pending, 1 leased or a suspect, 2 dead, 3 published
 	at         BIGINT         NOT NULL,           -- when it is due, its lease ends, it died, or was published
 	token      VARCHAR(64)    CHARACTER SET ascii COLLATE ascii_bin, -- who leases the row
@@ -19,8 +21,8 @@ CREATE TABLE IF NOT EXISTS `{table}` (
 	header     LONGBLOB       NOT NULL,           -- JSON, without the one that repeats the ID; empty: no other
 	payload    LONGBLOB       NOT NULL,
 	last_error VARBINARY(4096) NOT NULL DEFAULT '',
-	UNIQUE KEY `{table}_name` (name),
-	KEY `{table}_next` (state, at),
+	KEY `{table}_number` (number),
+	KEY `{table}_next` (state, at, number),
 	KEY `{table}_leased` (token){ordered}
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
@@ -31,5 +33,4 @@ CREATE TABLE IF NOT EXISTS `{table}_settings` (
 ) ENGINE=InnoDB;
 
 -- Relays of an ordered outbox lock the settings, and writers of its keys their partitions, so that they take turns.
-INSERT INTO `{table}_settings` (number, version, ordered) VALUES {rows}
-ON DUPLICATE KEY UPDATE version = GREATEST(version, VALUES(version));
+INSERT IGNORE INTO `{table}_settings` (number, version, ordered) VALUES {rows};

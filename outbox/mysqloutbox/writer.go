@@ -5,8 +5,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"database/sql"
-	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
@@ -64,8 +64,11 @@ const (
 	maxTopic = 1024
 	maxCopy  = 1024
 
-	// statementBytes is how long a statement that writes several messages becomes: any server takes that.
+	// statementBytes is how long a statement that writes several messages may be: any server takes that.
 	statementBytes = 256 << 10
+
+	// packetRest is what a packet has beside the message in it: the statement's head, and what the protocol adds.
+	packetRest = 1 << 10
 
 	// largePayload is the shortest that has a statement of its own.
 	largePayload = 64 << 10
@@ -137,11 +140,11 @@ func (i insert) run(ctx context.Context, tx *sql.Tx) (written int, err error) {
 	return sqlstore.ChangeLarge(ctx, tx, i.statement, i.payload)
 }
 
-// inserts are the statements that write records, in their order.
+// inserts are the statements that write records, in their order. Each fits into a packet.
 func (w writer) inserts(records []record) (all []insert, err error) {
 	head := w.outbox.in("INSERT IGNORE INTO `{table}` (name, at, order_hash, written_at, not_before, id, topic, " +
 		"copy, message_key, header, payload) VALUES ")
-	limit := w.outbox.packet.Load()
+	packet := int(w.outbox.packet.Load())
 	b := []byte(head)
 	flush := func(payload []byte) {
 		if len(b) > len(head) {
@@ -149,27 +152,28 @@ func (w writer) inserts(records []record) (all []insert, err error) {
 			b = []byte(head)
 		}
 	}
-	for _, r := range records {
-		if int64(len(r.Payload)+2*len(r.Key)+2*len(r.Text))+8192 > limit {
-			return nil, &dedupstore.InvalidError{Package: "mysqloutbox", Field: "Message.Payload", Problem: fmt.Sprintf(
-				"has %d bytes, and with key and header too many for max_allowed_packet, which is %d: raise it",
-				len(r.Payload), limit)}
-		}
+	for i, r := range records {
 		var payload any = r.Payload
-		large := len(r.Payload) >= largePayload
-		if large {
+		apart := 0 // bytes of payload that are not in the statement
+		if len(r.Payload) >= largePayload {
+			payload, apart = sqlstore.Expr("?"), len(r.Payload)
+		}
+		row := sqlstore.AppendRow(nil, r.name, dueOf(r), w.outbox.orderOf(r.Key), sqlstore.MySQLNow, dueOf(r),
+			r.ID, r.Topic, r.Copy, r.Key, r.Text, payload)
+		if len(row)+apart+packetRest > packet {
+			return nil, fmt.Errorf("messages[%d], %q: %w", i, r.ID, &dedupstore.InvalidError{
+				Package: "mysqloutbox", Field: "Message.Payload", Problem: fmt.Sprintf("has %d bytes, and with key and "+
+					"header too many for the server's max_allowed_packet, which is %d: raise it", len(r.Payload), packet)})
+		}
+		if apart > 0 || len(b)+1+len(row) > min(statementBytes, packet-packetRest) {
 			flush(nil)
-			payload = sqlstore.Expr("?")
-		} else if len(b) > len(head) {
+		}
+		if len(b) > len(head) {
 			b = append(b, ',')
 		}
-		b = sqlstore.AppendRow(b, r.name, dueOf(r), w.outbox.orderOf(r.Key), sqlstore.MySQLNow, dueOf(r),
-			r.ID, r.Topic, r.Copy, r.Key, r.Text, payload)
-		switch {
-		case large:
+		b = append(b, row...)
+		if apart > 0 {
 			flush(r.Payload)
-		case len(b) >= statementBytes:
-			flush(nil)
 		}
 	}
 	flush(nil)
@@ -205,55 +209,52 @@ func (w writer) lock(ctx context.Context, records []record) error {
 	return err
 }
 
-// compare looks at the rows of records when some were there before. It makes a row pending again that is dead or was
-// removed meanwhile, and locks none of the others, so that relays can go on. A transaction may not see a row that is
-// younger than its first read: compare looks at such a row with a lock, which shows it as it is.
+// compareRows is how many rows one statement looks at. Any server takes as many names.
+const compareRows = 1000
+
+// compare looks at the rows of records when some were there before, and makes dead ones pending again. The insert has
+// locked them already, so a read with a lock waits for nobody. It shows them as they are, also to a transaction that
+// sees the rest of the database as it was when it began.
 func (w writer) compare(ctx context.Context, records []record) error {
-	for _, lock := range [...]string{"", " FOR UPDATE"} {
-		found, err := w.find(ctx, records, lock)
+	for part := range slices.Chunk(records, compareRows) {
+		found, err := w.find(ctx, part)
 		if err != nil {
 			return err
 		}
-		var unseen []record
-		for _, r := range records {
-			there, ok := found[r.name]
-			switch {
+		for _, r := range part {
+			switch there, ok := found[r.name]; {
 			case !ok:
-				unseen = append(unseen, r)
+				return fmt.Errorf("message %q was not written", r.ID)
 			case string(there.key) != r.Key || !bytes.Equal(there.payload, r.Payload):
 				return &outbox.ConflictError{ID: r.ID, Topic: r.Topic}
-			case there.state == dead || there.removed:
+			case there.state == dead:
 				if err := w.revive(ctx, r); err != nil {
 					return err
 				}
 			}
 		}
-		if records = unseen; len(records) == 0 {
-			return nil
-		}
 	}
-	return errors.New("the row of a message has gone meanwhile: repeat the transaction")
+	return nil
 }
 
 // A rowFound is a row that is there already.
 type rowFound struct {
 	key, payload []byte
 	state        int
-	removed      bool // but this transaction had it locked: see remove
 }
 
-func (w writer) find(ctx context.Context, records []record, lock string) (map[string]rowFound, error) {
+func (w writer) find(ctx context.Context, records []record) (map[string]rowFound, error) {
 	names := make([]any, len(records))
 	for i, r := range records {
 		names[i] = r.name
 	}
-	query := w.outbox.sql("SELECT name, message_key, payload, state, state = %d AND at = 0 FROM `{table}` "+
-		"FORCE INDEX (`{table}_name`) WHERE name IN %s%s", published, list(names...), lock)
 	found := map[string]rowFound{}
+	query := w.outbox.in("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (PRIMARY) WHERE name IN ") +
+		list(names...) + " LOCK IN SHARE MODE"
 	err := sqlstore.EachRow(ctx, w.tx, query, func(rows *sql.Rows) error {
 		var name string
 		var r rowFound
-		err := rows.Scan(&name, &r.key, &r.payload, &r.state, &r.removed)
+		err := rows.Scan(&name, &r.key, &r.payload, &r.state)
 		found[name] = r
 		return err
 	})
@@ -262,8 +263,8 @@ func (w writer) find(ctx context.Context, records []record, lock string) (map[st
 
 func (w writer) revive(ctx context.Context, r record) error {
 	_, err := sqlstore.Change(ctx, w.tx, w.outbox.sql("UPDATE `{table}` SET state = %d, failures = 0, unknowns = 0, "+
-		"order_hash = %s, header = %s, at = %s WHERE name = %s AND (state = %d OR state = %d AND at = 0)",
-		pending, list(w.outbox.orderOf(r.Key)), list(r.Text), dueOf(r), list(r.name), dead, published))
+		"order_hash = %s, header = %s, at = %s WHERE name = %s AND state = %d",
+		pending, list(w.outbox.orderOf(r.Key)), list(r.Text), dueOf(r), list(r.name), dead))
 	return err
 }
 

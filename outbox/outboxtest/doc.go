@@ -20,6 +20,6 @@
 //
 // # What it does not guarantee
 //
-// It drives a store by its interface. Test the rest yourself: crashes of a database, lost replies, and what happens to
-// tables over months.
+// It drives a store by its interface, and cuts its connections where Subject.Far is set. Test the rest yourself:
+// crashes of a database, and what happens to tables over months.
 package outboxtest

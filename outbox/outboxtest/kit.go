@@ -18,6 +18,9 @@ const (
 	lasting = 8 * short
 )
 
+// waitLimit is for what takes milliseconds on a quiet machine.
+const waitLimit = 20 * time.Second
+
 // A kit is what a case works with: the store, and helpers that fail the case.
 type kit struct {
 	testing.TB

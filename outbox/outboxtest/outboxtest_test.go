@@ -99,6 +99,11 @@ var broken = map[string]string{
 	"dead-rows-block-nobody":       "order/a-dead-row-blocks-its-lane-only",
 	"a-lane-stands-still":          "order/settled-rows-let-the-lane-go-on",
 	"ignores-the-context":          "context/ended-is-an-error",
+	"repeated-write-blocks-all":    "write/repeated-blocks-no-others",
+	"removed-row-blocks-all":       "write/repeated-after-removal-blocks-no-others",
+	"late-answer-is-waited-for":    "link/late-answer-holds-up-nobody",
+	"late-answer-blocks-all":       "link/late-answer-holds-up-nobody",
+	"vanished-host-keeps-its-rows": "link/vanished-host-keeps-no-rows",
 }
 
 // Rules whose breach more cases are there for.

@@ -32,6 +32,10 @@ type Subject struct {
 	// Spoil makes the header of a message's row unreadable, as somebody else may. Nil: the case for that is skipped.
 	Spoil func(id string) error
 
+	// Far returns the same outbox as another host has it, and the link between that host and the server. Nil: the cases
+	// about links are skipped.
+	Far func() (outbox.Store, Link)
+
 	// Advance returns after at least d has passed on the store's clock. Nil: the suite waits for d, which suits real
 	// servers and RunVirtual.
 	Advance func(d time.Duration)
@@ -42,6 +46,17 @@ type Tx interface {
 	producer.Publisher
 	Commit(ctx context.Context) error
 	Rollback(ctx context.Context) error
+}
+
+// A Link is a network between a store and its server. n counts answers of the server from 1, beginning now, over all
+// connections. Both methods return a channel that is closed when the n-th one comes. It does not arrive, and neither
+// does what follows on its connection. Other connections work.
+type Link interface {
+	// Silence is for an answer that is late: the server learns when the client closes the connection.
+	Silence(n int) (silent <-chan struct{})
+
+	// Vanish is for a host that vanishes: nothing reaches the server on that connection any more, not even its end.
+	Vanish(n int) (silent <-chan struct{})
 }
 
 // Run tests a store. It calls open once for each case, in a parallel subtest with its own outbox. open cleans up with
@@ -69,7 +84,7 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 
 // cases are all cases. Read failures in this order: a store that fails an early case fails many.
 var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases,
-	orderCases, contextCases, relayCases)
+	orderCases, contextCases, linkCases, relayCases)
 
 type testCase struct {
 	name string // area/promise

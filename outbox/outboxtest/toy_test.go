@@ -27,7 +27,9 @@ type toy struct {
 	last int64     // number
 	read int64     // the greatest number that was handed out
 
-	woken chan struct{}
+	woken   chan struct{}
+	gap     chan struct{}   // has one value while a transaction of a broken toy keeps others from writing
+	removed map[string]bool // IDs
 }
 
 type toyRow struct {
@@ -41,7 +43,11 @@ type toyRow struct {
 	text                string
 }
 
-func newToy(broken string) *toy { return &toy{broken: broken, woken: make(chan struct{}, 1)} }
+func newToy(broken string) *toy {
+	return &toy{
+		broken: broken, woken: make(chan struct{}, 1), gap: make(chan struct{}, 1), removed: map[string]bool{},
+	}
+}
 
 func (s *toy) Woken() <-chan struct{} { return s.woken }
 
@@ -73,6 +79,10 @@ func (s *toy) subject() Subject {
 	return Subject{
 		Store: s, Ordered: true, Concurrent: true, Spoil: s.spoil,
 		Begin: func(context.Context) (Tx, error) { return &toyTx{toy: s}, nil },
+		Far: func() (outbox.Store, Link) {
+			f := &farToy{toy: s, line: make(chan struct{}, 1)}
+			return f, f
+		},
 	}
 }
 
@@ -82,10 +92,43 @@ type toyTx struct {
 	revived []*toyRow
 	header  map[*toyRow]producer.Header // of those that were revived
 	over    bool
+	blocks  bool // others
+}
+
+// wait waits while another transaction keeps this one from writing.
+func (tx *toyTx) wait(ctx context.Context) error {
+	if tx.blocks {
+		return nil
+	}
+	select {
+	case tx.toy.gap <- struct{}{}:
+		<-tx.toy.gap
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// block keeps others from writing until the transaction ends.
+func (tx *toyTx) block() {
+	if !tx.blocks {
+		tx.toy.gap <- struct{}{}
+		tx.blocks = true
+	}
+}
+
+func (tx *toyTx) unblock() {
+	if tx.blocks {
+		<-tx.toy.gap
+		tx.blocks = false
+	}
 }
 
 func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) error {
 	s := tx.toy
+	if err := tx.wait(ctx); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if tx.over && !s.is("writes-after-the-commit") {
@@ -145,6 +188,10 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 		known := s.find(r)
 		if i := slices.IndexFunc(tx.rows, r.same); known == nil && i >= 0 {
 			known = tx.rows[i]
+		}
+		if known != nil && s.is("repeated-write-blocks-all") ||
+			s.removed[r.Message.ID] && s.is("removed-row-blocks-all") {
+			tx.block()
 		}
 		switch {
 		case known == nil || s.is("same-message-twice"):
@@ -219,6 +266,7 @@ func (tx *toyTx) Commit(context.Context) error {
 	defer tx.toy.mu.Unlock()
 	tx.apply()
 	tx.over = true
+	tx.unblock()
 	return nil
 }
 
@@ -226,6 +274,7 @@ func (tx *toyTx) Rollback(context.Context) error {
 	if tx.toy.is("rollback-commits") {
 		return tx.Commit(context.Background())
 	}
+	tx.unblock()
 	return nil
 }
 
@@ -375,6 +424,7 @@ func (s *toy) apply(row *toyRow, r outbox.Result, now time.Time) {
 	case outbox.Published:
 		row.state, row.published = r.State, now
 	case outbox.Removed:
+		s.removed[row.Message.ID] = true
 		s.rows = slices.DeleteFunc(s.rows, func(o *toyRow) bool { return o == row })
 		if s.is("removed-is-remembered") {
 			row.state = outbox.Published
@@ -582,4 +632,89 @@ func has(h, wanted producer.Header) bool {
 		}
 	}
 	return true
+}
+
+// A farToy is a toy behind a link. Each operation has one answer.
+type farToy struct {
+	*toy
+	gone bool // the next answer that does not arrive is one to a host that has vanished
+
+	link   sync.Mutex
+	left   int // answers until one does not arrive; 0: all arrive
+	silent chan struct{}
+
+	line chan struct{} // for a broken toy, which takes one answer after the other
+}
+
+func (f *farToy) cut(n int, gone bool) <-chan struct{} {
+	f.link.Lock()
+	defer f.link.Unlock()
+	f.left, f.gone, f.silent = n, gone, make(chan struct{})
+	return f.silent
+}
+
+func (f *farToy) Silence(n int) <-chan struct{} { return f.cut(n, false) }
+func (f *farToy) Vanish(n int) <-chan struct{}  { return f.cut(n, true) }
+
+// answer waits for an answer that does not arrive.
+func (f *farToy) answer(ctx context.Context) error {
+	if f.is("late-answer-blocks-all") {
+		select {
+		case f.line <- struct{}{}:
+			defer func() { <-f.line }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	f.link.Lock()
+	f.left--
+	silent, late := f.silent, f.left == 0
+	f.link.Unlock()
+	if !late {
+		return nil
+	}
+	close(silent)
+	if f.is("late-answer-is-waited-for") || f.is("late-answer-blocks-all") {
+		<-time.After(waitLimit * 3 / 2)
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (f *farToy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	if f.gone && f.is("vanished-host-keeps-its-rows") {
+		r.Lease = long
+	}
+	rows, err := f.toy.Lease(ctx, r)
+	return rows, errors.Join(err, f.answer(ctx))
+}
+
+func (f *farToy) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	return errors.Join(f.toy.Settle(ctx, token, results), f.answer(ctx))
+}
+
+func (f *farToy) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	n, err := f.toy.Clean(ctx, age, limit)
+	return n, errors.Join(err, f.answer(ctx))
+}
+
+func (f *farToy) List(ctx context.Context, filter outbox.Filter, after string) (outbox.Page, error) {
+	page, err := f.toy.List(ctx, filter, after)
+	return page, errors.Join(err, f.answer(ctx))
+}
+
+func (f *farToy) Requeue(ctx context.Context, ids ...string) (int, error) {
+	n, err := f.toy.Requeue(ctx, ids...)
+	return n, errors.Join(err, f.answer(ctx))
+}
+
+func (f *farToy) Discard(ctx context.Context, ids ...string) (int, error) {
+	n, err := f.toy.Discard(ctx, ids...)
+	return n, errors.Join(err, f.answer(ctx))
+}
+
+func (f *farToy) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error) {
+	n, err := f.toy.Replay(ctx, r)
+	return n, errors.Join(err, f.answer(ctx))
 }

@@ -2,6 +2,7 @@ package outboxtest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -90,6 +91,28 @@ var writeCases = []testCase{
 		k.write(message("1"))
 		k.wants("a row that is published and kept")
 	}},
+	{"write/repeated-blocks-no-others", "one handler that repeats an action stops all writers of the outbox",
+		func(k *kit) {
+			k.concurrent()
+			k.writeIDs("repeated")
+			tx := k.begin()
+			k.publish(tx, message("repeated"))
+			k.othersWrite(tx)
+		}},
+	{"write/repeated-after-removal-blocks-no-others",
+		"a handler that repeats an action whose message has been published stops all writers of the outbox",
+		func(k *kit) {
+			k.concurrent()
+			k.writeIDs("reader", "removed")
+			reader := k.begin() // what is removed while it is open stays on the server's disk
+			k.publish(reader, message("reader"))
+			l := k.lease()
+			k.settle(l, outbox.Result{Number: l.row(k, "removed").Number, State: outbox.Removed})
+			tx := k.begin()
+			k.publish(tx, message("removed"))
+			k.othersWrite(tx)
+			k.rollback(reader)
+		}},
 	{"write/other-topics-and-copies-are-other-rows", "a message to a second topic, or a deliberate copy, is swallowed",
 		func(k *kit) {
 			a, b, c := message("1"), message("1"), message("1")
@@ -228,6 +251,26 @@ var writeCases = []testCase{
 				k.Errorf("the caller's header became %v", m.Header)
 			}
 		}},
+}
+
+// othersWrite has others write messages of their own while a transaction is open, and then rolls it back. There are
+// many, because what they run into may depend on their IDs.
+func (k *kit) othersWrite(open Tx) {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), waitLimit)
+	defer cancel()
+	for _, id := range numbered("other ", 30) {
+		tx := k.begin()
+		err := tx.Publish(ctx, message(id))
+		if err == nil {
+			k.commit(tx)
+			continue
+		}
+		k.rollback(tx)
+		k.Errorf("%s cannot be written while the transaction is open: %v", id, err)
+		break
+	}
+	k.rollback(open)
 }
 
 // everyOrder walks through orders of the steps of three writers, with a look between all steps.

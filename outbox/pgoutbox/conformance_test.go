@@ -3,12 +3,15 @@ package pgoutbox_test
 import (
 	"context"
 	"fmt"
+	"net"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/outboxtest"
@@ -50,6 +53,20 @@ func conformsOn(t *testing.T, pool *pgxpool.Pool, cfg pgoutbox.Config) {
 				Begin: func(ctx context.Context) (outboxtest.Tx, error) {
 					tx, err := pool.Begin(ctx)
 					return writerTx{box.In(tx), tx}, err
+				},
+				Far: func() (outbox.Store, outboxtest.Link) {
+					at := pool.Config().ConnConfig
+					link := relaytest.StartLink(t, net.JoinHostPort(at.Host, strconv.Itoa(int(at.Port))))
+					config := pool.Config()
+					config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+						return new(net.Dialer).DialContext(ctx, "tcp", link.Addr)
+					}
+					far, err := pgxpool.NewWithConfig(t.Context(), config)
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(far.Close)
+					return unmigrated(t, far, own), link
 				},
 				Reopen: func() outbox.Store { return unmigrated(t, pool, own) },
 				Spoil: func(id string) error {

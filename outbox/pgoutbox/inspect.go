@@ -14,11 +14,20 @@ import (
 )
 
 const (
+	// Each part of the pending rows has an index: those of all rows are not read.
 	statsSQL = `
-SELECT count(*),
-	coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(coalesce(not_before, written_at)))), 0)::float8,
+SELECT sum(rows)::bigint,
+	coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(first_due))), 0)::float8,
 	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
-FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
+FROM (
+	SELECT count(*) AS rows, min(coalesce(not_before, written_at)) AS first_due FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL
+	UNION ALL
+	SELECT count(*), min(coalesce(not_before, written_at)) FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL
+	UNION ALL
+	SELECT count(*), min(coalesce(not_before, written_at)) FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL) AS parts`
 
 	// Each part of the rows is read in the order of its index, so that a page goes on where the one before ended. The
 	// last row that was looked at is told always: the next page begins behind it.

@@ -11,7 +11,7 @@ import (
 )
 
 // version is the schema's that this package needs.
-const version = 1
+const version = 2
 
 const (
 	settingsSQL = `SELECT version, ordered FROM {settings}`
@@ -89,6 +89,10 @@ func (o *Outbox) found(ctx context.Context) (found settings, err error) {
 const lockTimeout = "3s"
 
 func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
+	// If this host vanishes, its locks do not outlive it for hours.
+	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '20s'`); err != nil {
+		return err
+	}
 	if o.cfg.Schema != "" {
 		// Another package of this module may be making the schema, so all of them lock the same number. The lock comes
 		// first, because a session's view of a schema is old until it locks something new.

@@ -156,7 +156,7 @@ func TestCheck_WrongTablesAreNamed(t *testing.T) {
 		migrate           bool // Migrate says so too
 	}{
 		{name: "missing", spoil: `DROP TABLE oncemill_outbox, oncemill_outbox_lease, oncemill_outbox_settings`, want: "call Migrate"},
-		{name: "older", spoil: `UPDATE oncemill_outbox_settings SET version = 0`, want: "has schema version 0, want at least 1: call Migrate"},
+		{name: "older", spoil: `UPDATE oncemill_outbox_settings SET version = 0`, want: "has schema version 0, want at least 2: call Migrate"},
 		{name: "incomplete", spoil: `DELETE FROM oncemill_outbox_settings`, want: "call Migrate"},
 		{name: "ordered", cfg: pgoutbox.Config{Ordered: true}, want: "Config.Ordered is true", migrate: true},
 	} {
@@ -367,13 +367,13 @@ func TestPlan_SaysWhatMigrateWouldDo(t *testing.T) {
 	for _, cfg := range []pgoutbox.Config{{}, {Ordered: true, Table: "ordered"}, {Schema: schema}} {
 		box := unmigrated(t, pool, cfg)
 		plan, err := box.Plan(t.Context())
-		if err != nil || plan.Found != 0 || plan.Wanted != 1 || plan.SQL == "" {
+		if err != nil || plan.Found != 0 || plan.Wanted != 2 || plan.SQL == "" {
 			t.Fatalf("%+v, %v, want that there is no table", plan, err)
 		}
 		if _, err := pool.Exec(t.Context(), plan.SQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Fatalf("%v in\n%s", err, plan.SQL)
 		}
-		if plan, err := box.Plan(t.Context()); err != nil || plan != (dedupstore.Migration{Found: 1, Wanted: 1}) {
+		if plan, err := box.Plan(t.Context()); err != nil || plan != (dedupstore.Migration{Found: 2, Wanted: 2}) {
 			t.Errorf("%+v, %v, want nothing to do", plan, err)
 		}
 		if err := box.Migrate(t.Context()); err != nil {

@@ -1,10 +1,8 @@
--- What an ordered outbox has beside: places, and indexes of pending rows that have one.
+-- What an ordered outbox has beside: places, and more indexes of pending rows that have one.
 
 -- With CACHE above 1, connections would allocate places ahead, and there would be no order.
 CREATE SEQUENCE IF NOT EXISTS {places} OWNED BY {table}.place CACHE 1;
 
-CREATE INDEX IF NOT EXISTS {lanes} ON {table} (place)
-	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {keys} ON {table} (key, place)
 	WHERE published_at IS NULL AND place IS NOT NULL;
 

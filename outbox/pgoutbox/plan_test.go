@@ -60,6 +60,8 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		{"clean", box.sql.tidyLock, box.sql.clean, "_published", []any{0, 100}},
 		{"replay", box.sql.tidyLock, box.sql.replay, "_published", []any{nil, "infinity", "", nil, 100, "null"}},
 		{"find", "", box.sql.find, "_pkey", []any{"{1,2,3}"}},
+		{"revive", "", box.sql.revive, "oncemill_outbox_", []any{"{40}", `{""}`, "{0}"}},
+		{"stats", "", box.sql.stats, "_dead", nil},
 		{"requeue", "", box.sql.requeue, "_dead", []any{"{a,b}"}},
 		{"discard", "", box.sql.discard, "_dead", []any{"{a,b}"}},
 	} {

@@ -29,6 +29,8 @@ CREATE INDEX IF NOT EXISTS {next} ON {table} (coalesce(due_at, written_at))
 	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL;
 CREATE INDEX IF NOT EXISTS {suspects} ON {table} (coalesce(due_at, written_at))
 	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {lanes} ON {table} (place)
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {published} ON {table} (published_at) WHERE published_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {dead} ON {table} (dead_at) WHERE dead_at IS NOT NULL;
 

@@ -47,7 +47,8 @@ func (r *Relay) Setup(ctx context.Context) error {
 	})
 }
 
-// alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens.
+// alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens: the server ends
+// it soon if this host has vanished.
 func (r *Relay) alone(ctx context.Context, fn func(*pgx.Conn, facts) error) error {
 	pooled, err := r.cfg.Pool.Acquire(ctx)
 	if err != nil {
@@ -57,7 +58,8 @@ func (r *Relay) alone(ctx context.Context, fn func(*pgx.Conn, facts) error) erro
 	defer closeConn(ctx, c.PgConn())
 	h := fnv.New64a()
 	h.Write([]byte("oncemill/pgwal " + r.cfg.Slot))
-	if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(h.Sum64())); err != nil {
+	if _, err := c.Exec(ctx, `SELECT set_config('idle_session_timeout', '20s', false), pg_advisory_lock($1)`,
+		int64(h.Sum64())); err != nil {
 		return r.explain("wait for others", err)
 	}
 	f, err := r.lookOn(ctx, c)
