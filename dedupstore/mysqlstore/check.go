@@ -142,7 +142,7 @@ func (s *Store) checkTable(ctx context.Context) error {
 	}
 	probe := &row{id: idOf("oncemill check"), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
 	query := fmt.Appendf(nil, "UPDATE `%s` SET fence = fence + 1 WHERE id = ", s.config.Table)
-	err = sqlstore.InMySQLTx(ctx, s.db, longestSilence, func(tx *sql.Conn) error {
+	err = sqlstore.InMySQLTx(ctx, s.db, longestSilence, func(tx sqlstore.Querier) error {
 		if err := s.save(ctx, tx, []*row{probe}); err != nil {
 			return err
 		}

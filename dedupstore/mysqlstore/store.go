@@ -228,7 +228,7 @@ func idsOf(ops []operation) []string {
 // inTx runs fn in a transaction of the store's own, and again when the server refuses it because of others.
 func (s *Store) inTx(ctx context.Context, silence time.Duration, fn func(sqlstore.Querier) error) error {
 	return s.again(ctx, func() error {
-		return sqlstore.InMySQLTx(ctx, s.db, silence, func(tx *sql.Conn) error { return fn(tx) })
+		return sqlstore.InMySQLTx(ctx, s.db, silence, fn)
 	})
 }
 

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -89,58 +89,16 @@ func (o *Outbox) sql(query string, values ...any) string { return fmt.Sprintf(o.
 // list is values in parentheses, which is also how one of them is written.
 func list(values ...any) string { return string(sqlstore.AppendRow(nil, values...)) }
 
-const (
-	// The server ends a transaction whose host has vanished, and frees its locks, when it hears nothing for so long: twice
-	// what an operation of a relay may take. Its own wait_timeout is 8 hours by default. A statement evaluates all values
-	// before it sets any.
-	beginSQL = "SET @oncemill_wait = @@SESSION.wait_timeout, SESSION wait_timeout = 20, SESSION autocommit = 0"
-
-	// The isolation is that of the next transaction only. It locks no gaps.
-	levelSQL = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-
-	// What follows beginSQL is committed by setting autocommit. That is a statement, because a statement has a context.
-	commitSQL = "SET SESSION autocommit = 1, SESSION wait_timeout = @oncemill_wait"
-)
+// silence is how long the server keeps a transaction whose host says nothing, with its locks: twice what an operation of a
+// relay may take.
+const silence = 20 * time.Second
 
 // inTx runs fn in a transaction, and again when the server refuses it because of others.
 func (o *Outbox) inTx(ctx context.Context, fn func(sqlstore.Querier) error) error {
 	if err := o.check(ctx, o.db); err != nil {
 		return err
 	}
-	return o.explain(sqlstore.Again(ctx, conflicts, func() error { return o.once(ctx, fn) }))
-}
-
-func (o *Outbox) once(ctx context.Context, fn func(sqlstore.Querier) error) error {
-	conn, err := o.db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = conn.ExecContext(ctx, beginSQL)
-	if err == nil {
-		_, err = conn.ExecContext(ctx, levelSQL)
-	}
-	if err == nil {
-		err = fn(conn)
-	}
-	if err == nil {
-		_, err = conn.ExecContext(ctx, commitSQL)
-	}
-	if err != nil {
-		rollBack(ctx, conn)
-	}
-	return err
-}
-
-// rollBack obeys ctx: a connection on which it does not succeed is closed, which rolls back, too.
-func rollBack(ctx context.Context, conn *sql.Conn) {
-	_, err := conn.ExecContext(ctx, "ROLLBACK")
-	if err == nil {
-		_, err = conn.ExecContext(ctx, commitSQL)
-	}
-	if err != nil {
-		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
-	}
+	return o.explain(sqlstore.Again(ctx, conflicts, func() error { return sqlstore.InMySQLTx(ctx, o.db, silence, fn) }))
 }
 
 // Numbers of MySQL's and MariaDB's errors.
