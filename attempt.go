@@ -252,6 +252,9 @@ func (g *Guard) succeeded(o *dedupstore.Outcome, res *Result) {
 func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending, Result, error) {
 	// Adapters cancel deliveries for reasons of their own, and the guard does when it cannot renew a lease.
 	interrupted := errors.Is(ctx.Err(), context.Canceled) || t.lease.wasCut()
+	if t.lease.overran() && !errors.Is(res.err, ErrMaxRun) {
+		res.err = fmt.Errorf("%w: %w", ErrMaxRun, res.err)
+	}
 	v := decide(&t.guard.policy, t.lease.claim, res.err, interrupted)
 	if v.release != nil {
 		v.release.Took = res.took

@@ -270,17 +270,10 @@ func (g *Guard) storeError(
 	return poll, &StoreError{Op: "claim", Key: key, Err: err}
 }
 
-// tellEvery is how often the log says that messages wait although the store answers.
-const tellEvery = time.Minute
-
 // tellOf logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store
 // is down.
 func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
-	if !refuses(err) {
-		return
-	}
-	now, last := time.Now().UnixNano(), g.reported.Load()
-	if now-last < int64(tellEvery) || !g.reported.CompareAndSwap(last, now) {
+	if !refuses(err) || !g.refused.due(time.Now()) {
 		return
 	}
 	g.log.ErrorContext(ctx, "oncemill: a message waits because the store refuses its claim; there may be more",

@@ -16,9 +16,10 @@ type duplicates struct {
 	store  dedupstore.Inspector // nil: it does not count them
 	window time.Duration
 
-	mu    sync.Mutex
-	seen  map[dedupstore.Key]dedupstore.Duplicates
-	timer *time.Timer
+	mu      sync.Mutex
+	seen    map[dedupstore.Key]dedupstore.Duplicates
+	timer   *time.Timer
+	telling sync.WaitGroup
 }
 
 const (
@@ -45,7 +46,11 @@ func (d *duplicates) note(key *dedupstore.Key) {
 	}
 	if d.seen == nil {
 		d.seen = map[dedupstore.Key]dedupstore.Duplicates{}
-		d.timer = time.AfterFunc(noteEvery, d.tell)
+		d.telling.Add(1)
+		d.timer = time.AfterFunc(noteEvery, func() {
+			defer d.telling.Done()
+			d.tell()
+		})
 	}
 	d.seen[*key] = dedupstore.Duplicates{Key: *key, Count: one.Count + 1, Last: time.Now(), Retention: d.window}
 }
@@ -64,12 +69,13 @@ func (d *duplicates) tell() {
 	_ = d.store.NoteDuplicates(ctx, slices.Collect(maps.Values(seen))) // it says nothing that anybody waits for
 }
 
-// close tells the store of what is left.
+// close tells the store of what is left, and returns when the store has been told of everything before.
 func (d *duplicates) close() {
 	d.mu.Lock()
-	if d.timer != nil {
-		d.timer.Stop()
+	if d.timer != nil && d.timer.Stop() {
+		d.telling.Done()
 	}
 	d.mu.Unlock()
 	d.tell()
+	d.telling.Wait()
 }

@@ -12,6 +12,9 @@ import (
 // cause of the handler's cancelled context, and every *ClaimLostError is one.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
+// ErrMaxRun says that a run took longer than Policy.MaxRun. It is the cause of the handler's cancelled context.
+var ErrMaxRun = errors.New("oncemill: the run took longer than Policy.MaxRun")
+
 // ClaimLostError says that another owner took the key over, so this run's outcome was refused. Neither acknowledge the
 // message nor ask for its redelivery: the other owner does.
 type ClaimLostError struct {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -30,8 +29,10 @@ type Guard struct {
 	duplicates duplicates
 	background batch.Background // settlements that are tried again
 
-	noInbox  sync.Once    // says that a handler wants a transaction
-	reported atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
+	refused pacer     // of the line that says that a claim was refused by a store that works
+	slow    pacer     // of the line that says that renewals take long
+	unwatch func()    // ends the metric of the longest run
+	noInbox sync.Once // says that a handler wants a transaction
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
@@ -62,6 +63,9 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 		g.first.inbox, _ = store.(dedupstore.FirstTransactor)
 	}
 	g.keeper = newKeeper(g)
+	if g.unwatch, err = meter.Oldest(g.keeper.oldest); err != nil {
+		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
+	}
 	g.duplicates.store, _ = store.(dedupstore.Inspector)
 	g.duplicates.window = max(policy.Window, policy.FailureWindow)
 	return g, nil
@@ -190,6 +194,7 @@ func (g *Guard) Close() {
 	g.parts.wait()
 	g.background.Wait() // a settlement that failed goes on there
 	g.duplicates.close()
+	g.unwatch()
 }
 
 func (c *Call) validate() error {

@@ -2,6 +2,8 @@ package oncemill_test
 
 import (
 	"context"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,13 +44,17 @@ func TestGuard_HeartbeatThatIsAnsweredLateKeepsTheClaim(t *testing.T) {
 			time.Sleep(8 * time.Second) // longer than an operation should take
 			return err
 		}
-		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		log := &lines{level: slog.LevelWarn}
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second, Logger: slog.New(log)})
 		h := counter{then: func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
-			time.Sleep(5 * time.Minute)
+			time.Sleep(59 * time.Second)
 			return dedupstore.Outcome{}, ctx.Err()
 		}}
 		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
 			t.Error(err)
+		}
+		if len(log.lines) != 1 || !strings.Contains(log.lines[0], "took long to renew a lease") {
+			t.Errorf("in a minute the log says %q, want once that renewals take long", log.lines)
 		}
 	})
 }

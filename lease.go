@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -29,6 +30,7 @@ type lease struct {
 	cut      bool                    // the work was cancelled, because the claim was lost or could not be renewed
 	cancel   context.CancelCauseFunc // of the work; nil: there is none
 	err      error                   // of the last renewal
+	work     work
 }
 
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
@@ -56,7 +58,7 @@ func (l *lease) ends() time.Time {
 func (l *lease) rest() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cancel, l.cut = nil, false
+	l.cancel, l.cut, l.work = nil, false, work{}
 }
 
 // keep has the claim extended with this retention, or its own if that is longer.
@@ -77,6 +79,7 @@ func (l *lease) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.started = true
+	l.work = work{begins: true}
 }
 
 func (l *lease) isLost() bool {
@@ -149,7 +152,11 @@ type keeper struct {
 }
 
 func newKeeper(g *Guard) *keeper {
-	return &keeper{guard: g, every: g.policy.Lease / 24, leases: map[*lease]struct{}{}}
+	every := g.policy.Lease / 24
+	if g.policy.MaxRun > 0 {
+		every = min(every, g.policy.MaxRun/8)
+	}
+	return &keeper{guard: g, every: every, leases: map[*lease]struct{}{}}
 }
 
 // add begins to extend a lease.
@@ -169,6 +176,9 @@ func (k *keeper) add(l *lease) {
 
 // let stops extending a lease. A renewal may still be under way.
 func (k *keeper) let(l *lease) {
+	l.mu.Lock()
+	l.work.begins, l.work.began = false, time.Time{}
+	l.mu.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.leases, l)
@@ -177,12 +187,14 @@ func (k *keeper) let(l *lease) {
 	}
 }
 
-// look renews the leases that are due.
+// look renews the leases that are due, and sees to runs that take long.
 func (k *keeper) look() {
 	now := time.Now()
 	var due, cut []*lease
+	var long longRuns
 	k.mu.Lock()
 	for l := range k.leases {
+		long.add(l, now, k.guard.policy.MaxRun)
 		renew, end := l.due(now)
 		if renew {
 			due = append(due, l)
@@ -195,6 +207,7 @@ func (k *keeper) look() {
 		k.timer.Reset(k.every)
 	}
 	k.mu.Unlock()
+	long.see(k.guard)
 	for _, l := range cut {
 		k.guard.cut(l)
 	}
@@ -242,9 +255,22 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	}
 	l.mu.Unlock()
 	g.countRenewal(err)
+	if took := time.Since(sent); took > l.claim.Lease/6 && g.slow.due(time.Now()) {
+		g.log.Warn("oncemill: the store took long to renew a lease: leases may end while their holders live; look at "+
+			"the store, or lengthen Policy.Lease",
+			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "took", took, "lease", l.claim.Lease, "error", err)
+	}
 	if cancel != nil {
 		cancel(ErrClaimLost)
 	}
+}
+
+// A pacer lets the log say something at most once a minute.
+type pacer struct{ last atomic.Int64 }
+
+func (p *pacer) due(now time.Time) bool {
+	last := p.last.Load()
+	return (last == 0 || now.UnixNano()-last >= int64(sayAgain)) && p.last.CompareAndSwap(last, now.UnixNano())
 }
 
 func (g *Guard) countRenewal(err error) {
@@ -304,6 +330,9 @@ func (l *lease) beginWork(ctx context.Context) context.Context {
 func (l *lease) workUnder(cancel context.CancelCauseFunc) {
 	l.mu.Lock()
 	l.cancel = cancel
+	if l.work.begins {
+		l.work = work{began: time.Now()}
+	}
 	cut := l.cut
 	l.mu.Unlock()
 	if cut {

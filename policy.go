@@ -27,6 +27,12 @@ type Policy struct {
 	// than six times what replicas have to answer. Zero: 30 s.
 	Lease time.Duration
 
+	// MaxRun is how long a run may take. Then the handler's context is cancelled with cause ErrMaxRun, and an error that
+	// it returns counts as a failed attempt; under a policy that parks the outcome is unknown. A handler that does not
+	// heed its context goes on. With or without a limit the log names runs that have been at work for a minute. At least
+	// 100 ms. Zero: no limit.
+	MaxRun time.Duration
+
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Interrupted
 	// runs, as by a shutdown, do not, for as many times: adapters cancel a delivery that takes too long just as they do
 	// at a shutdown.
@@ -179,6 +185,8 @@ func (p Policy) validate() error {
 	case p.Window > 10*year || p.FailureWindow > 10*year:
 		return invalid("Policy.Window",
 			fmt.Sprintf("and FailureWindow are %v and %v, want at most ten years", p.Window, p.FailureWindow))
+	case p.MaxRun != 0 && p.MaxRun < minLease:
+		return invalid("Policy.MaxRun", fmt.Sprintf("is %v, want at least %v, or 0 for no limit", p.MaxRun, minLease))
 	case p.MaxAttempts < 1:
 		return invalid("Policy.MaxAttempts", fmt.Sprintf("is %d, want at least 1", p.MaxAttempts))
 	case p.Backoff.Min < 0:

@@ -114,7 +114,7 @@ func (g *Guard) handleTogether(
 		runs[n] = runOf(l.claim)
 	}
 	errs, err = g.callTogether(ctx, runs, calls, fn)
-	if errors.Is(ctx.Err(), context.Canceled) {
+	if errors.Is(ctx.Err(), context.Canceled) && context.Cause(ctx) != ErrMaxRun { //nolint:errorlint // never wrapped
 		for _, i := range calls { // also for a neighbour's sake
 			tickets[i].lease.interrupt()
 		}

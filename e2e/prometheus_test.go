@@ -70,7 +70,7 @@ var mayBeZero = []string{
 	"Late duplicates", // nothing is 12 hours old here
 	"Waits for a connection that timed out",
 	"oncemill_outbox_pending:max", "oncemill_outbox_oldest_age", "share_over_12h",
-	"OncemillWindowTooShort", "OncemillOutboxStalled", "OncemillDuplicateRatioVanished",
+	"OncemillWindowTooShort", "OncemillHandlerStandsStill", "OncemillOutboxStalled", "OncemillDuplicateRatioVanished",
 }
 
 // allQueries are those of the panels, by dashboard and title, the recording rules by name, and everything that an alert looks at.

@@ -26,15 +26,17 @@ type Meter struct {
 	claimTime, runTime, delay metric.Float64Histogram
 
 	active metric.Int64UpDownCounter
+	oldest metric.Float64ObservableGauge
 
+	meter   metric.Meter
 	store   string
 	sources sources
 }
 
 // NewMeter makes the instruments. The store is what claims are asked of, or nil.
 func NewMeter(p Providers, store any) (*Meter, error) {
-	m := &Meter{store: storeName(store)}
-	set := maker{meter: p.meter()}
+	m := &Meter{store: storeName(store), meter: p.meter()}
+	set := maker{meter: m.meter}
 	set.counter(&m.claims, "oncemill.claims", "{claim}",
 		"Deliveries by how they were answered. One that was held counts as busy, not due or a store error, too.")
 	set.counter(&m.failures, "oncemill.failures", "{failure}",
@@ -57,7 +59,29 @@ func NewMeter(p Providers, store any) (*Meter, error) {
 		m.active, set.err = set.meter.Int64UpDownCounter("oncemill.handler.active", metric.WithUnit("{message}"),
 			metric.WithDescription("Handlers at work."))
 	}
+	if set.err == nil {
+		m.oldest, set.err = set.meter.Float64ObservableGauge("oncemill.handler.oldest.age", metric.WithUnit("s"),
+			metric.WithDescription("How long the longest run has been at work."))
+	}
 	return m, set.err
+}
+
+// A Handler names a handler of a group.
+type Handler struct{ Group, Name string }
+
+// Oldest shows how long the longest run of each handler has been at work, until stop is called.
+func (m *Meter) Oldest(runs func() map[Handler]time.Duration) (stop func(), err error) {
+	registration, err := m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for of, age := range runs() {
+			o.ObserveFloat64(m.oldest, age.Seconds(),
+				metric.WithAttributes(keyGroup.String(of.Group), keyHandler.String(of.Name)))
+		}
+		return nil
+	}, m.oldest)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = registration.Unregister() }, nil
 }
 
 // A maker makes instruments until one fails.

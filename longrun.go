@@ -1,0 +1,91 @@
+package oncemill
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// longRun is after what time of work the log names a run first. It does so again each time when the run has taken twice
+// as long.
+const longRun = time.Minute
+
+// A work is what a handler is at, under a lease.
+type work struct {
+	begins bool          // when its context is made; else that is of something that is no handler
+	began  time.Time     // zero: no handler is at work
+	named  time.Duration // how long it had been at work when the log named it
+	over   bool          // it has taken longer than Policy.MaxRun, and was told to end
+}
+
+// longRuns are runs that take long.
+type longRuns struct {
+	over   []context.CancelCauseFunc // of those that have just become longer than Policy.MaxRun
+	runs   int                       // that have been at work for longRun
+	named  *lease                    // the longest of those that the log names now; nil: it names none
+	atWork time.Duration             // how long that has been at work
+}
+
+// add notes a run.
+func (r *longRuns) add(l *lease, now time.Time, most time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := &l.work
+	took := now.Sub(w.began)
+	if w.began.IsZero() || l.cancel == nil {
+		return
+	}
+	if most > 0 && took >= most && !w.over {
+		w.over = true
+		r.over = append(r.over, l.cancel)
+	}
+	if took < longRun {
+		return
+	}
+	r.runs++
+	if took < 2*w.named {
+		return
+	}
+	w.named = took
+	if took > r.atWork {
+		r.named, r.atWork = l, took
+	}
+}
+
+// see ends the runs that have taken too long, and has the log name the others.
+func (r *longRuns) see(g *Guard) {
+	for _, cancel := range r.over {
+		cancel(ErrMaxRun)
+	}
+	if r.named == nil {
+		return
+	}
+	key := &r.named.claim.Key
+	g.log.Warn("oncemill: handlers have been at work for long: look for a call without a deadline, or set Policy.MaxRun",
+		"id", key.ID, "handler", key.Handler, "key", key.String(), "at_work", r.atWork.Round(time.Second), "runs", r.runs)
+}
+
+// overran reports whether the run was told to end because it took longer than Policy.MaxRun.
+func (l *lease) overran() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.work.over
+}
+
+// oldest returns how long the longest runs of each handler have been at work.
+func (k *keeper) oldest() map[telemetry.Handler]time.Duration {
+	now, all := time.Now(), map[telemetry.Handler]time.Duration{}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for l := range k.leases {
+		l.mu.Lock()
+		began := l.work.began
+		l.mu.Unlock()
+		if !began.IsZero() {
+			of := telemetry.Handler{Group: l.claim.Key.Group, Name: l.claim.Key.Handler}
+			all[of] = max(all[of], now.Sub(began))
+		}
+	}
+	return all
+}

@@ -1,0 +1,117 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestPolicy_MaxRunCancelsTheHandlerAndCountsTheAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxRun: 20 * time.Second, MaxAttempts: 2})
+		run := func(ctx context.Context) (dedupstore.Outcome, error) {
+			began := time.Now()
+			<-ctx.Done()
+			if took := time.Since(began); took < 20*time.Second || took > 25*time.Second {
+				t.Errorf("cancelled after %v, want 20 s and a little", took)
+			}
+			if !errors.Is(context.Cause(ctx), oncemill.ErrMaxRun) {
+				t.Errorf("the cause is %v, want ErrMaxRun", context.Cause(ctx))
+			}
+			return dedupstore.Outcome{}, ctx.Err()
+		}
+		_, err := g.Run(t.Context(), call("m1"), run)
+		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) {
+			t.Errorf("the first run ended with %v, uncounted %t, want an attempt that names ErrMaxRun", err, retry.Uncounted)
+		}
+		time.Sleep(time.Minute)
+		res, err := g.Run(t.Context(), call("m1"), run)
+		if err != nil || !res.Outcome.Exhausted || !strings.Contains(res.Outcome.Reason, "Policy.MaxRun") {
+			t.Errorf("the last run ended with %+v, %v, want an exhausted outcome that names Policy.MaxRun", res.Outcome, err)
+		}
+	})
+}
+
+// A handler may also overlook the end of its context, and succeed: its effect is there.
+func TestPolicy_MaxRunKeepsASuccessThatComesLate(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxRun: time.Second})
+		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			time.Sleep(time.Hour)
+			return dedupstore.Outcome{}, nil
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("it ended with %+v, %v, want a success", res.Outcome, err)
+		}
+	})
+}
+
+func TestPolicy_MaxRunIsNoInterruptionOfABatch(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxRun: time.Second})
+		alone, ends := together(t, g, ticketsOf(t, g, "m1", "m2"), func(ctx context.Context, _ []int) []error {
+			<-ctx.Done()
+			return []error{nil, ctx.Err()}
+		})
+		retry, failed := errors.AsType[*oncemill.RetryError](ends[1])
+		if len(alone) > 0 || ends[0] != nil || !failed || retry.Uncounted {
+			t.Errorf("alone: %v, ended with %v; want the second to have used an attempt up", alone, ends)
+		}
+	})
+}
+
+func TestPolicy_MaxRunIsChecked(t *testing.T) {
+	t.Parallel()
+	_, err := oncemill.NewGuard(newStore(t), oncemill.Policy{MaxRun: 5})
+	if err == nil || !strings.Contains(err.Error(), "Policy.MaxRun is 5ns, want at least 100ms, or 0 for no limit") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// Forty runs hang, and the log says so: after a minute, and then ever more rarely.
+func TestGuard_RunsThatHangAreNamed(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		log := &lines{level: slog.LevelWarn}
+		g := newGuard(t, newStore(t), oncemill.Policy{Logger: slog.New(log)})
+		var all sync.WaitGroup
+		for i := range 40 {
+			all.Go(func() {
+				_, _ = g.Run(t.Context(), call(fmt.Sprint("m", i)), func(context.Context) (dedupstore.Outcome, error) {
+					time.Sleep(2 * time.Hour)
+					return dedupstore.Outcome{}, nil
+				})
+			})
+		}
+		time.Sleep(59 * time.Second)
+		log.mu.Lock()
+		if len(log.lines) > 0 {
+			t.Errorf("before a minute the log says %q", log.lines)
+		}
+		log.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		if len(log.lines) != 1 {
+			t.Fatalf("after a minute the log says %q, want one line", log.lines)
+		}
+		said := log.attrs[0]
+		if said["runs"] != int64(40) || said["handler"] != "charge" || said["id"] == "" ||
+			said["at_work"].(time.Duration).Round(10*time.Second) != time.Minute {
+			t.Errorf("it says %v, want an ID, the handler, how long and how many", said)
+		}
+		log.mu.Unlock()
+		all.Wait()
+		log.mu.Lock()
+		if len(log.lines) < 6 || len(log.lines) > 8 {
+			t.Errorf("in two hours the log has %d lines, want some 7: %q", len(log.lines), log.attrs)
+		}
+	})
+}
