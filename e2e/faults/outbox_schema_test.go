@@ -52,7 +52,7 @@ func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *test
 	m.terminate(relay)
 	m.exec(`UPDATE oncemill_outbox_settings SET version = 0`)
 	relay = m.start()
-	m.complains(relay, 0, `has schema version 0, want at least 1: call Migrate`)
+	m.complains(relay, 0, `has schema version 0, want at least 2: call Migrate`)
 	m.fatal(m.box.Migrate(t.Context()))
 	m.goesOn()
 	m.finish(relay).mustBalance(t, answerUnknown, leaseSlow)
