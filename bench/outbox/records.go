@@ -181,7 +181,7 @@ func openPostgresBoxes(ctx context.Context, b *kit.Bench) (*kit.Pair[*box], erro
 	}
 	return boxes(ctx, b, d, filled.Differing{
 		Columns: map[string]string{
-			"number": "hashint8extended(x.number, n.i)", "id": "x.id || '-' || n.i",
+			"number": "hashint8extended(x.number, n.i)", "id": "lpad(n.i::text, 10, '0') || '-' || x.id",
 			"published_at": "x.published_at - n.i * interval '1 second'",
 		},
 		Expired: map[string]string{
@@ -199,7 +199,8 @@ func openMySQLBoxes(ctx context.Context, b *kit.Bench) (*kit.Pair[*box], error) 
 	}
 	return boxes(ctx, b, d, filled.Differing{
 		Columns: map[string]string{
-			"number": "NULL", "name": "UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256))", "id": "CONCAT(x.id, '-', n.i)",
+			"number": "NULL", "name": "UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256))",
+			"id": "CONCAT(LPAD(n.i, 10, '0'), '-', x.id)",
 			"at": "x.at - n.i * 1000000 * (x.state = 3)",
 		},
 		Expired: map[string]string{"state": "3", "at": "1"},
@@ -215,7 +216,7 @@ func openSQLiteBoxes(ctx context.Context, b *kit.Bench) (*kit.Pair[*box], error)
 	}
 	return boxes(ctx, b, d, filled.Differing{
 		Columns: map[string]string{
-			"number": "NULL", "id": "x.id || '-' || n.i", "published_at": "x.published_at - n.i * 1000000",
+			"number": "NULL", "id": "printf('%010d', n.i) || '-' || x.id", "published_at": "x.published_at - n.i * 1000000",
 		},
 		Expired: map[string]string{"published_at": "1", "dead_at": "NULL"},
 	}, func(table string) (anyOutbox, error) {

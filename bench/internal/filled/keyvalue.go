@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
@@ -31,7 +30,7 @@ type half struct {
 	write func(ctx context.Context, keys []dedupstore.Key, records []any) error
 }
 
-// pair makes two stores, of the names empty and full.
+// pair makes two stores, of the names mill_empty and mill_full.
 func pair(
 	ctx context.Context, b *kit.Bench, p *kit.Pair[*Store], name string, atOnce int,
 	open func(ctx context.Context, name string) (half, error),
@@ -45,8 +44,8 @@ func pair(
 	}
 	var err1, err2 error
 	var full half
-	p.Empty, _, err1 = seeded("empty")
-	p.Full, full, err2 = seeded("full")
+	p.Empty, _, err1 = seeded("mill_empty")
+	p.Full, full, err2 = seeded("mill_full")
 	err := errors.Join(err1, err2)
 	if err == nil {
 		p.Full.copies = copies(b)
@@ -70,7 +69,7 @@ func (h half) multiply(ctx context.Context, b *kit.Bench, name string, atOnce in
 		keys := make([]dedupstore.Key, Seeds)
 		for n := from; n <= to; n++ {
 			for i := range keys {
-				keys[i] = keyOf(seedID(i) + "-" + strconv.Itoa(n))
+				keys[i] = keyOf(copyID(seedID(i), n))
 			}
 			if err := h.write(ctx, keys, records); err != nil {
 				return err
@@ -88,7 +87,7 @@ func openRedis(ctx context.Context, b *kit.Bench) (*kit.Pair[*Store], error) {
 		return nil, err
 	}
 	p.Cleanup(server.Stop)
-	databases := map[string]int{"empty": 0, "full": 1}
+	databases := map[string]int{"mill_empty": 0, "mill_full": 1}
 	return pair(ctx, b, p, "redis", 2, func(_ context.Context, name string) (half, error) {
 		rdb := redis.NewClient(&redis.Options{
 			Addr: server.Addr, DB: databases[name], PoolSize: Connections, ContextTimeoutEnabled: true,

@@ -54,7 +54,7 @@ func openPostgres(ctx context.Context, b *kit.Bench) (*kit.Pair[*Store], error) 
 	if err != nil {
 		return nil, err
 	}
-	const key = "x.key || '-' || n.i"
+	const key = "replace(x.key, 'charge:', 'charge:' || lpad(n.i::text, 10, '0') || '-')"
 	const yesterday = "now() - interval '1 day'"
 	return stores(ctx, b, d, Differing{
 		Columns: map[string]string{"key": key, "id": "substring(sha256((" + key + ")::bytea) FOR 16)"},
@@ -72,7 +72,7 @@ func openMySQL(ctx context.Context, b *kit.Bench) (*kit.Pair[*Store], error) {
 	if err != nil {
 		return nil, err
 	}
-	const key = "CONCAT(x.record_key, '-', n.i)"
+	const key = "REPLACE(x.record_key, 'charge:', CONCAT('charge:', LPAD(n.i, 10, '0'), '-'))"
 	return stores(ctx, b, d, Differing{
 		Columns: map[string]string{"record_key": key, "id": "UNHEX(LEFT(SHA2(" + key + ", 256), 32))"},
 		Expired: map[string]string{"expires_at": "1"},
@@ -87,7 +87,7 @@ func openSQLite(ctx context.Context, b *kit.Bench) (*kit.Pair[*Store], error) {
 		return nil, err
 	}
 	return stores(ctx, b, d, Differing{
-		Columns: map[string]string{"key": "x.key || '-' || n.i", "number": "NULL"},
+		Columns: map[string]string{"key": "replace(x.key, 'charge:', 'charge:' || printf('%010d', n.i) || '-')", "number": "NULL"},
 		Expired: map[string]string{"expires_at": "1"},
 	}, func(table string) (tableStore, error) {
 		return sqlitestore.New(d.DB, sqlitestore.Config{Table: table})

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -88,10 +87,13 @@ func seedID(n int) string { return fmt.Sprintf("seed%03d", n) }
 func (s *Store) Done() dedupstore.Key {
 	id := seedID(mathrand.IntN(finished))
 	if n := mathrand.IntN(s.copies + 1); n > 0 {
-		id += "-" + strconv.Itoa(n)
+		id = copyID(id, n)
 	}
 	return keyOf(id)
 }
+
+// copyID is the ID of a copy. Those that are made together lie side by side, as those of producer.NewID do.
+func copyID(id string, n int) string { return fmt.Sprintf("%010d-%s", n, id) }
 
 // seed writes the first records: what a store holds after a day. What has expired is for those that clean.
 func (s *Store) seed(ctx context.Context) error {
