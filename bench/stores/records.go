@@ -65,7 +65,9 @@ func atOnce(call func() error) (done int, took time.Duration, err error) {
 	return callsAtOnce * together, time.Since(begun), errors.Join(errs...)
 }
 
-func claimFresh(ctx context.Context, s *filled.Store) (claims [][]dedupstore.Claim, n int, took time.Duration, err error) {
+func claimFresh(
+	ctx context.Context, s *filled.Store,
+) (claims [][]dedupstore.Claim, n int, took time.Duration, err error) {
 	var mu sync.Mutex
 	n, took, err = atOnce(func() error {
 		requests := make([]dedupstore.Request, together)

@@ -87,7 +87,9 @@ func openSQLite(ctx context.Context, b *kit.Bench) (*kit.Pair[*Store], error) {
 		return nil, err
 	}
 	return stores(ctx, b, d, Differing{
-		Columns: map[string]string{"key": "replace(x.key, 'charge:', 'charge:' || printf('%010d', n.i) || '-')", "number": "NULL"},
+		Columns: map[string]string{
+			"key": "replace(x.key, 'charge:', 'charge:' || printf('%010d', n.i) || '-')", "number": "NULL",
+		},
 		Expired: map[string]string{"expires_at": "1"},
 	}, func(table string) (tableStore, error) {
 		return sqlitestore.New(d.DB, sqlitestore.Config{Table: table})

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// A Subject is measured twice: on one server it holds nothing, and [Options.Records] records. Open returns an error that
-// is [ErrMissing] where the server cannot be had.
+// A Subject is measured on one server, holding nothing and holding [Options.Records] records. Where the server cannot
+// be had, the error of Open is [ErrMissing].
 type Subject[S any] struct {
 	Name string
 	Open func(ctx context.Context, b *Bench) (*Pair[S], error)
 }
 
-// A Pair is the two. Whoever gets it runs the cleanups.
+// A Pair has a subject in both forms. Its user runs the cleanups.
 type Pair[S any] struct {
 	Empty, Full S
 	Cleanups
@@ -78,7 +78,8 @@ func Records[S any](subjects []Subject[S], operations []Operation[S]) Experiment
 				err = errors.Join(err, compareRecords(ctx, b, s, operations, &ratios))
 			}
 		}
-		return errors.Join(err, ratios.write(b.tables, fmt.Sprintf("Rates beside %d records, of those beside none", b.Records)))
+		title := fmt.Sprintf("Rates beside %d records, divided by those beside none", b.Records)
+		return errors.Join(err, ratios.write(b.tables, title))
 	}}
 }
 
@@ -101,12 +102,13 @@ func compareRecords[S any](
 	worst := 0.
 	for _, o := range operations {
 		for round := range b.Rounds {
-			bounded, cancel := context.WithTimeoutCause(ctx, roundLimit, fmt.Errorf("it takes longer than %v", roundLimit))
+			tooLong := fmt.Errorf("it takes longer than %v", roundLimit)
+			bounded, cancel := context.WithTimeoutCause(ctx, roundLimit, tooLong)
 			rates, err := takeTurns(bounded, b.Cell, o, [2]S{pair.Empty, pair.Full})
 			late := context.Cause(bounded)
 			cancel()
 			if err != nil {
-				return fmt.Errorf("%s: %s: round %d: %w", s.Name, o.Name, round+1, errors.Join(err, late))
+				return fmt.Errorf("%s: %s, round %d: %w", s.Name, o.Name, round+1, errors.Join(err, late))
 			}
 			if rates[0] > 0 && rates[1] > 0 {
 				t.Add(empty, Figure{o.Name, rates[0]})
@@ -130,7 +132,9 @@ func compareRecords[S any](
 }
 
 // takeTurns lets both do an operation until each has taken so long, and returns how much each did in a second.
-func takeTurns[S any](ctx context.Context, cell time.Duration, o Operation[S], both [2]S) (rates [2]float64, err error) {
+func takeTurns[S any](
+	ctx context.Context, cell time.Duration, o Operation[S], both [2]S,
+) (rates [2]float64, err error) {
 	var done [2]int
 	var took [2]time.Duration
 	for turn := 0; took[0] < cell || took[1] < cell; turn++ {
