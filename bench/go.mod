@@ -25,8 +25,10 @@ require (
 	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgwal v0.0.0
+	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
 	github.com/oncemill/oncemill/transport/franz v0.0.0
 	github.com/oncemill/oncemill/transport/natsjs v0.0.0
 	github.com/oncemill/oncemill/transport/oncewatermill v0.0.0
@@ -110,8 +112,10 @@ replace (
 	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
 	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../internal/testserver/mysqltest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/pgwal => ../outbox/pgwal
+	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
 	github.com/oncemill/oncemill/transport/franz => ../transport/franz
 	github.com/oncemill/oncemill/transport/natsjs => ../transport/natsjs
 	github.com/oncemill/oncemill/transport/oncewatermill => ../transport/oncewatermill

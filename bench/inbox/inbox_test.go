@@ -15,6 +15,10 @@ func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
 	)
 }
 
+func TestProgram_QuickRunComparesFullInboxesWithEmptyOnes(t *testing.T) {
+	kit.QuickRecords(t, records, "postgres", "mysql", "sqlite")
+}
+
 func TestIdentity_NumbersHaveDifferentIDs(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}

@@ -1,7 +1,7 @@
 // Program outbox measures how messages get from a table of PostgreSQL to JetStream. It compares Oncemill's relays with
 // Watermill's Forwarder and with River. It also measures the write-ahead log of a message, what a wake-up costs the
-// writer, the time from commit to consumer, and what a million published rows change. Every variant has to bring
-// exactly what was written into the stream.
+// writer, the time from commit to consumer, and what a million published rows change, also for the outboxes of other
+// databases. Every variant has to bring exactly what was written into the stream.
 package main
 
 import (
@@ -48,7 +48,7 @@ var experiments = []kit.Experiment{
 	{Name: "relays", Variants: []string{oneRelay, twoRelays}, Run: withRig(relays)},
 }
 
-func main() { kit.Main(experiments...) }
+func main() { kit.Main(append(experiments, records)...) }
 
 // withRig gives an experiment servers of its own.
 func withRig(run func(context.Context, *kit.Bench, *rig) error) func(context.Context, *kit.Bench) error {

@@ -30,6 +30,10 @@ func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
 	)
 }
 
+func TestProgram_QuickRunComparesFullOutboxesWithEmptyOnes(t *testing.T) {
+	kit.QuickRecords(t, records, "postgres", "mysql", "sqlite")
+}
+
 func TestTally_WhatIsMissingStrangeOrCutIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -27,12 +27,12 @@ func startRedis(_ context.Context, s *server) error {
 		return err
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: r.Addr, PoolSize: 2 * callers, ContextTimeoutEnabled: true})
-	s.cleanup(r.Stop, rdb.Close)
+	s.Cleanup(r.Stop, rdb.Close)
 	store, err := redisstore.New(rdb, redisstore.Config{})
 	if err != nil {
 		return err
 	}
-	s.cleanup(quiet(store.Close))
+	s.Cleanup(kit.Quiet(store.Close))
 	s.store, s.hand, s.reset = store, bySET(rdb), r.Flush
 	s.extra = func(ctx context.Context, _ float64) ([]kit.Figure, error) {
 		key, err := rdb.RandomKey(ctx).Result()
@@ -73,12 +73,12 @@ func startNATS(_ context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	s.cleanup(n.Stop)
+	s.Cleanup(n.Stop)
 	nc, err := nats.Connect(n.URL)
 	if err != nil {
 		return err
 	}
-	s.cleanup(quiet(nc.Close))
+	s.Cleanup(kit.Quiet(nc.Close))
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ var experiments = []kit.Experiment{
 	experiment("cassandra", "cassandrastore", startCassandra),
 }
 
-func main() { kit.Main(experiments...) }
+func main() { kit.Main(append(experiments, records)...) }
 
 // What a store has to reach of what is written by hand, and what is aimed for.
 const (
@@ -36,7 +36,7 @@ func experiment(name, store string, start func(context.Context, *server) error) 
 	hand := name + " by hand"
 	run := func(ctx context.Context, b *kit.Bench) (err error) {
 		s := &server{}
-		defer func() { err = errors.Join(err, s.stop()) }()
+		defer func() { err = errors.Join(err, s.Clean()) }()
 		err = start(ctx, s)
 		if errors.Is(err, kit.ErrMissing) || errors.Is(err, exec.ErrNotFound) {
 			b.Progress("%s is left out: %v", name, err)

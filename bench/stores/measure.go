@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -30,20 +29,8 @@ type server struct {
 	// extra is what the server says about so many messages. Nil: nothing.
 	extra func(ctx context.Context, messages float64) ([]kit.Figure, error)
 
-	cleanups []func() error // the last one first
+	kit.Cleanups
 }
-
-func (s *server) cleanup(do ...func() error) { s.cleanups = append(s.cleanups, do...) }
-
-func (s *server) stop() (err error) {
-	for _, do := range slices.Backward(s.cleanups) {
-		err = errors.Join(err, do())
-	}
-	return err
-}
-
-// quiet is a cleanup that cannot fail.
-func quiet(do func()) func() error { return func() error { do(); return nil } }
 
 // issued counts the messages, so that no two have an ID in common.
 var issued atomic.Int64

@@ -4,21 +4,16 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"net/url"
-	"os"
-	"path/filepath"
-	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill/bench/internal/kit"
+	"github.com/oncemill/oncemill/bench/internal/servers"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
-	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
 // connections are enough for the callers by hand: with more they hinder each other.
@@ -29,13 +24,13 @@ func startPostgres(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	s.cleanup(p.Stop)
+	s.Cleanup(p.Stop)
 	pool, err := p.Pool(ctx, connections)
 	if err != nil {
 		return err
 	}
 	db := stdlib.OpenDBFromPool(pool)
-	s.cleanup(quiet(pool.Close), db.Close)
+	s.Cleanup(kit.Quiet(pool.Close), db.Close)
 	s.hand = byRows(
 		inPostgres(pool, `INSERT INTO hand (id, owner, rec, expires) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`),
 		inPostgres(pool, `UPDATE hand SET rec = $1, expires = $2 WHERE id = $3 AND owner = $4`))
@@ -54,19 +49,12 @@ func inPostgres(pool *pgxpool.Pool, query string) statement {
 	}
 }
 
-// startMySQL runs MariaDB so that commits wait for the disk, with room for what is measured.
 func startMySQL(ctx context.Context, s *server) error {
-	var db *sql.DB
-	giveBack, err := kit.Borrow(func(t testing.TB) {
-		db = mysqltest.Start(t, "--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync",
-			"--innodb-buffer-pool-size=1G", "--innodb-log-file-size=1G").NewDatabase(t).Open(t)
-	})
+	db, giveBack, err := servers.StartMySQL(connections)
 	if err != nil {
 		return err
 	}
-	s.cleanup(giveBack)
-	db.SetMaxOpenConns(connections)
-	db.SetMaxIdleConns(connections)
+	s.Cleanup(giveBack)
 	s.reset = executed(db, `TRUNCATE hand`, `TRUNCATE oncemill_dedup`)
 	s.extra = size(db, `SELECT SUM(data_length + index_length) FROM information_schema.tables
 		WHERE table_schema = database()`, `ANALYZE TABLE hand`, `ANALYZE TABLE oncemill_dedup`)
@@ -79,18 +67,16 @@ func startMySQL(ctx context.Context, s *server) error {
 
 // startSQLite has its database in a file. By hand, callers share one connection: there is one writer anyway.
 func startSQLite(ctx context.Context, s *server) error {
-	dir, err := os.MkdirTemp("", "oncemill-bench-")
+	name, remove, err := servers.SQLite()
 	if err != nil {
 		return err
 	}
-	settings := url.Values{"_busy_timeout": {"10000"}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"}}
-	name := "file:" + filepath.Join(dir, "bench.db") + "?" + settings.Encode()
 	db, err1 := sql.Open("sqlite", name)
 	alone, err2 := sql.Open("sqlite", name)
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	s.cleanup(func() error { return os.RemoveAll(dir) }, db.Close, alone.Close)
+	s.Cleanup(remove, db.Close, alone.Close)
 	alone.SetMaxOpenConns(1)
 	s.reset = executed(alone, `DELETE FROM hand`, `DELETE FROM oncemill_dedup`)
 	s.extra = size(alone, `SELECT page_size * (page_count - freelist_count)

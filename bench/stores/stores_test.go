@@ -17,9 +17,19 @@ func TestMain(m *testing.M) {
 }
 
 // A node of Cassandra takes half a minute to start, and so has its turn with ONCEMILL_PROOF=1.
+var proof = os.Getenv("ONCEMILL_PROOF") != ""
+
+func TestProgram_QuickRunComparesFullStoresWithEmptyOnes(t *testing.T) {
+	stores := []string{"redis", "natskv", "postgres", "mysql", "sqlite", "dynamodb"}
+	if proof {
+		stores = append(stores, "cassandra")
+	}
+	kit.QuickRecords(t, records, stores...)
+}
+
 func TestProgram_QuickRunMeasuresEachStoreThatCanBeHad(t *testing.T) {
 	chosen := slices.Clone(experiments)
-	if os.Getenv("ONCEMILL_PROOF") == "" {
+	if !proof {
 		chosen = slices.DeleteFunc(chosen, func(e kit.Experiment) bool { return e.Name == "cassandra" })
 	}
 	var stdout, stderr bytes.Buffer

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"net/http"
 	"strconv"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
@@ -16,32 +14,21 @@ import (
 	"github.com/aws/smithy-go/middleware"
 
 	"github.com/oncemill/oncemill/bench/internal/kit"
+	"github.com/oncemill/oncemill/bench/internal/servers"
 	"github.com/oncemill/oncemill/dedupstore/cassandrastore"
 	"github.com/oncemill/oncemill/dedupstore/dynamostore"
-	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
-	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 )
 
 // tables are those of the store and by hand.
 var tables = []string{"oncemill", "hand"}
 
-// startDynamoDB runs dynalite, which keeps tables in memory and has one thread.
 func startDynamoDB(_ context.Context, s *server) error {
-	var endpoint string
-	giveBack, err := kit.Borrow(func(t testing.TB) { endpoint = dynamotest.Shared(t) })
+	var units atomic.Int64
+	client, giveBack, err := servers.StartDynamoDB(callers, counted(&units))
 	if err != nil {
 		return err
 	}
-	var units atomic.Int64
-	transport := &http.Transport{MaxIdleConnsPerHost: callers}
-	s.cleanup(giveBack, quiet(transport.CloseIdleConnections))
-	client := dynamodb.New(dynamodb.Options{
-		Region: "eu-central-1", BaseEndpoint: &endpoint, HTTPClient: &http.Client{Transport: transport},
-		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-			return aws.Credentials{AccessKeyID: "bench", SecretAccessKey: "bench"}, nil
-		}),
-		APIOptions: []func(*middleware.Stack) error{counted(&units)},
-	})
+	s.Cleanup(giveBack)
 	s.hand = byItem(client)
 	s.reset = func(ctx context.Context) error {
 		units.Store(0)
@@ -132,19 +119,13 @@ func counted(units *atomic.Int64) func(*middleware.Stack) error {
 	}
 }
 
-// startCassandra runs one node. Its tables keep what they have: to empty one takes longer than to measure.
+// startCassandra has tables that keep what they have: to empty one takes longer than to measure.
 func startCassandra(ctx context.Context, s *server) error {
-	var session *gocql.Session
-	var keyspace string
-	giveBack, err := kit.Borrow(func(t testing.TB) {
-		node := cassandratest.Start(t)
-		keyspace = node.Keyspace(t)
-		session = node.Session(t)
-	})
+	session, keyspace, giveBack, err := servers.StartCassandra()
 	if err != nil {
 		return err
 	}
-	s.cleanup(giveBack)
+	s.Cleanup(giveBack)
 	table := keyspace + ".hand"
 	s.hand = byTransaction(session, table)
 	store, err := cassandrastore.New(session, cassandrastore.Config{Keyspace: keyspace})

@@ -49,69 +49,149 @@ WHERE schemaname = $1 AND relname LIKE 'oncemill_dedup%' AND relname <> 'oncemil
 	pool = of(2)
 	s := unmigrated(t, pool, Config{})
 	for i := range 10 {
-		leased := runOf(t, s, fmt.Sprint("leased-", i))
-		for range 2 {
-			var many []dedupstore.Request
-			for j := range 3 {
-				many = append(many, request(fmt.Sprint("many-", i, "-", j)))
-			}
-			for _, r := range s.Claim(t.Context(), many) {
-				if r.Err != nil {
-					t.Fatal(r.Err)
-				}
-			}
-		}
-		if err := beat(t.Context(), s, leased, long); err != nil {
-			t.Fatal(err)
-		}
-		if err := dedupstore.SettleOne(t.Context(), s, leased, success); err != nil {
-			t.Fatal(err)
-		}
-		c := runOf(t, s.Inbox(), fmt.Sprint("inbox-", i))
-		for range 2 { // the second looks, and finds it done
-			if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		joined := runOf(t, s, fmt.Sprint("joined-", i))
-		tx := begin(t, pool, "")
-		if err := s.Join(txctx.With(t.Context(), &joined), tx); err != nil {
-			t.Fatal(err)
-		}
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var verdict string
-		if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner,
-			int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
-			t.Fatal(verdict, err)
-		}
-		d := []dedupstore.Duplicates{{Key: c.Key, Count: 1, Last: time.Now()}}
-		if err := s.NoteDuplicates(t.Context(), d); err != nil {
-			t.Fatal(err)
-		}
-		if seen := recordOf(t, s, c.Key.ID); seen.Duplicates != 1 {
-			t.Fatalf("the record looks like %+v", seen)
-		}
-		if page, err := s.List(t.Context(), dedupstore.Filter{}, ""); err != nil || len(page.Records) == 0 {
-			t.Fatalf("the list is %+v, %v", page, err)
-		}
-		if c, err := s.Count(t.Context(), dedupstore.Filter{}, ""); err != nil || len(c.Tallies) == 0 {
-			t.Fatalf("the count is %+v, %v", c, err)
-		}
-		if err := s.Change(t.Context(), recordOf(t, s, c.Key.ID), dedupstore.Forget{}); err != nil {
-			t.Fatal(err)
-		}
-		if seen := recordOf(t, s, c.Key.ID); seen.State != dedupstore.Absent {
-			t.Fatalf("a forgotten record looks like %+v", seen)
-		}
-		if _, err := s.Clean(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
+		useAll(t, s, pool, fmt.Sprint(i))
 	}
 	pool.Close()
 	look(func() bool { return finds >= 100 })
 	if reads > before {
 		t.Errorf("%d statements read a whole table, %d used an index", reads-before, finds)
+	}
+}
+
+// TestStore_ReadsNoMoreOfALargeTable counts the rows and the index entries that are read while everything is done once.
+func TestStore_ReadsNoMoreOfALargeTable(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	s := newStore(t, direct, Config{})
+	if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, "seed"), success); err != nil {
+		t.Fatal(err)
+	}
+	const rows = 40_000
+	mustExec(t, direct, `
+INSERT INTO oncemill_dedup SELECT c.* FROM oncemill_dedup x CROSS JOIN generate_series(1, $1) AS i
+CROSS JOIN LATERAL (SELECT x.key || '-' || i AS key) AS k
+CROSS JOIN LATERAL jsonb_populate_record(x, jsonb_build_object('key', k.key,
+	'id', '\x' || encode(substring(sha256(k.key::bytea) FOR 16), 'hex'))) AS c`, rows)
+	mustExec(t, direct, `INSERT INTO oncemill_dedup_duplicates SELECT id, 1, first_at, first_at FROM oncemill_dedup`)
+	mustExec(t, direct, `VACUUM ANALYZE oncemill_dedup, oncemill_dedup_duplicates`)
+	config := direct.Config()
+	schema := config.ConnConfig.RuntimeParams["search_path"]
+	read := func() (n int) {
+		if err := direct.QueryRow(t.Context(), `
+SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname <> 'effects')
+	+ (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = $1)`, schema).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := read()
+	config.ConnConfig.RuntimeParams["application_name"] = schema
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	useAll(t, unmigrated(t, pool, Config{}), pool, "large")
+	pool.Close()
+	until(t, "the end of the sessions, which report then", func() bool {
+		var gone bool
+		err := direct.QueryRow(t.Context(), `SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = $1`,
+			schema).Scan(&gone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gone
+	})
+	if n := read() - before; n < pageSize || n > rows/2 {
+		t.Errorf("%d rows and index entries were read of %d", n, rows)
+	}
+}
+
+// useAll calls all methods of the store, and of its inbox.
+func useAll(t *testing.T, s *Store, pool *pgxpool.Pool, n string) {
+	leased := runOf(t, s, "leased-"+n)
+	for range 2 {
+		var many []dedupstore.Request
+		for j := range 3 {
+			many = append(many, request(fmt.Sprint("many-", n, "-", j)))
+		}
+		for _, r := range s.Claim(t.Context(), many) {
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	if err := beat(t.Context(), s, leased, long); err != nil {
+		t.Fatal(err)
+	}
+	if err := dedupstore.SettleOne(t.Context(), s, leased, success); err != nil {
+		t.Fatal(err)
+	}
+	c := runOf(t, s.Inbox(), "inbox-"+n)
+	for range 2 { // the second looks, and finds it done
+		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	joined := runOf(t, s, "joined-"+n)
+	tx := begin(t, pool, "")
+	if err := s.Join(txctx.With(t.Context(), &joined), tx); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var verdict string
+	if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner,
+		int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
+		t.Fatal(verdict, err)
+	}
+	d := []dedupstore.Duplicates{{Key: c.Key, Count: 1, Last: time.Now()}}
+	if err := s.NoteDuplicates(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if seen := recordOf(t, s, c.Key.ID); seen.Duplicates != 1 {
+		t.Fatalf("the record looks like %+v", seen)
+	}
+	if page, err := s.List(t.Context(), dedupstore.Filter{}, ""); err != nil || len(page.Records) == 0 {
+		t.Fatalf("the list is %+v, %v", page, err)
+	}
+	if c, err := s.Count(t.Context(), dedupstore.Filter{}, ""); err != nil || len(c.Tallies) == 0 {
+		t.Fatalf("the count is %+v, %v", c, err)
+	}
+	if _, err := s.Count(t.Context(), dedupstore.Filter{}, "-1"); err != nil { // duplicates
+		t.Fatal(err)
+	}
+	first := request("first-" + n)
+	for range 2 { // the second finds it done
+		_, err := s.Inbox().(dedupstore.FirstTransactor).FirstInTx(t.Context(), first,
+			func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
+				return success, effect(ctx, c)
+			})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(),
+		[]dedupstore.Request{first, request("firsts-" + n)},
+		func(context.Context, []dedupstore.Claim) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := runOf(t, s, "failed-"+n)
+	if err := dedupstore.SettleOne(t.Context(), s, failed, dedupstore.Finish{
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}, Retention: long}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Change(t.Context(), recordOf(t, s, failed.Key.ID), dedupstore.Rerun{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Change(t.Context(), recordOf(t, s, c.Key.ID), dedupstore.Forget{}); err != nil {
+		t.Fatal(err)
+	}
+	if seen := recordOf(t, s, c.Key.ID); seen.State != dedupstore.Absent {
+		t.Fatalf("a forgotten record looks like %+v", seen)
+	}
+	if _, err := s.Clean(t.Context(), 1); err != nil {
+		t.Fatal(err)
 	}
 }

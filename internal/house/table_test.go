@@ -32,6 +32,7 @@ var house = table{
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
 	{1, "internal/goldentest", "records as earlier versions wrote them", testLib},
+	{0, "internal/sqltest", "the statements that stores on SQL databases send", testLib},
 	{1, "internal/claimtest", "usual claims, and many who change one record, for tests of stores", testLib},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},

@@ -36,7 +36,7 @@ const (
 var postgresSettings = []string{
 	"listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=200",
 	"wal_level=logical", "max_replication_slots=20", "max_wal_senders=20",
-	"shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=1h",
+	"shared_buffers=2GB", "max_wal_size=4GB", "checkpoint_timeout=1h",
 }
 
 // PostgresPrograms is the folder of initdb and postgres: of the newest version in Debian's place, or else of PATH.

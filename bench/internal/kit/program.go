@@ -22,6 +22,7 @@ type Options struct {
 	Records int           // how many records a full server holds, at least 1
 	Scale   float64       // how many messages where they are counted, 1 being the usual number
 	Only    string        // a part of the names of the experiments to run, or of their variants; empty: all
+	Stores  string        // the subjects of "records" to measure, with commas; empty: all
 	Quick   bool          // everything once, small and short: shows that the program works, and nothing else
 
 	// CPUProfile and MemProfile are files for profiles of the part of a variant that is measured, of its last round. They
@@ -105,6 +106,7 @@ func parse(args []string, stderr io.Writer, experiments string) (Options, error)
 	f.IntVar(&o.Records, "records", 1_000_000, "how many records a full server holds")
 	f.Float64Var(&o.Scale, "n", 1, "how many messages where they are counted, 1 being the usual number")
 	f.StringVar(&o.Only, "only", "", "only experiments or variants with this in their names, of "+experiments)
+	f.StringVar(&o.Stores, "stores", "", "for the experiment records: only these stores, such as redis,mysql")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "write a CPU profile of what is measured to this file; needs -only that leaves one variant")
 	f.StringVar(&o.MemProfile, "memprofile", "", "the same for allocations; it slows the variant down")
 	f.BoolVar(&o.Quick, "quick", false, "1 round, 50 ms, 4000 records, -n 0.02: shows that the program works, and nothing else")

@@ -43,3 +43,23 @@ func QuickRun(t *testing.T, experiments []Experiment, results ...string) {
 		t.Logf("%s\n%s", stdout.String(), stderr.String())
 	}
 }
+
+// QuickRecords compares subjects quickly, and wants a result of each that can be had, which with CI=true are all.
+func QuickRecords(t *testing.T, records Experiment, subjects ...string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	args := []string{"-quick", "-stores", strings.Join(subjects, ",")}
+	if err := Run(t.Context(), args, &stdout, &stderr, records); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	for _, name := range subjects {
+		measured := strings.Contains(stdout.String(), "\nratio "+name+"_full_vs_empty_worst ")
+		if leftOut := strings.Contains(stderr.String(), name+" is left out: "); measured == leftOut ||
+			leftOut && os.Getenv("CI") == "true" {
+			t.Errorf("%s: measured %t, left out %t", name, measured, leftOut)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s\n%s", stdout.String(), stderr.String())
+	}
+}
