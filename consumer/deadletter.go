@@ -26,8 +26,7 @@ const (
 )
 
 // headerGaveUp names the handlers that gave a message up, also those of the dead letters that it was before: a token
-// for each, joined by commas. HeaderHandler is for people. It holds only the last one, and names with slashes are
-// ambiguous in it.
+// for each, joined by commas. HeaderHandler holds only the last one.
 const headerGaveUp = "oncemill-gave-up"
 
 func (p *Processor) token(handler string) string {
@@ -101,7 +100,7 @@ func (p *Processor) unpublished(err error) Decision {
 }
 
 func (p *Processor) scope(handler string) string {
-	return p.config.Tenant + "/" + p.config.Group + "/" + handler
+	return headers.Scope(p.config.Tenant, p.config.Group, handler)
 }
 
 // deadLetter makes the dead letter of a failure. Every call for the same failure makes the same ID.

@@ -2,12 +2,14 @@ package outbox_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 func TestNewRelay_ErrorNamesTheField(t *testing.T) {
@@ -53,3 +55,15 @@ func TestNewRelay_LongTimeoutsMakeTheDefaultLeaseLonger(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+func TestNewRelay_RefusesAnOutboxAsThePublisher(t *testing.T) {
+	t.Parallel()
+	both := struct {
+		outbox.Store
+		producer.Publisher
+	}{}
+	_, err := outbox.NewRelay(both, both, outbox.Config{})
+	if err == nil || !strings.Contains(err.Error(), "publisher is an outbox") {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -47,6 +47,9 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	case isnil.Nil(publisher):
 		return nil, invalid("publisher", "is nil")
 	}
+	if _, is := publisher.(Store); is {
+		return nil, invalid("publisher", "is an outbox, and not a broker's: rows would be written where they came from")
+	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err

@@ -62,7 +62,7 @@ const (
 	// dead letters: the ID of the message, while HeaderID is the dead letter's own
 	HeaderOriginalID = "oncemill-original-id"
 	HeaderTopic      = "oncemill-topic"    // dead letters: the topic that the message came from
-	HeaderHandler    = "oncemill-handler"  // dead letters: tenant, group and handler that gave up
+	HeaderHandler    = "oncemill-handler"  // dead letters: tenant/group/handler that gave up, with "/" in names as %2F
 	HeaderOutcome    = "oncemill-outcome"  // dead letters: failed, unknown, mismatch or rejected
 	HeaderReason     = "oncemill-reason"   // dead letters: why
 	HeaderAttempts   = "oncemill-attempts" // dead letters: how many runs there were

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -106,10 +107,11 @@ func (d *dlq) read(now time.Time) (err error) {
 
 func (d *dlq) matches(l *letter) bool {
 	full := l.get(producer.HeaderHandler)
+	tenant, group, handler, _ := headers.SplitScope(full)
 	return strings.Contains(l.get(producer.HeaderReason), d.reason) &&
 		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
-		(d.group == "" || strings.HasPrefix(full, d.scope())) &&
-		(d.handler == "" || full == d.handler || strings.HasSuffix(full, "/"+d.handler)) &&
+		(d.group == "" || tenant == d.tenant && group == d.group) &&
+		(d.handler == "" || full == d.handler || handler == d.handler) &&
 		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
 		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to)) && !d.late(l)
 }
@@ -366,23 +368,15 @@ func (a *app) showLetter(v letterView, payload bool) {
 }
 
 // errScope says that the handler of a dead letter cannot be told.
-var errScope = errors.New("header " + producer.HeaderHandler + " does not tell tenant, group and handler apart: say " +
-	"--group, and --tenant")
+var errScope = errors.New("header " + producer.HeaderHandler + " is not tenant/group/handler, with / in names as %2F")
 
-// keyOf is the key of the record of a letter's message. Names with slashes are only clear with a group.
+// keyOf is the key of the record of a letter's message.
 func (d *dlq) keyOf(l *letter) (key dedupstore.Key, err error) {
-	key = dedupstore.Key{Tenant: d.tenant, Group: d.group, ID: l.get(producer.HeaderOriginalID)}
-	full := l.get(producer.HeaderHandler)
-	if d.group != "" {
-		key.Handler = strings.TrimPrefix(full, d.scope())
-		return key, key.Validate()
-	}
-	parts := strings.Split(full, "/")
-	if len(parts) != 3 {
+	var ok bool
+	key.Tenant, key.Group, key.Handler, ok = headers.SplitScope(l.get(producer.HeaderHandler))
+	if !ok {
 		return key, errScope
 	}
-	key.Tenant, key.Group, key.Handler = parts[0], parts[1], parts[2]
+	key.ID = l.get(producer.HeaderOriginalID)
 	return key, key.Validate()
 }
-
-func (d *dlq) scope() string { return d.tenant + "/" + d.group + "/" }

@@ -651,3 +651,16 @@ func TestFateOf(t *testing.T) {
 		}
 	}
 }
+
+func TestDLQ_AGroupIsNoPrefixOfOthers(t *testing.T) {
+	t.Parallel()
+	l := &letter{Message: producer.Message{Header: producer.Header{
+		producer.HeaderHandler: "default/a%2Fb/h", producer.HeaderOriginalID: "1",
+	}}}
+	if (&dlq{tenant: "default", group: "a"}).matches(l) || !(&dlq{tenant: "default", group: "a/b", handler: "h"}).matches(l) {
+		t.Error("a letter of group a/b is taken for one of group a, or not for its own")
+	}
+	if key, err := (&dlq{}).keyOf(l); err != nil || key.Group != "a/b" || key.Handler != "h" {
+		t.Errorf("its key is %+v, %v", key, err)
+	}
+}

@@ -36,6 +36,28 @@ func Text(s string, most int) string {
 	return s
 }
 
+var (
+	scopeEscaper   = strings.NewReplacer("%", "%25", "/", "%2F")
+	scopeUnescaper = strings.NewReplacer("%2F", "/", "%25", "%")
+)
+
+// Scope is the name of a scope in headers: tenant, group and handler, in which "/" and "%" are escaped.
+func Scope(tenant, group, handler string) string {
+	return scopeEscaper.Replace(tenant) + "/" + scopeEscaper.Replace(group) + "/" + scopeEscaper.Replace(handler)
+}
+
+// SplitScope reads what Scope wrote.
+func SplitScope(scope string) (tenant, group, handler string, ok bool) {
+	parts := strings.Split(scope, "/")
+	if len(parts) != 3 {
+		return "", "", "", false
+	}
+	for i, part := range parts {
+		parts[i] = scopeUnescaper.Replace(part)
+	}
+	return parts[0], parts[1], parts[2], true
+}
+
 // CutString cuts a string of structured fields (RFC 9651) off the beginning of s, which begins with its quote.
 func CutString(s string) (text, rest string, ok bool) {
 	var b strings.Builder

@@ -31,3 +31,27 @@ func TestText_IsOneLineWithinItsBound(t *testing.T) {
 		}
 	}
 }
+
+func TestScope_NamesWithSlashesStayApart(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, want := range [][3]string{
+		{"default", "a", "b/h"}, {"default", "a/b", "h"}, {"default/a", "b", "h"}, {"default", "a%2Fb", "h"},
+		{"default", "a%", "h"},
+	} {
+		scope := headers.Scope(want[0], want[1], want[2])
+		tenant, group, handler, ok := headers.SplitScope(scope)
+		if got := [3]string{tenant, group, handler}; !ok || got != want || seen[scope] {
+			t.Errorf("%q was read from %q, want %q; seen before: %t", got, scope, want, seen[scope])
+		}
+		seen[scope] = true
+	}
+	if scope := headers.Scope("default", "billing", "charge"); scope != "default/billing/charge" {
+		t.Errorf("plain names became %q", scope)
+	}
+	for _, odd := range []string{"", "a/b", "a/b/c/d"} {
+		if _, _, _, ok := headers.SplitScope(odd); ok {
+			t.Errorf("%q was taken for a scope", odd)
+		}
+	}
+}

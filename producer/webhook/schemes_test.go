@@ -319,3 +319,12 @@ func TestVerifiers_LineEndOfAFileIsNotTakenForPartOfAKey(t *testing.T) {
 		}
 	}
 }
+
+func TestStripe_RefusesAKeyOfTheAPI(t *testing.T) {
+	t.Parallel()
+	for _, secret := range []string{"sk_live_0123456789abcdef", "rk_test_0123456789abcdef", "pk_live_0123456789abcdef"} {
+		if _, err := webhook.Stripe("whsec_0123456789abcdef", secret); err == nil || strings.Contains(err.Error(), "0123") {
+			t.Errorf("a key of the API was answered with %v, want an error that does not show it", err)
+		}
+	}
+}

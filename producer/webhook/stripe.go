@@ -3,6 +3,7 @@ package webhook
 import (
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -16,6 +17,12 @@ import (
 // Two bodies with one ID are the same event if they differ only in pending_webhooks and the order of members. If a
 // member is there twice, the last one counts.
 func Stripe(secret string, others ...string) (Verifier, error) {
+	for _, s := range append([]string{secret}, others...) {
+		if kind, _, _ := strings.Cut(s, "_"); kind == "sk" || kind == "rk" || kind == "pk" {
+			return nil, fmt.Errorf("webhook: Stripe: a secret begins with %q: that is a key of the API; take the signing "+
+				"secret of the endpoint, which begins with \"whsec_\"", kind+"_")
+		}
+	}
 	return newScheme(verifyStripe, secret, others)
 }
 

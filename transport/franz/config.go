@@ -114,8 +114,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("franz: Config.Order is %q, want %q or %q", c.Order, PerPartition, PerKey)
 	case c.MaxInFlight < 1:
 		return fmt.Errorf("franz: Config.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
-	case c.Grace < 0 || c.Grace > maxGrace:
-		return fmt.Errorf("franz: Config.Grace is %v, want 0 to %v", c.Grace, maxGrace)
+	case c.Grace < time.Millisecond || c.Grace > maxGrace:
+		return fmt.Errorf("franz: Config.Grace is %v, want 1ms to %v, or zero", c.Grace, maxGrace)
 	case c.CommitEvery < minCommitEvery:
 		return fmt.Errorf("franz: Config.CommitEvery is %v, want at least %v, or zero", c.CommitEvery, minCommitEvery)
 	}

@@ -67,8 +67,8 @@ func (c Config) validate() error {
 	switch {
 	case c.MaxInFlight < 0:
 		return fmt.Errorf("natsjs: Config.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
-	case c.Grace < 0:
-		return fmt.Errorf("natsjs: Config.Grace is %v, want more than 0, or zero", c.Grace)
+	case c.Grace < time.Millisecond:
+		return fmt.Errorf("natsjs: Config.Grace is %v, want at least 1ms, or zero", c.Grace)
 	}
 	return nil
 }
