@@ -62,17 +62,18 @@ func conforms(t *testing.T, db *sql.DB) {
 func TestInbox_Conforms(t *testing.T) {
 	t.Parallel()
 	d := mysqltest.Shared(t).NewDatabase(t)
-	mustExec(t, d.Open(t), effectsTable)
+	other := d.Open(t)
+	mustExec(t, other, effectsTable)
 	var tables atomic.Int64
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the database is dropped
 		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
-			return inboxSubject(t, d.Open(t, oddSession), fmt.Sprintf("dedup_%d", tables.Add(1)))
+			return inboxSubject(t, d.Open(t, oddSession), other, fmt.Sprintf("dedup_%d", tables.Add(1)))
 		})
 	})
 }
 
 // inboxSubject is an inbox with a table of its own.
-func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject {
+func inboxSubject(t *testing.T, db, other *sql.DB, table string) storetest.InboxSubject {
 	t.Helper()
 	s := unmigrated(t, db, Config{Table: table})
 	if err := s.Migrate(t.Context()); err != nil {
@@ -87,13 +88,9 @@ func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject
 			err = db.QueryRowContext(ctx, `SELECT count(*) FROM effects WHERE name = ?`, name).Scan(&n)
 			return n, err
 		},
-		InUse: func() int { return db.Stats().InUse },
-		Conflict: func(ctx context.Context) error { // as a deadlock does
-			_, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK")
-			_, err := Tx(ctx).ExecContext(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
-			return err
-		},
-		Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") }, // so, too
+		InUse:      func() int { return db.Stats().InUse },
+		Conflict:   func(ctx context.Context) error { return deadlock(ctx, t, other) },
+		Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") },
 		LoseCommit: l.lose,
 		HideRecord: func(_ dedupstore.Claim, hidden bool) {
 			if hidden { // when the commit is lost
