@@ -64,6 +64,7 @@ func TestInbox_Conforms(t *testing.T) {
 	d := mysqltest.Shared(t).NewDatabase(t)
 	other := d.Open(t)
 	mustExec(t, other, effectsTable)
+	mustExec(t, other, "CREATE TABLE locks (name VARCHAR(100) PRIMARY KEY)")
 	var tables atomic.Int64
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the database is dropped
 		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
@@ -81,7 +82,7 @@ func inboxSubject(t *testing.T, db, other *sql.DB, table string) storetest.Inbox
 	}
 	l := &losses{lost: map[*sql.Tx]bool{}}
 	s.commit = l.commit
-	return storetest.InboxSubject{
+	subject := storetest.InboxSubject{
 		Inbox:  s.Inbox(),
 		Effect: effect,
 		Effects: func(ctx context.Context, name string) (n int, err error) {
@@ -101,6 +102,21 @@ func inboxSubject(t *testing.T, db, other *sql.DB, table string) storetest.Inbox
 			mustExec(t, db, "RENAME TABLE "+table+"_hidden TO "+table)
 		},
 	}
+	if proof { // it takes a minute
+		subject.VanishWithin = 10 * leastSilence
+		subject.Vanish = func(ctx context.Context) error {
+			if err := exec(ctx, "INSERT INTO locks VALUES ('"+table+"')"); err != nil {
+				return err
+			}
+			for { // each wait for a lock has its own limit
+				_, err := other.ExecContext(ctx, "REPLACE INTO locks VALUES ('"+table+"')")
+				if number(err) != errLockTimeout {
+					return err
+				}
+			}
+		}
+	}
+	return subject
 }
 
 // losses are commits whose answers are lost, by whether they are applied.
