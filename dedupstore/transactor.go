@@ -70,8 +70,8 @@ type FirstTransactor interface {
 }
 
 // ErrEnded says that the inbox's transaction was, or may have been, committed before its run had ended. Only the work
-// can do that, and must not. What was committed has no outcome, and another run would make it once more: engines park it
-// as unknown.
+// can do that, and must not. What was committed has no outcome, and another run would make it once more: engines park
+// it as unknown.
 var ErrEnded = errors.New("dedupstore: the inbox's transaction ended before its run; what was committed has no outcome")
 
 // UndecidedError says that a transaction may or may not have committed: the answer was lost, and the record could not

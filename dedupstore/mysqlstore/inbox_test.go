@@ -176,7 +176,8 @@ func deadlock(ctx context.Context, t *testing.T, db *sql.DB) error {
 		t.Fatal(err)
 	}
 	defer other.Rollback()
-	heavy := "INSERT INTO " + name + " VALUES (10, 0)" + strings.Repeat(", (LAST_INSERT_ID(LAST_INSERT_ID() + 1) + 10, 0)", 50)
+	more := strings.Repeat(", (LAST_INSERT_ID(LAST_INSERT_ID() + 1) + 10, 0)", 50)
+	heavy := "INSERT INTO " + name + " VALUES (10, 0)" + more
 	for _, statement := range []string{"DO LAST_INSERT_ID(1)", heavy, "UPDATE " + name + " SET n = 1 WHERE id = 2"} {
 		if _, err := other.ExecContext(background, statement); err != nil {
 			t.Fatal(err)
@@ -275,7 +276,9 @@ func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
 			t.Parallel()
 			db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"wait_timeout": "777"} })
 			s := newStore(t, db)
-			for lease, want := range map[time.Duration]int{time.Second: 60, 90 * time.Second: 90, 400 * 24 * time.Hour: 365 * 24 * 3600} {
+			for lease, want := range map[time.Duration]int{
+				time.Second: 60, 90 * time.Second: 90, 400 * 24 * time.Hour: 365 * 24 * 3600,
+			} {
 				r := request(name + lease.String())
 				r.Lease = lease
 				c := claim(t, s, r, dedupstore.AcquiredRun).Claim

@@ -20,8 +20,8 @@ import (
 // One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
 // get pgx.ErrTxClosed. Do not keep its Conn or its LargeObjects: nothing guards them, and after the run they write into
 // other transactions. PostgreSQL ends a session that stands still for a lease, or 5 s if that is longer and it is no
-// first delivery: a host may have vanished. The inbox keeps a live handler's session, but not while rows are open or once
-// LargeObjects were asked for.
+// first delivery: a host may have vanished. The inbox keeps a live handler's session, but not while rows are open or
+// once LargeObjects were asked for.
 //
 // A handler must not end the transaction by raw SQL, RESET ALL included. The store notices before it settles
 // (ErrTxEnded) and parks the run as unknown, but what was committed stays. It may not notice if the handler commits and
