@@ -128,8 +128,14 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 	if first != nil && first.err == nil {
 		return nil, res, err
 	}
-	err = t.acquire(ctx)
-	if first != nil && is[*StoreError](err) {
+	asking := ctx
+	if first != nil { // the claim is for its settlement, which the end of the delivery does not stop
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.policy.Lease)
+		defer cancel()
+		asking = bounded
+	}
+	err = t.acquire(asking)
+	if first != nil && (is[*StoreError](err) || err != nil && asking.Err() != nil) {
 		return nil, Result{}, &UnrecordedError{Key: t.call.Key, Handler: first.err, Err: err}
 	}
 	answer := &t.last.Answer
@@ -295,7 +301,7 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 		} else if v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
 			o, err = dedupstore.Outcome{}, p
-			g.log.ErrorContext(ctx, "oncemill: handler panicked; the attempt has failed",
+			g.log.ErrorContext(ctx, "oncemill: handler panicked",
 				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()

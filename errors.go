@@ -163,6 +163,14 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
 
+// As looks for an error in the panic's value, for errors.As: so a store sees the database's error in it. What the value
+// says of the run, such as Permanent, does not count.
+func (e *PanicError) As(target any) (found bool) {
+	defer func() { _ = recover() }() // of a method of the value, such as that of a nil pointer
+	err, is := e.Value.(error)
+	return is && errors.As(err, target)
+}
+
 // Permanent marks an error that no retry can mend: it becomes the outcome, and every duplicate gets it. It returns nil
 // for nil.
 func Permanent(err error) error {

@@ -219,6 +219,54 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 	})
 }
 
+// TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded: a deadline, a client that has gone, or a drain.
+func TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			err     error
+			expired bool // the deadline, else the delivery is cancelled
+			want    string
+		}{
+			"permanent, cancelled": {oncemill.Permanent(errRefused), false, "failed"},
+			"permanent, deadline":  {oncemill.Permanent(errRefused), true, "failed"},
+			"error, cancelled":     {errRefused, false, "uncounted"},
+			"error, deadline":      {errRefused, true, "counted"},
+		} {
+			inbox := newFirstInbox(t)
+			g := newGuard(t, inbox, oncemill.Policy{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			res, err := g.Run(ctx, firstly("m1"), inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+				if !c.expired {
+					cancel()
+				}
+				<-ctx.Done()
+				return dedupstore.Outcome{}, c.err
+			}).run)
+			retry, retried := errors.AsType[*oncemill.RetryError](err)
+			switch {
+			case c.want == "failed" && (err != nil || res.Outcome.Kind != dedupstore.Failed):
+				t.Errorf("%s: %+v, %v", name, res, err)
+			case c.want != "failed" && (!retried || retry.Uncounted != (c.want == "uncounted")):
+				t.Errorf("%s: %v, want a RetryError that is %s", name, err, c.want)
+			case retried:
+				time.Sleep(retry.Delay)
+			}
+			again, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
+			if c.want == "failed" {
+				if err != nil || !again.Duplicate || again.Outcome.Kind != dedupstore.Failed {
+					t.Errorf("%s: then %+v, %v, want the failure", name, again, err)
+				}
+				inbox.effects(t, 0)
+				continue
+			}
+			if want := map[string]int{"counted": 2, "uncounted": 1}[c.want]; err != nil || again.Attempt != want {
+				t.Errorf("%s: then %+v, %v, want attempt %d", name, again, err, want)
+			}
+		}
+	})
+}
+
 func TestFirst_LastAttemptFails(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newFirstInbox(t)

@@ -29,10 +29,14 @@ type verdict struct {
 func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict {
 	_, permanent := mark[*PermanentError](err)
 	_, proof := mark[*noEffectError](err)
-	_, conflict := mark[*dedupstore.ConflictError](err)
+	refused, conflict := mark[*dedupstore.ConflictError](err)
 	_, outage := mark[*uncountedError](err)
 	after, delayed := mark[*RetryAfterError](err)
 	believed := c.Returned < p.MaxAttempts
+	if conflict && permanent { // what the handler made of a transaction that was refused says nothing
+		_, inside := mark[*PermanentError](refused.Err)
+		permanent = !inside
+	}
 	uncounted := uncounted(err) && (believed || !conflict) || interrupted && believed
 
 	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err)}

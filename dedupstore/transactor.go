@@ -23,7 +23,7 @@ type Transactor interface {
 	//   - the error of the last call of work, itself and not wrapped, or with ErrFull around it if the database's disk
 	//     is full;
 	//   - ErrClaimLost, as of Settle;
-	//   - an error that is ErrEnded, if work ended the transaction and returned nil, or may have committed. Then
+	//   - an error that is ErrEnded, if the transaction has ended before work, and was or may have been committed. Then
 	//     effects may be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;
 	//   - or the reason why it could not begin, settle or commit. If it could not begin, work is not called.
@@ -69,10 +69,10 @@ type FirstTransactor interface {
 	) ([]Claim, error)
 }
 
-// ErrEnded says that the work of InTx ended the transaction, which only the store may do. What it committed has no
-// outcome, and another run would make it once more: engines park it as unknown.
-var ErrEnded = errors.New(
-	"dedupstore: the work ended the inbox's transaction by itself; what it committed has no outcome")
+// ErrEnded says that the inbox's transaction was, or may have been, committed before its run had ended. Only the work
+// can do that, and must not. What was committed has no outcome, and another run would make it once more: engines park
+// it as unknown.
+var ErrEnded = errors.New("dedupstore: the inbox's transaction ended before its run; what was committed has no outcome")
 
 // UndecidedError says that a transaction may or may not have committed: the answer was lost, and the record could not
 // be read. Nobody may fail or release the key on the strength of it. The next claim finds what is true.

@@ -79,7 +79,7 @@ func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
 // lock changes the record of a key, or makes it, in a transaction that stays open until release.
 func lock(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
 	t.Helper()
-	tx, err := s.db.BeginTx(context.Background(), ownTx)
+	tx, err := s.db.BeginTx(context.Background(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,17 +98,19 @@ func lock(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
 func TestInbox_Conforms(t *testing.T) {
 	t.Parallel()
 	d := mysqltest.Shared(t).NewDatabase(t)
-	mustExec(t, d.Open(t), effectsTable)
+	other := d.Open(t)
+	mustExec(t, other, effectsTable)
+	mustExec(t, other, "CREATE TABLE locks (name VARCHAR(100) PRIMARY KEY)")
 	var tables atomic.Int64
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the database is dropped
 		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
-			return inboxSubject(t, d.Open(t, oddSession), fmt.Sprintf("dedup_%d", tables.Add(1)))
+			return inboxSubject(t, d.Open(t, oddSession), other, fmt.Sprintf("dedup_%d", tables.Add(1)))
 		})
 	})
 }
 
 // inboxSubject is an inbox with a table of its own.
-func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject {
+func inboxSubject(t *testing.T, db, other *sql.DB, table string) storetest.InboxSubject {
 	t.Helper()
 	s := unmigrated(t, db, Config{Table: table})
 	if err := s.Migrate(t.Context()); err != nil {
@@ -116,20 +118,16 @@ func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject
 	}
 	l := &losses{lost: map[*sql.Tx]bool{}}
 	s.commit = l.commit
-	return storetest.InboxSubject{
+	subject := storetest.InboxSubject{
 		Inbox:  s.Inbox(),
 		Effect: effect,
 		Effects: func(ctx context.Context, name string) (n int, err error) {
 			err = db.QueryRowContext(ctx, `SELECT count(*) FROM effects WHERE name = ?`, name).Scan(&n)
 			return n, err
 		},
-		InUse: func() int { return db.Stats().InUse },
-		Conflict: func(ctx context.Context) error { // as a deadlock does
-			_, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK")
-			_, err := Tx(ctx).ExecContext(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
-			return err
-		},
-		Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") }, // so, too
+		InUse:      func() int { return db.Stats().InUse },
+		Conflict:   func(ctx context.Context) error { return deadlock(ctx, t, other) },
+		Abort:      func(ctx context.Context) { _, _ = Tx(ctx).ExecContext(ctx, "ROLLBACK") },
 		LoseCommit: l.lose,
 		HideRecord: func(_ dedupstore.Claim, hidden bool) {
 			if hidden { // when the commit is lost
@@ -140,6 +138,21 @@ func inboxSubject(t *testing.T, db *sql.DB, table string) storetest.InboxSubject
 			mustExec(t, db, "RENAME TABLE "+table+"_hidden TO "+table)
 		},
 	}
+	if proof { // it takes a minute
+		subject.VanishWithin = 10 * leastSilence
+		subject.Vanish = func(ctx context.Context) error {
+			if err := exec(ctx, "INSERT INTO locks VALUES ('"+table+"')"); err != nil {
+				return err
+			}
+			for { // each wait for a lock has its own limit
+				_, err := other.ExecContext(ctx, "REPLACE INTO locks VALUES ('"+table+"')")
+				if number(err) != errLockTimeout {
+					return err
+				}
+			}
+		}
+	}
+	return subject
 }
 
 // losses are commits whose answers are lost, by whether they are applied.

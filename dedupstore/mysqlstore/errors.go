@@ -10,10 +10,14 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ErrTxEnded says that the handler ended the inbox's transaction: by Commit or Rollback, by a statement that commits by
-// itself, such as CREATE TABLE, or because it went on after a deadlock, which rolls back. What it wrote may be
-// committed without an outcome. The guard parks the run as unknown. Correct the handler. It is dedupstore.ErrEnded.
+// ErrTxEnded says that the handler ended the inbox's transaction: by Commit or Rollback, or by a statement that commits
+// by itself, such as CREATE TABLE. What it wrote until then may be committed, and has no outcome. The guard parks the
+// run as unknown. Correct the handler. It is dedupstore.ErrEnded.
 var ErrTxEnded = fmt.Errorf("mysqlstore: %w", dedupstore.ErrEnded)
+
+// errDeadlocked says that the server rolled a transaction back before its run had ended: nothing was committed.
+var errDeadlocked = errors.New("mysqlstore: the server rolled the transaction back before its run had ended, as by a " +
+	"deadlock")
 
 // Numbers of MySQL's and MariaDB's errors.
 const (
@@ -49,14 +53,7 @@ func number(err error) uint16 {
 // conflicts reports whether the server refused a transaction, or a statement of it, because of others.
 func conflicts(err error) bool {
 	n := number(err)
-	return n == errDeadlock || n == errLockTimeout || n == errChanged
-}
-
-// rolledBack reports whether the server has rolled a transaction back. After a lock timeout it goes on, unless the
-// server has innodb_rollback_on_timeout.
-func (s *Store) rolledBack(err error) bool {
-	n := number(err)
-	return n == errDeadlock || n == errChanged || n == errLockTimeout && s.timeoutEnds.Load()
+	return n == errDeadlock || n == errLockTimeout || n == errChanged || errors.Is(err, errDeadlocked)
 }
 
 // noRoom marks an error that says that the server has no room. It may be that of a handler's statement.

@@ -41,11 +41,18 @@ type holder struct{ db *sql.DB }
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
 // returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
 //
-// Return the errors of its statements: a deadlock ends the transaction, and the inbox then rolls back what the handler
-// wrote before and after it, and calls it again. Do not call Commit or Rollback, do not set autocommit, and use no
-// statement that commits by itself, such as CREATE TABLE. The store notices when the handler has returned
-// ([ErrTxEnded]) and parks the run as unknown, but what was committed stays. It does not notice if the process or the
-// connection ends before that: the message then runs again.
+// Return the errors of its statements. After a deadlock, which ends the transaction, or a lock timeout the inbox rolls
+// back what the handler has written before and after it, and calls the handler again. After a deadlock it does so
+// whatever the handler returns; a lock timeout has to be returned, or panicked with.
+//
+// A handler that makes no statement for as long as a lease, or a minute if that is longer, loses its transaction: the
+// server must not keep the locks of a host that has vanished. The run fails then, and may run again.
+//
+// Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The server refuses
+// what the handler writes after it (error 1792), and the store notices when the handler has returned ([ErrTxEnded]) and
+// parks the run as unknown, but what was committed stays. It does not notice if the process or the connection ends
+// before that, or if the handler uses COMMIT AND CHAIN or START TRANSACTION READ WRITE: the message then runs again.
+// Leave autocommit, wait_timeout and the access mode of the session as they are.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -58,6 +65,12 @@ func Tx(ctx context.Context) *sql.Tx {
 const (
 	// savepoint exists as long as a run's transaction does.
 	savepoint = "oncemill_run"
+
+	// leastSilence is how long a handler may make no statement at least, however short the lease is.
+	leastSilence = time.Minute
+
+	// mostSilence is the longest wait_timeout that a server takes.
+	mostSilence = 365 * 24 * time.Hour
 
 	// leastCommit is how long a settlement and its commit may take at least, however short the lease is.
 	leastCommit = time.Second
@@ -85,8 +98,8 @@ func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) erro
 		}
 		err := s.once(ctx, c, work)
 		if errors.Is(err, ErrTxEnded) {
-			s.config.Logger.ErrorContext(ctx, "mysqlstore: a handler ended the inbox's transaction by itself; what "+
-				"it committed has no outcome", "key", c.Key.String())
+			s.config.Logger.ErrorContext(ctx, "mysqlstore: the inbox's transaction ended before its run; what was "+
+				"committed has no outcome", "key", c.Key.String(), "error", err)
 			return err
 		}
 		if !conflicts(err) {
@@ -117,16 +130,16 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return s.failed("begin", err)
 	}
 	defer conn.Close()
-	committed := false
+	restored := false
 	defer func() {
-		if !committed {
+		if !restored {
 			restore(ctx, conn)
 		}
 	}()
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
 	defer end()
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
-	tx, err := begin(life, conn)
+	tx, err := begin(life, conn, c.Lease)
 	if tx != nil {
 		defer rollBack(ctx, tx) // also when work panics; after the commit it ends tx, within endTimeout
 	}
@@ -137,9 +150,16 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return s.failed("begin", err)
 	}
 	inside := context.WithValue(ctx, holder{s.db}, make(chan struct{}, 1))
-	settlement, err := work(txctx.With(txctx.With(inside, tx), &running{tx}))
-	if err != nil {
-		return s.undone(ctx, tx, err)
+	settlement, failure := work(txctx.With(txctx.With(inside, tx), &running{tx}))
+	limit := max(c.Lease, leastCommit)
+	if failure != nil {
+		limit = endTimeout
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	_, err = tx.ExecContext(bounded, "RELEASE SAVEPOINT "+savepoint)
+	if failure != nil || err != nil {
+		return s.undone(bounded, tx, failure, err)
 	}
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
@@ -150,14 +170,6 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return err
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(c.Lease, leastCommit))
-	defer cancel()
-	if _, err := tx.ExecContext(bounded, "RELEASE SAVEPOINT "+savepoint); err != nil {
-		if ended(err) {
-			return fmt.Errorf("%w: %w", ErrTxEnded, err)
-		}
-		return s.failed("settle", err)
 	}
 	settled, err := s.finish(bounded, tx, c, rec, finish, at())
 	switch {
@@ -171,7 +183,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return dedupstore.ErrClaimLost
 	}
 	err = s.commit(bounded, tx)
-	if committed = err == nil; committed || conflicts(err) {
+	if restored = err == nil; restored || conflicts(err) {
 		return err
 	}
 	rollBack(ctx, tx)
@@ -196,27 +208,74 @@ func (s *Store) place(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// ownTx is the isolation of a run's transaction.
-var ownTx = &sql.TxOptions{Isolation: sql.LevelReadCommitted}
-
-// begin begins a transaction. Without autocommit, what a handler writes after a deadlock, which has ended the
-// transaction, is in a new one, and rolled back.
-func begin(ctx context.Context, conn *sql.Conn) (*sql.Tx, error) {
-	if _, err := conn.ExecContext(ctx, "SET autocommit = 0"); err != nil {
+// begin begins a transaction.
+func begin(ctx context.Context, conn *sql.Conn, lease time.Duration) (*sql.Tx, error) {
+	silence := min(max(lease+time.Second-1, leastSilence), mostSilence)
+	if _, err := conn.ExecContext(ctx, fmt.Sprintf(setUp, silence/time.Second)); err != nil {
 		return nil, err
 	}
-	tx, err := conn.BeginTx(ctx, ownTx)
+	tx, err := conn.BeginTx(ctx, nil)
 	if err == nil {
 		_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
 	}
 	return tx, err
 }
 
-// restore gives a connection without a transaction its autocommit back, or else closes it.
+const (
+	// setUp makes the session READ ONLY, all but its next transaction, which is READ COMMITTED: what a handler writes
+	// after a COMMIT or CREATE TABLE is refused, and a deadlock can be told from these. Without autocommit what it
+	// writes after a deadlock is in a transaction again. MariaDB passes over the comments of MySQL 5.7 and later, and
+	// has the old names of the variables.
+	setUp = "SET @oncemill_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d, SESSION " + accessMode + " = 1, " +
+		"/*!80003 @@transaction_read_only */ /*M! @@tx_read_only */ = 0, " +
+		"/*!80003 @@transaction_isolation */ /*M! @@tx_isolation */ = 'READ-COMMITTED', autocommit = 0"
+
+	// tearDown gives the session back what setUp took, and commits the transaction if there still is one.
+	tearDown = "SET autocommit = 1, SESSION " + accessMode + " = 0, SESSION wait_timeout = @oncemill_wait"
+
+	accessMode = "/*!80003 transaction_read_only */ /*M! tx_read_only */"
+)
+
+// undone returns why a run's transaction was rolled back: because of the handler's failure, or of err, for which its
+// savepoint could not be released. That the savepoint is gone proves nothing, whatever the handler returned: both a
+// commit and a deadlock remove it, and there may have been a commit after the deadlock.
+func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) error {
+	switch gone := number(err) == errNoSavepoint; {
+	case gone && s.deadlocked(ctx, tx):
+		return joined(errDeadlocked, failure)
+	case gone, errors.Is(err, sql.ErrTxDone): // another run could make the effects once more
+		return joined(ErrTxEnded, failure)
+	case failure != nil:
+		return failure
+	}
+	return s.failed("settle", err)
+}
+
+// deadlocked reports whether the server has rolled a transaction back that is gone, as by a deadlock, and nothing was
+// committed since: the next one is READ WRITE as that was. After any statement that ends a transaction, the next one is
+// READ ONLY as the session is, unless the statement says otherwise, as COMMIT AND CHAIN does.
+func (s *Store) deadlocked(ctx context.Context, tx *sql.Tx) bool {
+	var commits bool
+	if err := tx.QueryRowContext(ctx, "SELECT @@autocommit").Scan(&commits); err != nil || commits {
+		return false
+	}
+	_, err := tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = ''") // no record
+	return err == nil
+}
+
+// joined adds the failure of a handler, if there is one, to what became of its transaction.
+func joined(err, failure error) error {
+	if failure == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, failure)
+}
+
+// restore gives a connection without a transaction its session back, or else closes it.
 func restore(ctx context.Context, conn *sql.Conn) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	if _, err := conn.ExecContext(bounded, "SET autocommit = 1"); err != nil {
+	if _, err := conn.ExecContext(bounded, tearDown); err != nil {
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
 }
@@ -255,20 +314,6 @@ func rollBack(ctx context.Context, tx *sql.Tx) {
 	_ = tx.Rollback()
 }
 
-// undone rolls back and returns why a run has failed.
-func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure error) error {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	_, err := tx.ExecContext(bounded, "ROLLBACK TO SAVEPOINT "+savepoint)
-	if ended(err) && !s.rolledBack(failure) { // another run could make the effects once more
-		return fmt.Errorf("%w: %w", ErrTxEnded, failure)
-	}
-	return failure
-}
-
-// ended reports whether a statement about the savepoint found that the transaction was over.
-func ended(err error) bool { return number(err) == errNoSavepoint || errors.Is(err, sql.ErrTxDone) }
-
 // finish writes the outcome if the claim still holds.
 func (s *Store) finish(
 	ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec *dedupstore.Stored, f dedupstore.Finish, now time.Time,
@@ -294,8 +339,9 @@ func (s *Store) finish(
 		b = append(b, set.column+" = "...)
 		b = append(sqlstore.AppendRow(b, set.value), ", "...)
 	}
-	b = append(b[:len(b)-2], " WHERE (id, owner, fence, state) = "...)
-	b = sqlstore.AppendRow(b, id, c.Owner, c.Fence, string(dedupstore.Running))
+	// The ID stands alone: MariaDB finds no row by a part of a row comparison.
+	b = append(sqlstore.AppendRow(append(b[:len(b)-2], " WHERE id = "...), id), " AND (owner, fence, state) = "...)
+	b = sqlstore.AppendRow(b, c.Owner, c.Fence, string(dedupstore.Running))
 	b = append(b, " AND expires_at > "+sqlstore.MySQLNow...)
 	if n, err := sqlstore.Change(ctx, tx, string(b)); n == 0 || err != nil {
 		return false, err
@@ -303,9 +349,9 @@ func (s *Store) finish(
 	return true, s.saveLarge(ctx, tx, id, next)
 }
 
-// commit is a statement, because that has a context. This one commits and undoes what begin did.
+// commit is a statement, because that has a context.
 func commit(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, "SET autocommit = 1")
+	_, err := tx.ExecContext(ctx, tearDown)
 	return err
 }
 

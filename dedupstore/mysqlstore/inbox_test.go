@@ -2,6 +2,8 @@ package mysqlstore
 
 import (
 	"context"
+	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,14 +24,15 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("card refused")
 	for name, end := range map[string]func(ctx context.Context) error{
-		"Commit":               func(ctx context.Context) error { return Tx(ctx).Commit() },
-		"a statement":          func(ctx context.Context) error { return exec(ctx, "COMMIT") },
-		"data definition":      func(ctx context.Context) error { return exec(ctx, "CREATE TABLE made (n INT)") },
-		"another transaction":  func(ctx context.Context) error { return exec(ctx, "START TRANSACTION") },
-		"a swallowed deadlock": func(ctx context.Context) error { return exec(ctx, "ROLLBACK") },
+		"Commit":              func(ctx context.Context) error { return Tx(ctx).Commit() },
+		"a statement":         func(ctx context.Context) error { return exec(ctx, "COMMIT") },
+		"data definition":     func(ctx context.Context) error { return exec(ctx, "CREATE TABLE made (n INT)") },
+		"another transaction": func(ctx context.Context) error { return exec(ctx, "START TRANSACTION") },
+		"a rollback":          func(ctx context.Context) error { return exec(ctx, "ROLLBACK") },
+		"autocommit":          func(ctx context.Context) error { return exec(ctx, "SET autocommit = 1") },
 	} {
-		timeout := fmt.Errorf("%w: %w", boom, &mysql.MySQLError{Number: errLockTimeout}) // which rolls nothing back
-		for how, result := range map[string]error{"nil": nil, "an error": boom, "a lock timeout": timeout} {
+		refused := fmt.Errorf("%w: %w", boom, &mysql.MySQLError{Number: errDeadlock}) // of something else
+		for how, result := range map[string]error{"nil": nil, "an error": boom, "a deadlock's error": refused} {
 			t.Run(name+" and "+how, func(t *testing.T) {
 				t.Parallel()
 				db := newDB(t)
@@ -159,29 +162,160 @@ func TestInbox_RealDeadlocksAreRepeated(t *testing.T) {
 	}
 }
 
-// TestInbox_HandlersThatGoOnAfterADeadlock: it has ended the transaction, and what comes after it is rolled back, too.
-func TestInbox_HandlersThatGoOnAfterADeadlock(t *testing.T) {
-	t.Parallel()
-	db := newDB(t)
-	db.SetMaxOpenConns(2)
-	s := newStore(t, db)
-	calls := 0
-	err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		var deadlock error
-		if calls++; calls == 1 {
-			_ = exec(ctx, "ROLLBACK")
-			deadlock = exec(ctx, "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213")
-		}
-		return success, errors.Join(deadlock, effect(ctx, "1"))
-	})
-	if err != nil || calls != 2 {
-		t.Errorf("%v after %d calls, want nil after 2", err, calls)
+// deadlock makes the server roll the transaction of a run back, because another one, which has written more, has locked
+// what it wants, and wants what it has locked.
+func deadlock(ctx context.Context, t *testing.T, db *sql.DB) error {
+	t.Helper()
+	background := context.Background()
+	name := "pit_" + strings.ToLower(rand.Text())
+	mustExec(t, db, "CREATE TABLE "+name+" (id INT PRIMARY KEY, n INT NOT NULL)")
+	defer mustExec(t, db, "DROP TABLE "+name)
+	mustExec(t, db, "INSERT INTO "+name+" VALUES (1, 0), (2, 0)")
+	other, err := db.BeginTx(background, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	wantEffects(t, db, "1", 1)
-	for range 2 * db.Stats().Idle {
-		if n := count(t, db, "SELECT @@autocommit"); n != 1 {
-			t.Error("a connection came back without autocommit")
+	defer other.Rollback()
+	more := strings.Repeat(", (LAST_INSERT_ID(LAST_INSERT_ID() + 1) + 10, 0)", 50)
+	heavy := "INSERT INTO " + name + " VALUES (10, 0)" + more
+	for _, statement := range []string{"DO LAST_INSERT_ID(1)", heavy, "UPDATE " + name + " SET n = 1 WHERE id = 2"} {
+		if _, err := other.ExecContext(background, statement); err != nil {
+			t.Fatal(err)
 		}
+	}
+	if err := exec(ctx, "UPDATE "+name+" SET n = 1 WHERE id = 1"); err != nil {
+		return err
+	}
+	var waits sync.WaitGroup
+	waits.Go(func() {
+		if _, err := other.ExecContext(background, "UPDATE "+name+" SET n = 1 WHERE id = 1"); err != nil {
+			t.Error(err)
+		}
+	})
+	defer waits.Wait()
+	return exec(ctx, "UPDATE "+name+" SET n = 1 WHERE id = 2")
+}
+
+// TestInbox_DeadlocksAreRepeatedWhateverTheHandlerSays, and what it writes after them is rolled back, too.
+func TestInbox_DeadlocksAreRepeatedWhateverTheHandlerSays(t *testing.T) {
+	t.Parallel()
+	for name, result := range map[string]func(deadlock error) error{
+		"its error":        func(deadlock error) error { return deadlock },
+		"nothing":          func(error) error { return nil },
+		"a permanent one":  func(error) error { return oncemill.Permanent(errors.New("no luck")) },
+		"a panic with it":  func(deadlock error) error { return &oncemill.PanicError{Value: deadlock} },
+		"a panic about it": func(deadlock error) error { return &oncemill.PanicError{Value: "no luck"} },
+	} {
+		for _, goesOn := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", goes on: ", goesOn), func(t *testing.T) {
+				t.Parallel()
+				db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"wait_timeout": "777"} })
+				s := newStore(t, db)
+				calls := 0
+				err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+					if calls++; calls > 1 {
+						return success, effect(ctx, "1")
+					}
+					err := effect(ctx, "1")
+					if err == nil {
+						err = deadlock(ctx, t, db)
+					}
+					if number(err) != errDeadlock {
+						t.Fatalf("the handler saw %v, want a deadlock", err)
+					}
+					if goesOn {
+						if err := effect(ctx, "1"); err != nil {
+							t.Error(err)
+						}
+					}
+					return success, result(err)
+				})
+				if err != nil || calls != 2 {
+					t.Errorf("%v after %d calls, want nil after 2", err, calls)
+				}
+				wantEffects(t, db, "1", 1)
+				wantSessions(t, db)
+			})
+		}
+	}
+}
+
+// wantSessions wants the idle connections of a pool to be as they were.
+func wantSessions(t *testing.T, db *sql.DB) {
+	t.Helper()
+	for range db.Stats().Idle {
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		var commits, readOnly bool
+		var wait int
+		row := conn.QueryRowContext(t.Context(), "SELECT @@autocommit, @@tx_read_only, @@wait_timeout")
+		if err := row.Scan(&commits, &readOnly, &wait); err != nil {
+			t.Fatal(err)
+		}
+		if !commits || readOnly || wait != 777 {
+			t.Errorf("a session came back with autocommit %v, read only %v, wait_timeout %d", commits, readOnly, wait)
+		}
+	}
+}
+
+// TestInbox_SessionsComeBackAsTheyWere, or not at all.
+func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
+	t.Parallel()
+	for name, work := range map[string]func(ctx context.Context) error{
+		"success": func(ctx context.Context) error { return effect(ctx, "1") },
+		"failure": func(context.Context) error { return errors.New("boom") },
+		"commit":  func(ctx context.Context) error { return exec(ctx, "COMMIT") },
+		"the handler's own settings": func(ctx context.Context) error {
+			return errors.Join(exec(ctx, "SET SESSION wait_timeout = 5"), errors.New("boom"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"wait_timeout": "777"} })
+			s := newStore(t, db)
+			for lease, want := range map[time.Duration]int{
+				time.Second: 60, 90 * time.Second: 90, 400 * 24 * time.Hour: 365 * 24 * 3600,
+			} {
+				r := request(name + lease.String())
+				r.Lease = lease
+				c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+				_ = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+					var isolation string
+					var wait int
+					err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout, trx_isolation_level FROM "+
+						"information_schema.innodb_trx WHERE trx_mysql_thread_id = connection_id()").Scan(&wait, &isolation)
+					if err != nil && !errors.Is(err, sql.ErrNoRows) {
+						t.Error(err)
+					}
+					if err == nil && (wait != want || isolation != "READ COMMITTED") {
+						t.Errorf("wait_timeout is %d, want %d; %s", wait, want, isolation)
+					}
+					return success, work(ctx)
+				})
+			}
+			wantSessions(t, db)
+		})
+	}
+}
+
+// TestInbox_WritesAfterACommitAreRefused: they would have no outcome either.
+func TestInbox_WritesAfterACommitAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"COMMIT", "CREATE TABLE made (n INT)", "START TRANSACTION", "ROLLBACK"} {
+		db := newDB(t)
+		s := newStore(t, db)
+		_ = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+			_ = exec(ctx, end)
+			if err := effect(ctx, "1"); number(err) != errReadOnlyTx {
+				t.Errorf("a write after %s returned %v", end, err)
+			}
+			_ = exec(ctx, "COMMIT")
+			return success, nil
+		})
+		wantEffects(t, db, "1", 0)
 	}
 }
 
@@ -247,21 +381,64 @@ func TestInbox_LockTimeoutsAreConflicts(t *testing.T) {
 // TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict: innodb_rollback_on_timeout is no end by the handler.
 func TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict(t *testing.T) {
 	t.Parallel()
-	db := newDB(t)
+	db := mysqltest.Start(t, "--innodb-rollback-on-timeout", "--innodb-lock-wait-timeout=0").NewDatabase(t).Open(t)
+	mustExec(t, db, effectsTable)
 	s := newStore(t, db)
-	c := runOf(t, s, "1")
-	s.timeoutEnds.Store(true)
+	mustExec(t, db, "CREATE TABLE accounts (id INT PRIMARY KEY)")
+	mustExec(t, db, "INSERT INTO accounts VALUES (1)")
+	lock := "SELECT id FROM accounts WHERE id = 1 FOR UPDATE"
+	other, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Rollback()
+	if _, err := other.ExecContext(t.Context(), lock); err != nil {
+		t.Fatal(err)
+	}
 	calls := 0
-	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	err = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 		if calls++; calls == 3 {
 			return success, effect(ctx, "1")
 		}
-		return nil, errors.Join(effect(ctx, "1"), exec(ctx, "ROLLBACK"), &mysql.MySQLError{Number: errLockTimeout})
+		_ = errors.Join(effect(ctx, "1"), exec(ctx, lock))
+		return success, nil
 	})
 	if err != nil || calls != 3 {
 		t.Errorf("%v after %d calls, want nil after 3", err, calls)
 	}
 	wantEffects(t, db, "1", 1)
+}
+
+// TestInbox_SettlesByItsID: MariaDB would read the whole table for a comparison of rows with the ID in it.
+func TestInbox_SettlesByItsID(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := newStore(t, db)
+	var requests []dedupstore.Request
+	for i := range 500 {
+		requests = append(requests, request(fmt.Sprint(i)))
+	}
+	s.Claim(t.Context(), requests)
+	c := runOf(t, s, "1000")
+	reads := func(conn *sql.Tx) (n int) {
+		var name string
+		if err := conn.QueryRow("SHOW SESSION STATUS LIKE 'Handler_read_rnd_next'").Scan(&name, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var before, after int
+	s.commit = func(ctx context.Context, tx *sql.Tx) error {
+		after = reads(tx)
+		return commit(ctx, tx)
+	}
+	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		before = reads(Tx(ctx))
+		return success, nil
+	})
+	if err != nil || after-before > 400 { // what SHOW reads itself
+		t.Errorf("%v, and %d rows read one after the other", err, after-before)
+	}
 }
 
 // TestInbox_KilledConnections: the server rolls back what a connection leaves, and the claim stays.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -76,10 +74,6 @@ type firstRun struct {
 	all   []*claiming
 	made  []dedupstore.Claim // those that had no record, and that nobody else makes
 	began time.Time
-
-	beating sync.Mutex
-	timer   *time.Timer
-	over    bool
 }
 
 // firstToken marks a transaction that has made its own record: nobody else can settle that record or bar the
@@ -97,7 +91,7 @@ func (f *firstRun) statements(sql *statements, do func(query string, args []any)
 	c := f.all[0]
 	life := sqlstore.Micros(c.Lease) + sqlstore.Micros(c.Retention)
 	keep, clean := interval(life), interval(life+life/16)
-	idle := strconv.FormatInt((sqlstore.Micros(c.Lease)+999)/1000, 10)
+	idle := milliseconds(c.Lease)
 	if len(f.all) == 1 {
 		do(sql.first, []any{c.id, c.key, c.Owner, keep, clean, c.print, c.Trace, c.holder, idle})
 		return
@@ -148,36 +142,4 @@ func (f *firstRun) read(r *run, rows interface {
 func (f *firstRun) foresaw(r *run, s *settling) bool {
 	return s.plain() && s.result == nil && s.retention == sqlstore.Micros(r.claim.Retention) &&
 		time.Since(f.began) < min(quick, r.claim.Lease)
-}
-
-// keep sends an empty statement now and then until stop: the server ends the session when it stands still for a lease.
-// When its connection is lost the context is cancelled.
-func (f *firstRun) keep(
-	ctx context.Context, lease time.Duration, s session,
-) (inner context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	every := max(lease/3, time.Millisecond)
-	f.beating.Lock()
-	defer f.beating.Unlock()
-	f.timer = time.AfterFunc(every, func() {
-		f.beating.Lock()
-		defer f.beating.Unlock()
-		if f.over {
-			return
-		}
-		bounded, done := context.WithTimeout(ctx, every)
-		defer done()
-		if err := s.beat(bounded); err != nil {
-			cancel(dedupstore.ErrClaimLost)
-			return
-		}
-		f.timer.Reset(every)
-	})
-	return ctx, func() {
-		f.beating.Lock()
-		defer f.beating.Unlock()
-		f.over = true
-		f.timer.Stop()
-		cancel(nil)
-	}
 }

@@ -179,6 +179,29 @@ func TestFirst_LostConnectionCancelsItsHandler(t *testing.T) {
 	})
 }
 
+// TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded: its client has gone, or its worker drains.
+func TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	res, err := g.Run(ctx, firstly("1"), func(context.Context) (dedupstore.Outcome, error) {
+		cancel()
+		return dedupstore.Outcome{}, oncemill.Permanent(errors.New("card refused"))
+	})
+	if err != nil || res.Outcome.Kind != dedupstore.Failed {
+		t.Errorf("the run returned %+v, %v, want its failure", res, err)
+	}
+	if a := claim(t, s, request("1"), dedupstore.Done); a.Outcome.Reason != "card refused" {
+		t.Errorf("the record has %+v", a.Outcome)
+	}
+}
+
 // TestFirst_TwinsAreAnsweredAtOnce measures what the best of some tries takes beside an open transaction.
 func TestFirst_TwinsAreAnsweredAtOnce(t *testing.T) {
 	t.Parallel()

@@ -35,11 +35,14 @@ type run struct {
 	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
 	wire  sync.RWMutex // as calls; locked by a heartbeat
 	open  atomic.Int32 // rows and results that the handler has not closed
+
+	conflict atomic.Pointer[error] // that PostgreSQL answered to a statement of the handler
 }
 
 // mark is set when an inbox's transaction begins and ends with it. A settlement that does not find it is outside that
-// transaction.
-const mark = `SET LOCAL oncemill.tx = 'inbox'`
+// transaction. With it comes the limit in which a session that stands still is ended.
+const mark = `SELECT set_config('oncemill.tx', 'inbox', true),
+	set_config('idle_in_transaction_session_timeout', $1::text, true)`
 
 // lookArgs are those of the function that makes sure, at the beginning of a transaction, that there is something to do.
 func (r *run) lookArgs() []any { return []any{r.id, r.claim.Owner, int64(r.claim.Fence)} }
@@ -183,19 +186,15 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	if r.first != nil && r.claim.Fence == 0 {
 		return errTaken
 	}
-	inner := s.context(i.store.share.slots.taken(ctx))
-	stop := func() {}
-	if r.first != nil {
-		inner, stop = r.first.keep(inner, r.claim.Lease, s)
-		defer stop()
-	}
+	inner, stop := r.keep(s.context(i.store.share.slots.taken(ctx)), s)
+	defer stop()
 	settlement, err := work(inner)
 	stop()
 	if err != nil {
 		if !end() { // another run could make the effects once more
-			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
+			return fmt.Errorf("%w: %w", ErrTxEnded, err)
 		}
-		return err
+		return r.because(err)
 	}
 	used := r.used.Load()
 	settled, err := r.finishing(settlement)
@@ -211,7 +210,9 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return nil
 	case codeOf(err) == codeSettled:
 		return nil
-	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), conflicts(err):
+	case errors.Is(err, ErrTxAborted):
+		return r.because(err)
+	case errors.Is(err, ErrTxEnded), conflicts(err):
 		return err
 	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
 		if !end() {
@@ -219,7 +220,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		}
 		return err
 	case refused(err):
-		return i.refusal(err)
+		return r.because(i.refusal(err))
 	}
 	end()
 	if r.first != nil {

@@ -86,7 +86,7 @@ func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Con
 	form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
 	t.Helper()
 	var tables atomic.Int64
-	lose := &losses{byPort: map[int]fault{}}
+	lose := &losses{byPort: map[int]fault{}, silent: map[int]chan struct{}{}}
 	p.inject(lose.decide)
 	t.Run("suite", func(t *testing.T) {
 		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
@@ -115,6 +115,16 @@ func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Con
 					}
 					lose.next(t, on(ctx), ctx, f)
 				},
+				VanishWithin: 10 * leastSilence,
+				Vanish: func(ctx context.Context) error {
+					lock := fmt.Sprintf(`SELECT pg_advisory_xact_lock(hashtextextended('%s', 0))`, own.Table)
+					if err := on(ctx).exec(ctx, lock); err != nil {
+						return err
+					}
+					lose.silence(t, on(ctx), ctx)
+					_, err := direct.Exec(ctx, lock)
+					return err
+				},
 			}
 		})
 	})
@@ -124,6 +134,20 @@ func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Con
 type losses struct {
 	mu     sync.Mutex
 	byPort map[int]fault
+	silent map[int]chan struct{} // closed at the end of the test
+}
+
+// silence lets a connection fall silent until the test ends.
+func (l *losses) silence(t *testing.T, h handle, ctx context.Context) {
+	var port int
+	if err := h.scan(ctx, `SELECT inet_client_port()`, &port); err != nil {
+		t.Error(err)
+	}
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.silent[port] = over
 }
 
 func (l *losses) next(t *testing.T, h handle, ctx context.Context, f fault) {
@@ -137,6 +161,13 @@ func (l *losses) next(t *testing.T, h handle, ctx context.Context, f fault) {
 }
 
 func (l *losses) decide(port int, request string) fault {
+	l.mu.Lock()
+	silent := l.silent[port]
+	l.mu.Unlock()
+	if silent != nil {
+		<-silent
+		return cutBefore
+	}
 	if !commits(request) {
 		return faithful
 	}

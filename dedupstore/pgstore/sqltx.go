@@ -89,13 +89,17 @@ func (w watchedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 // ExecContext implements [driver.ExecerContext].
 func (w watchedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	w.session.run.used.Store(true)
-	return w.Conn.ExecContext(ctx, query, args)
+	result, err := w.Conn.ExecContext(ctx, query, args)
+	w.session.run.note(err)
+	return result, err
 }
 
 // QueryContext implements [driver.QueryerContext].
 func (w watchedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	w.session.run.used.Store(true)
-	return w.Conn.QueryContext(ctx, query, args)
+	rows, err := w.Conn.QueryContext(ctx, query, args)
+	w.session.run.note(err)
+	return rows, err
 }
 
 // PrepareContext implements [driver.ConnPrepareContext].
@@ -138,7 +142,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
 		if r.first != nil {
 			err = q.makeFirst(own, s)
-		} else if _, err = q.tx.ExecContext(own, mark); err == nil && !r.ours {
+		} else if _, err = q.tx.ExecContext(own, mark, milliseconds(r.silence())); err == nil && !r.ours {
 			_, err = q.tx.ExecContext(own, s.sql.begin, r.lookArgs()...)
 		}
 	}

@@ -19,7 +19,9 @@ import (
 //
 // One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
 // get pgx.ErrTxClosed. Do not keep its Conn or its LargeObjects: nothing guards them, and after the run they write into
-// other transactions. A first delivery that has asked for LargeObjects must not stand still for a lease.
+// other transactions. PostgreSQL ends a session that stands still for a lease, or 5 s if that is longer and it is no
+// first delivery: a host may have vanished. The inbox keeps a live handler's session, but not while rows are open or
+// once LargeObjects were asked for.
 //
 // A handler must not end the transaction by raw SQL, RESET ALL included. The store notices before it settles
 // (ErrTxEnded) and parks the run as unknown, but what was committed stays. It may not notice if the handler commits and
@@ -60,7 +62,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 			batch.Queue(query, args...).Query(func(rows pgx.Rows) error { return r.first.read(r, rows) })
 		})
 	} else {
-		batch.Queue(mark)
+		batch.Queue(mark, milliseconds(r.silence()))
 		if !r.ours {
 			batch.Queue(s.sql.begin, r.lookArgs()...)
 		}
@@ -257,10 +259,15 @@ func (g guarded) leave() {
 	g.run.calls.RUnlock()
 }
 
-// lend notes that the handler uses the connection after a call, until the returned function is called first.
-func (g guarded) lend() (returned func()) {
+// lend notes that the handler uses the connection after a call, until the returned function is called first, with the
+// error of what was lent.
+func (g guarded) lend() (returned func(error)) {
 	g.run.open.Add(1)
-	return sync.OnceFunc(func() { g.run.open.Add(-1) })
+	once := sync.OnceFunc(func() { g.run.open.Add(-1) })
+	return func(err error) {
+		g.run.note(err)
+		once()
+	}
 }
 
 // call makes a call of the transaction, unless it is closed to them.
@@ -269,7 +276,9 @@ func call[T any](g guarded, f func() (T, error)) (result T, err error) {
 		return result, pgx.ErrTxClosed
 	}
 	defer g.leave()
-	return f()
+	result, err = f()
+	g.run.note(err)
+	return result, err
 }
 
 // end ends a savepoint.
@@ -306,6 +315,7 @@ func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 	defer g.leave()
 	rows, err := g.Tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
 	if err != nil {
+		g.run.note(err)
 		return rows, err
 	}
 	return &lentRows{rows, g.lend()}, nil
@@ -355,15 +365,15 @@ func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.State
 type (
 	lentRows struct {
 		pgx.Rows
-		returned func()
+		returned func(error)
 	}
 	lentRow struct {
 		pgx.Row
-		returned func()
+		returned func(error)
 	}
 	lentResults struct {
 		pgx.BatchResults
-		returned func()
+		returned func(error)
 	}
 )
 
@@ -371,7 +381,7 @@ type (
 func (l *lentRows) Next() bool {
 	more := l.Rows.Next()
 	if !more {
-		l.returned()
+		l.returned(l.Rows.Err())
 	}
 	return more
 }
@@ -379,17 +389,17 @@ func (l *lentRows) Next() bool {
 // Close implements [pgx.Rows].
 func (l *lentRows) Close() {
 	l.Rows.Close()
-	l.returned()
+	l.returned(l.Rows.Err())
 }
 
 // Scan implements [pgx.Row].
-func (l lentRow) Scan(dest ...any) error {
-	defer l.returned()
+func (l lentRow) Scan(dest ...any) (err error) {
+	defer func() { l.returned(err) }()
 	return l.Row.Scan(dest...)
 }
 
 // Close implements [pgx.BatchResults].
-func (l lentResults) Close() error {
-	defer l.returned()
+func (l lentResults) Close() (err error) {
+	defer func() { l.returned(err) }()
 	return l.BatchResults.Close()
 }

@@ -44,6 +44,13 @@ type InboxSubject struct {
 	// is called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain
 	// then if the transaction does not come to its commit.
 	HideRecord func(c dedupstore.Claim, hidden bool)
+
+	// Vanish takes a lock in the transaction, and lets its connection fall silent without an end, as that of a host
+	// that has lost its power. It returns nil when another transaction has got the lock, or an error when ctx ends.
+	Vanish func(ctx context.Context) error
+
+	// VanishWithin is how long the locks of such a host may last at most, with a short lease.
+	VanishWithin time.Duration
 }
 
 // RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same
@@ -70,7 +77,7 @@ func eachInbox(t *testing.T, test func(t *testing.T, c inboxCase)) {
 }
 
 var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases,
-	inboxFaultCases, inboxKeepCases, inboxLostCases, inboxFirstCases)
+	inboxFaultCases, inboxKeepCases, inboxLostCases, inboxVanishCases, inboxFirstCases)
 
 type inboxCase struct {
 	name  string // inbox/promise

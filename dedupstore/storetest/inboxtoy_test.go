@@ -107,7 +107,21 @@ func (s *toyInbox) subject() InboxSubject {
 	return InboxSubject{
 		Inbox: s, Effect: s.effect, Effects: s.effects, Conflict: s.conflict, LoseCommit: s.lose,
 		Abort: func(ctx context.Context) { txOf(ctx).aborted = true },
-		InUse: func() int { return len(s.conns) }, HideRecord: s.hide,
+		InUse: func() int { return len(s.conns) }, HideRecord: s.hide, Vanish: s.vanish, VanishWithin: time.Minute,
+	}
+}
+
+func (s *toyInbox) vanish(ctx context.Context) error {
+	txOf(ctx).loseAll = true
+	ends := time.After(time.Second)
+	if s.breaks("vanished-hosts-keep-their-locks") {
+		ends = nil
+	}
+	select {
+	case <-ends:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -24,15 +24,15 @@
 //     body differ, they get 422. Refusals are problem+json (RFC 9457) and are never kept.
 //   - A client that goes away does not stop a run: the run has 30 s to end. If the handler then gives up without
 //     writing anything, it has made no response.
-//   - A panic releases the key. Repeats run the handler again, at most Policy.MaxAttempts times. Under a policy that
-//     parks, the outcome is unknown instead.
-//   - Nothing of a body is in logs, spans or reasons.
+//   - An error that the handler returns (Middleware.WrapFunc) or gives to Fail, and a panic, release the key. Repeats run
+//     the handler again, at most Policy.MaxAttempts times. Under a policy that parks, the outcome is unknown instead.
+//   - Nothing of a body is in logs, spans or reasons, unless it is in a handler's error.
 //
 // # What it does not guarantee
 //
 // Under a lease, effect and response are two writes: after a crash in between, the handler runs again. Over an inbox
 // (dedupstore.Transactor) the handler's writes, its outbox rows and the response commit together. A status of 500 or
-// above rolls the writes back.
+// above rolls the writes back, and so does an error. After a deadlock the handler is called again at once.
 //
 // A response is held back until it is stored. So a handler cannot flush or hijack the connection, and trailers and
 // informational responses are dropped. A response that is over Policy.MaxResultBytes, or shorter than its

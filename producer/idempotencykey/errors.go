@@ -3,6 +3,8 @@ package idempotencykey
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill"
 )
 
 // ErrClientGone is the cause of a handler's cancelled context when its client has been gone for 30 s.
@@ -19,7 +21,13 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("the handler answered with status %d", e.status)
 }
 
-// panicError is a handler's panic. Its text is stored, so it leaves out the panic's value, which may be data.
-type panicError struct{ value any }
+// handlerError is what a handler returned or gave to Fail.
+type handlerError struct{ error }
 
-func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked with a %T", e.value) }
+// Unwrap returns the handler's error.
+func (e *handlerError) Unwrap() error { return e.error }
+
+// panicError is a handler's panic. Its text is stored, so it leaves out the panic's value, which may be data.
+type panicError struct{ *oncemill.PanicError }
+
+func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked with a %T", e.Value) }

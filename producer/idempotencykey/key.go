@@ -3,6 +3,7 @@ package idempotencykey
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 
 	"github.com/oncemill/oncemill/internal/headers"
@@ -43,11 +44,18 @@ func parseKey(value string) (key, problem string) {
 		return "", "is not a string as RFC 9651 writes it"
 	case text == "":
 		return "", "is empty"
-	case rest != "" && (rest[0] != ';' || strings.ContainsAny(rest, `",`)): // it may hold a second key
-		return "", "has something after its closing quote"
+	case !parameters.MatchString(rest):
+		return "", "has something after its closing quote that is no parameter of RFC 9651"
 	}
 	return text, ""
 }
+
+// parameters are those of an item (RFC 9651, section 3.1.2), each with the bare item that it may have (section 3.3): a
+// number, date, string, token, byte sequence, boolean or display string.
+var parameters = regexp.MustCompile(`^(; *[a-z*][a-z0-9_.*-]*(=(` + strings.Join([]string{
+	`-?[0-9]{1,12}\.[0-9]{1,3}`, `@?-?[0-9]{1,15}`, `"([ !#-\[\]-~]|\\["\\])*"`,
+	`[A-Za-z*][A-Za-z0-9!#$%&'*+.^_` + "`" + `|~:/-]*`, `:[A-Za-z0-9+/]*={0,2}:`, `\?[01]`, `%"([ !#$&-~]|%[0-9a-f]{2})*"`,
+}, "|") + `))?)*$`)
 
 // bareProblem refuses characters that have a meaning in structured fields, lists or parameters.
 func bareProblem(s string) string {

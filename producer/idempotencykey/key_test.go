@@ -18,7 +18,13 @@ func TestKey_BothSpellingsAreReadAndNothingElse(t *testing.T) {
 		{`"k";a`, "k"},
 		{`"k"; a=1;*c=?1`, "k"},
 		{`"k";t=:aGk=:`, "k"},
-		{`"k";a="x"`, ""}, {`"k";a, "l"`, ""}, {`"k";a,l`, ""},
+		{`"k";a="x"`, "k"}, {`"k";a="x;\"\\, y"; b`, "k"}, {`"k";a=1;a=-12.5;b=@1659578233;c=%"f%c3%bc"`, "k"},
+		{`"k";a=tok/en:1;b=*`, "k"}, {`"k";*-_.9=?0`, "k"}, {`"k";a=::`, "k"},
+		{`"k";a, "l"`, ""}, {`"k";a,l`, ""}, {`"k";`, ""}, {`"k"; `, ""}, {`"k";A`, ""}, {`"k";1`, ""}, {`"k";a=`, ""},
+		{`"k";a =1`, ""}, {`"k";a= 1`, ""}, {`"k" ;a`, ""}, {`"k";a;`, ""}, {`"k";;a`, ""}, {"\"k\";\ta", ""},
+		{`"k";a="x`, ""}, {`"k";a="\x"`, ""}, {`"k";a="x"y`, ""}, {`"k";a=1.`, ""}, {`"k";a=1.2345`, ""},
+		{`"k";a=1234567890123456`, ""}, {`"k";a=--1`, ""}, {`"k";a=?2`, ""}, {`"k";a=:a`, ""}, {`"k";a=:-:`, ""},
+		{`"k";a=@1.5`, ""}, {`"k";a=%"%C3"`, ""}, {`"k";a=%"%c"`, ""}, {`"k";a=("x")`, ""}, {"\"k\";a=\"\u00e4\"", ""},
 		{`AbC+/=._~-`, "AbC+/=._~-"},
 		{`"`, ""}, {`""`, ""}, {``, ""}, {` `, ""},
 		{`"a`, ""}, {`"a\`, ""}, {`"a\n"`, ""}, {"\"a\tb\"", ""}, {"\"\u00e4\"", ""}, {"\"a\x7f\"", ""},
@@ -63,7 +69,7 @@ func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
 }
 
 func FuzzParseKey(f *testing.F) {
-	for _, seed := range []string{`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`} {
+	for _, seed := range []string{`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`, `"a";b=-1.5; c=:aGk=:;d=?1;e=@1;f=t`} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
@@ -80,6 +86,19 @@ func FuzzParseKey(f *testing.F) {
 		again, problem := parseKey(quoteKey(key))
 		if problem != "" || again != key {
 			t.Fatalf("%q, quoted as %s, was read as %q, problem %q", key, quoteKey(key), again, problem)
+		}
+		if !strings.HasPrefix(strings.Trim(value, " \t"), `"`) {
+			return
+		}
+		for _, more := range []string{`;p`, `; p="q;,\""`, `;p=1`} {
+			if got, problem := parseKey(strings.Trim(value, " \t") + more); problem != "" || got != key {
+				t.Fatalf("%q with %s was read as %q, problem %q", value, more, got, problem)
+			}
+		}
+		for _, more := range []string{`;`, `,`, ` "l"`, `;p=`, `;p="`, `;P`} {
+			if got, problem := parseKey(strings.Trim(value, " \t") + more); problem == "" {
+				t.Fatalf("%q with %s was read as %q", value, more, got)
+			}
 		}
 		if got, problem := clientKey(http.Header{keyHeader: {value}}); problem == "" && got != key {
 			t.Fatalf("%q: header gives %q, want %q", value, got, key)

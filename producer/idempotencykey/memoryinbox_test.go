@@ -2,6 +2,7 @@ package idempotencykey_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
@@ -16,6 +17,7 @@ type inbox struct {
 	mu        sync.Mutex
 	rows      []string
 	again     int   // how many transactions the database refuses because of others
+	conflict  bool  // it refuses all of them, whatever work returns
 	undecided error // what becomes of commits
 	broken    error // why commits fail
 	settle    error // why failures cannot be recorded
@@ -40,6 +42,9 @@ func (b *inbox) InTx(
 	for {
 		tx := &memoryTx{}
 		s, err := work(txctx.With(ctx, tx))
+		if b.conflict {
+			return &dedupstore.ConflictError{Err: errors.Join(errors.New("refused"), err)}
+		}
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -52,9 +53,63 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 //
 // The handler returns when the run is over. http.Server.Shutdown does not always wait for that: see docs/http.md.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
+	return m.wrap(next, func(w http.ResponseWriter, r *http.Request) error {
+		next.ServeHTTP(w, r)
+		return nil
+	})
+}
+
+// WrapFunc is Wrap for a handler that returns an error. The error says what becomes of the key as it does in any run of
+// the guard. Most errors count an attempt, and the client's repeat runs the handler again, after the policy's backoff,
+// at most Policy.MaxAttempts times. oncemill.Permanent makes the failure the outcome, which every repeat gets.
+// RetryAfter, Uncounted and NoEffect mean what they say. In an inbox the transaction is rolled back; if the error holds
+// the database's, and that says that others are the reason, such as a deadlock, the handler is called again at once.
+//
+// The client gets what the handler has written, if that is a status of 400 or above. Otherwise it gets a 500
+// (CodeFailed), in place of what was written.
+//
+// The text of the error is logged and stored as the reason: leave personal data out of it. An error of a request that
+// passes through, such as a GET, is answered with a 500 unless the handler has written something.
+func (m *Middleware) WrapFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
+	return m.wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		noted := &notedWriter{ResponseWriter: w}
+		err := next(noted, r)
+		if err == nil {
+			return
+		}
+		m.log.WarnContext(r.Context(), "idempotencykey: the handler failed", "error", err)
+		if !noted.written {
+			m.refuse(w, r, newProblem(CodeFailed, ""))
+		}
+	}), next)
+}
+
+// notedWriter knows whether something was written.
+type notedWriter struct {
+	http.ResponseWriter
+	written bool
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (n *notedWriter) WriteHeader(status int) {
+	n.written = n.written || status >= 200
+	n.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (n *notedWriter) Write(p []byte) (int, error) {
+	n.written = true
+	return n.ResponseWriter.Write(p)
+}
+
+// Unwrap is what http.ResponseController calls.
+func (n *notedWriter) Unwrap() http.ResponseWriter { return n.ResponseWriter }
+
+// wrap returns a handler for requests without effect, and for those that are run once.
+func (m *Middleware) wrap(without http.Handler, next handlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if safe(r.Method) {
-			next.ServeHTTP(w, r)
+			without.ServeHTTP(w, r)
 			return
 		}
 		x := &exchange{m: m, w: w, r: r, next: next}
@@ -65,6 +120,20 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 		x.run()
 	})
 }
+
+type handlerFunc = func(http.ResponseWriter, *http.Request) error
+
+// Fail says that the run of a request has failed with an error: it does for a handler of Wrap, which must return after
+// it, what returning the error does for one of WrapFunc. Of several errors the first counts. Nil does nothing. So does
+// a request that is in no run, such as a GET.
+func Fail(r *http.Request, err error) {
+	if failed, in := r.Context().Value(failedKey{}).(*atomic.Pointer[handlerError]); in && err != nil {
+		failed.CompareAndSwap(nil, &handlerError{err})
+	}
+}
+
+// failedKey is the key of a context's value: where Fail puts its error.
+type failedKey struct{}
 
 // safe reports whether a method has no effect that could be repeated (RFC 9110, section 9.2.1), or makes a tunnel.
 func safe(method string) bool {

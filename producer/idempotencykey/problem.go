@@ -37,6 +37,7 @@ const (
 	CodeTooLarge    = "body-too-large"   // 413: Config.MaxRequestBody
 	CodeNotKept     = "response-dropped" // 410: the work is done, its response is not kept
 	CodeUnknown     = "outcome-unknown"  // 500: the run ended without a response; it may have had an effect
+	CodeFailed      = "failed"           // 500: the handler returned an error; with Retry-After, try again
 	CodeRefused     = "response-refused" // 500: rolled back: the response was too large to be held, or not whole
 	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
@@ -59,6 +60,8 @@ var problems = map[string]Problem{
 	CodeUnknown: {Status: http.StatusInternalServerError, Title: "The outcome is not known",
 		Detail: "The request was begun, and did not end with a response. It may have had an effect, " +
 			"and will not be tried again under this key."},
+	CodeFailed: {Status: http.StatusInternalServerError, Title: "The request failed",
+		Detail: "If there is a Retry-After, send the request again then with the same key."},
 	CodeRefused: {Status: http.StatusInternalServerError, Title: "The response cannot be kept"},
 	CodeUncommitted: {Status: http.StatusInternalServerError, Title: "The transaction could not be committed",
 		Detail: "Nothing was committed. If there is a Retry-After, send the request again then with the same key."},
@@ -104,11 +107,15 @@ func (p Problem) Write(w http.ResponseWriter) {
 	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
 }
 
+// seconds is a time as Retry-After has it, rounded up: a client that comes too early is sent away again.
+func seconds(wait time.Duration) string {
+	return strconv.FormatInt(int64((wait+time.Second-1)/time.Second), 10)
+}
+
 // refuse answers a request with a problem.
 func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
-	if p.RetryAfter > 0 { // rounded up: a client that comes too early is sent away again
-		seconds := (p.RetryAfter + time.Second - 1) / time.Second
-		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", seconds(p.RetryAfter))
 	}
 	if p.Replayed {
 		w.Header().Set(replayedHeader, "true")

@@ -18,13 +18,13 @@ type exchange struct {
 	m    *Middleware
 	w    http.ResponseWriter
 	r    *http.Request
-	next http.Handler
+	next handlerFunc
 	body []byte
 	call oncemill.Call
 
 	rec    *recorder   // of the last run that this request made; nil: none
 	failed error       // what that run returned
-	panics *panicError // the handler's, in that run
+	panics *panicError // the handler's, in that run; nil: none
 }
 
 func (x *exchange) run() {
@@ -39,6 +39,9 @@ func (x *exchange) run() {
 	})
 	if res.Publication != nil { // an outcome of another program under this key
 		res.Publication.Abandon()
+	}
+	if _, is := errors.AsType[*handlerError](x.failed); is {
+		x.m.log.WarnContext(ctx, "idempotencykey: the handler failed", "key", x.call.Key.String(), "error", x.failed)
 	}
 	if err != nil {
 		x.undone(err)
@@ -72,19 +75,25 @@ func detach(request context.Context, linger time.Duration) (ctx context.Context,
 // handle runs the handler once, and makes the outcome from its response.
 func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error) {
 	x.rec, x.panics = newRecorder(x.w, x.m.most, x.m.inbox), nil
-	if !x.protected(x.r.Clone(ctx)) { // there may be another run, which must find the header as it was
-		return o, oncemill.RetryAfter(0, x.panics)
-	}
-	if x.rec.status == 0 && ctx.Err() != nil { // it gave up: its silence is no 200
+	failure := x.protected(x.r.Clone(ctx)) // there may be another run, which must find the header as it was
+	switch {
+	case x.panics != nil:
+		return o, oncemill.RetryAfter(0, failure)
+	case failure == nil && x.rec.status == 0 && ctx.Err() != nil: // it gave up: its silence is no 200
 		x.rec = nil
 		return o, context.Cause(ctx)
+	case failure != nil && x.rec.status < http.StatusBadRequest && !x.rec.passing:
+		o.Result = x.replace(newProblem(CodeFailed, ""))
+	default:
+		x.rec.end()
+		o.Result = x.rec.encode(x.m.most)
 	}
-	x.rec.end()
-	o.Result = x.rec.encode(x.m.most)
 	if x.m.inbox && x.rec.lost != "" {
-		o.Result = x.replace()
+		o.Result = x.replace(newProblem(CodeRefused, tooLong[x.rec.lost]))
 	}
 	switch {
+	case failure != nil:
+		return o, failure
 	case x.rec.status < http.StatusInternalServerError:
 		return o, nil
 	case x.m.config.ServerErrors == ReleaseServerErrors:
@@ -93,36 +102,51 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 	return o, oncemill.Permanent(&statusError{x.rec.status})
 }
 
-// protected runs the handler, and reports false if it panicked.
-func (x *exchange) protected(r *http.Request) (returned bool) {
+// protected runs the handler, and returns the error that it returned or gave to Fail, or its panic.
+func (x *exchange) protected(r *http.Request) (failure error) {
+	var failed atomic.Pointer[handlerError]
+	returned := false
 	defer func() {
 		if returned {
 			return
 		}
-		v := recover()
-		x.panics = &panicError{v}
+		v, stack := recover(), debug.Stack()
+		x.panics = &panicError{&oncemill.PanicError{Value: v, Stack: stack}}
+		if failure = x.panics; failed.Load() != nil {
+			failure = errors.Join(x.panics, failed.Load())
+		}
 		if v != any(http.ErrAbortHandler) { // as net/http compares it
-			x.m.log.ErrorContext(r.Context(), "idempotencykey: the handler panicked; its key is released",
-				"key", x.call.Key.String(), "error", x.panics, "stack", string(debug.Stack()))
+			x.m.log.ErrorContext(r.Context(), "idempotencykey: the handler panicked",
+				"key", x.call.Key.String(), "error", x.panics, "stack", string(stack))
 		}
 	}()
+	r = r.WithContext(context.WithValue(r.Context(), failedKey{}, &failed))
 	r.Body, r.ContentLength, r.TransferEncoding = x.reader(), int64(len(x.body)), nil
 	defer func() { // the server removes those of its own request only
 		if r.MultipartForm != nil && x.r.MultipartForm == nil {
 			r.MultipartForm.RemoveAll() //nolint:errcheck // files in a temporary folder
 		}
 	}()
-	x.next.ServeHTTP(x.rec, r)
-	return true
+	err := x.next(x.rec, r)
+	returned = true
+	if err != nil {
+		failed.CompareAndSwap(nil, &handlerError{err})
+	}
+	if failed.Load() != nil {
+		return failed.Load()
+	}
+	return nil
 }
 
-// replace puts a problem in the place of a response that an inbox cannot store, and encodes it. If
-// Config.WriteProblem's answer cannot be stored either, or would commit, only its status remains.
-func (x *exchange) replace() []byte {
-	p := newProblem(CodeRefused, "Nothing was committed: the response was too large to be held until the commit.")
-	if x.rec.lost == lostShort {
-		p.Detail = "Nothing was committed: the response was shorter than it had announced."
-	}
+// tooLong says what is wrong with a response that an inbox cannot store.
+var tooLong = map[loss]string{
+	lostTooLarge: "Nothing was committed: the response was too large to be held until the commit.",
+	lostShort:    "Nothing was committed: the response was shorter than it had announced.",
+}
+
+// replace puts a problem in the place of a response, and encodes it. If Config.WriteProblem's answer cannot be stored
+// either, or would commit, only its status remains.
+func (x *exchange) replace(p *Problem) []byte {
 	x.rec = newRecorder(x.w, x.m.most, true)
 	x.m.refuse(x.rec, x.r, p)
 	x.rec.WriteHeader(http.StatusInternalServerError)
@@ -174,13 +198,14 @@ func (x *exchange) replay(data []byte) {
 	}
 }
 
-// respond sends the result of this request's run. A panic goes on: the server ends the connection.
+// respond sends the result of this request's run. A panic goes on: the server ends the connection. So it does when part
+// of a response has left that is not true.
 func (x *exchange) respond() {
-	if x.panics != nil {
-		if x.rec.passing {
-			panic(http.ErrAbortHandler)
-		}
-		panic(x.panics.value)
+	switch {
+	case x.rec.passing && (x.panics != nil || x.failed != nil && x.rec.status < http.StatusBadRequest):
+		panic(http.ErrAbortHandler)
+	case x.panics != nil:
+		panic(x.panics.Value)
 	}
 	x.rec.finish()
 }
@@ -190,10 +215,14 @@ func (x *exchange) undone(err error) {
 	p := x.problemOf(err)
 	retry, again := errors.AsType[*oncemill.RetryError](err)
 	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
+	_, conflict := errors.AsType[*dedupstore.ConflictError](err)
 	released := x.failed != nil && errors.Is(err, x.failed) && !errors.Is(err, oncemill.ErrClaimLost)
 	switch {
-	case x.rec == nil:
+	case x.rec == nil, conflict: // the handler's response says nothing of the request
 	case x.panics != nil, released, unrecorded && !x.m.inbox:
+		if again && retry.Delay > 0 && x.panics == nil && x.rec.sent.Get("Retry-After") == "" {
+			x.rec.sent.Set("Retry-After", seconds(retry.Delay))
+		}
 		x.respond() // it is true, although repeats will not get it
 		return
 	case x.rec.passing:
