@@ -80,6 +80,8 @@ func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result,
 	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, t.call, t.owner),
 		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
 			l.granted(&c, t.part, sent)
+			ctx, end := g.beginFirst(ctx, l)
+			defer end()
 			return w.work(ctx)
 		})
 	if answer.Status != "" && err == nil {
@@ -100,6 +102,18 @@ func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result,
 	w.res.Fence, w.res.Attempt = c.Fence, c.Attempt
 	res, err := t.publishStored(ctx, w.res, w.sent)
 	return w, res, err
+}
+
+// beginFirst begins the work of a first run. Its lease is the transaction's, and needs no renewals.
+func (g *Guard) beginFirst(ctx context.Context, l *lease) (_ context.Context, end func()) {
+	l.start()
+	ctx = l.beginWork(ctx)
+	l.unrecorded.Store(true)
+	g.keeper.add(l)
+	return ctx, func() {
+		g.endWork(l)
+		l.unrecorded.Store(false)
+	}
 }
 
 // uncommitted deals with a transaction that was rolled back, or may have been.

@@ -31,6 +31,8 @@ type lease struct {
 	cancel   context.CancelCauseFunc // of the work; nil: there is none
 	err      error                   // of the last renewal
 	work     work
+
+	unrecorded atomic.Bool // there is no record that could be renewed: a first run makes it in its transaction
 }
 
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
@@ -114,6 +116,9 @@ func (l *lease) quiet() {
 // due reports whether to renew the lease now, and whether to cancel its work because the lease cannot be proven to hold
 // for much longer. A renewal whose time is over is sent again, although the store has not returned from it.
 func (l *lease) due(now time.Time) (renew, cut bool) {
+	if l.unrecorded.Load() {
+		return false, false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if cut = !l.cut && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {

@@ -115,3 +115,19 @@ func TestGuard_RunsThatHangAreNamed(t *testing.T) {
 		}
 	})
 }
+
+// A first run of an inbox has no claim that could be renewed.
+func TestPolicy_MaxRunBoundsFirstRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxRun: 20 * time.Second})
+		_, err := g.Run(t.Context(), firstly("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			<-ctx.Done()
+			return dedupstore.Outcome{}, context.Cause(ctx)
+		})
+		retry, failed := errors.AsType[*oncemill.RetryError](err)
+		if !failed || retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) || inbox.firsts != 1 {
+			t.Errorf("after %d first runs: %v, want an attempt that names ErrMaxRun", inbox.firsts, err)
+		}
+	})
+}

@@ -202,6 +202,10 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 		for n, c := range claims {
 			runs[n], calls[n] = runOf(&c), byOwner[c.Owner]
 		}
+		l := &tickets[calls[0]].lease // one stands for all
+		l.granted(&claims[0], nil, began)
+		ctx, end := g.beginFirst(ctx, l)
+		defer end()
 		began = time.Now()
 		errs, err := g.callTogether(ctx, runs, calls, fn)
 		took = since(began)

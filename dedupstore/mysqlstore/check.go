@@ -15,7 +15,7 @@ import (
 
 // variables are those that Check looks at. Not every server has all of them.
 const variables = `'version', 'read_only', 'super_read_only', 'innodb_read_only', 'innodb_flush_log_at_trx_commit',
-	'innodb_doublewrite', 'log_bin', 'sync_binlog', 'binlog_format', 'wait_timeout', 'idle_transaction_timeout',
+	'innodb_doublewrite', 'log_bin', 'sync_binlog', 'binlog_format', 'idle_transaction_timeout',
 	'max_allowed_packet', 'wsrep_on'`
 
 // Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of
@@ -114,11 +114,9 @@ func (set settings) report(connections int) dedupstore.Report {
 			"replicas what is in it; set it to 1", set["sync_binlog"]))
 	warn(set.on("wsrep_on"), false, "wsrep_on is ON: let all programs that use the store write to one and the same "+
 		"node of the cluster; another node may answer with what was true a moment ago")
-	for _, name := range [...]string{"wait_timeout", "idle_transaction_timeout"} {
-		limit := set.number(name)
-		warn(limit > 0 && limit < 10, false, fmt.Sprintf("%s is %v: a handler of an inbox that waits for longer "+
-			"loses its transaction", name, time.Duration(limit)*time.Second))
-	}
+	limit := set.number("idle_transaction_timeout")
+	warn(limit > 0 && limit < 10, false, fmt.Sprintf("idle_transaction_timeout is %v: a handler of an inbox that waits for "+
+		"longer loses its transaction", time.Duration(limit)*time.Second))
 	packet := set.number("max_allowed_packet")
 	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no room; "+
 		"set it to 16M or more", packet))

@@ -31,7 +31,7 @@ func TestCheck_JudgesSettings(t *testing.T) {
 	good := settings{
 		"version": "10.11.6-MariaDB-0+deb12u1", "read_only": "OFF", "innodb_read_only": "OFF",
 		"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "ON", "log_bin": "ON", "sync_binlog": "1",
-		"binlog_format": "ROW", "wait_timeout": "28800", "idle_transaction_timeout": "0",
+		"binlog_format": "ROW", "idle_transaction_timeout": "0",
 		"max_allowed_packet": "16777216",
 		"wsrep_on":           "OFF",
 	}
@@ -56,7 +56,7 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		{name: "innodb_doublewrite", value: "OFF", warning: "innodb_doublewrite", loses: true},
 		{name: "sync_binlog", value: "0", warning: "sync_binlog", loses: true},
 		{name: "wsrep_on", value: "ON", warning: "same node"},
-		{name: "wait_timeout", value: "5", warning: "wait_timeout is 5s"},
+		{name: "idle_transaction_timeout", value: "5", warning: "idle_transaction_timeout is 5s"},
 		{name: "idle_transaction_timeout", value: "3", warning: "idle_transaction_timeout is 3s"},
 		{name: "max_allowed_packet", value: "1024", warning: "max_allowed_packet is 1024"},
 	} {

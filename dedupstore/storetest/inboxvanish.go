@@ -18,8 +18,8 @@ var inboxVanishCases = []inboxCase{
 				s, err := k.charge(c)(ctx)
 				bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.in.VanishWithin)
 				defer cancel()
-				if held := k.in.Vanish(bounded); held != nil {
-					k.Errorf("after %v its lock is not free: %v", k.in.VanishWithin, held)
+				if err := k.in.Vanish(bounded); err != nil {
+					k.Errorf("after %v its lock is not free: %v", k.in.VanishWithin, err)
 				}
 				return s, err
 			})
