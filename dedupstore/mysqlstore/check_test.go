@@ -56,7 +56,6 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		{name: "innodb_doublewrite", value: "OFF", warning: "innodb_doublewrite", loses: true},
 		{name: "sync_binlog", value: "0", warning: "sync_binlog", loses: true},
 		{name: "wsrep_on", value: "ON", warning: "same node"},
-		{name: "idle_transaction_timeout", value: "5", warning: "idle_transaction_timeout is 5s"},
 		{name: "idle_transaction_timeout", value: "3", warning: "idle_transaction_timeout is 3s"},
 		{name: "max_allowed_packet", value: "1024", warning: "max_allowed_packet is 1024"},
 	} {
