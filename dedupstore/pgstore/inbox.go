@@ -178,6 +178,9 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	case err != nil:
 		return i.store.failed("begin", err)
 	}
+	// It ends after the transaction: then database/sql closes the rows that a handler has left open, beside it.
+	outer, lose := context.WithCancelCause(i.store.share.slots.taken(ctx))
+	defer lose(nil)
 	end := sync.OnceValue(func() (open bool) {
 		defer free()
 		return s.end(ctx)
@@ -186,9 +189,9 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	if r.first != nil && r.claim.Fence == 0 {
 		return errTaken
 	}
-	inner, stop := r.keep(s.context(i.store.share.slots.taken(ctx)), s)
+	stop := r.keep(outer, s, lose)
 	defer stop()
-	settlement, err := work(inner)
+	settlement, err := work(s.context(outer))
 	stop()
 	if err != nil {
 		if !end() { // another run could make the effects once more

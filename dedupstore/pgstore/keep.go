@@ -29,9 +29,8 @@ func milliseconds(d time.Duration) string {
 }
 
 // keep sends an empty statement now and then until stop, because the server ends a session that stands still. When the
-// connection is lost the context is cancelled.
-func (r *run) keep(ctx context.Context, s session) (inner context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// connection is lost it calls lose.
+func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc) (stop func()) {
 	lost := errLost
 	if r.first != nil {
 		lost = dedupstore.ErrClaimLost // there is no record, and others may run
@@ -51,17 +50,16 @@ func (r *run) keep(ctx context.Context, s session) (inner context.Context, stop 
 		bounded, done := context.WithTimeout(ctx, every)
 		defer done()
 		if err := s.beat(bounded); err != nil {
-			cancel(lost)
+			lose(lost)
 			return
 		}
 		timer.Reset(every)
 	})
-	return ctx, func() {
+	return func() {
 		beating.Lock()
 		defer beating.Unlock()
 		over = true
 		timer.Stop()
-		cancel(nil)
 	}
 }
 
