@@ -23,8 +23,7 @@ type Store struct {
 	config Config
 	packet atomic.Int64 // max_allowed_packet; 0: the table has not been looked at
 
-	timeoutEnds atomic.Bool // innodb_rollback_on_timeout: a lock timeout ends the transaction
-	mariadb     atomic.Bool
+	mariadb atomic.Bool
 
 	handlers func() chan struct{} // a place for each handler of an inbox that may run now
 
@@ -73,10 +72,10 @@ func (s *Store) usable(ctx context.Context) error {
 	}
 	var found int
 	var packet int64
-	var commits, timeoutEnds, mariadb bool
+	var commits, mariadb bool
 	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, "+
-		"@@innodb_rollback_on_timeout, VERSION() LIKE '%MariaDB%' FROM `"+s.config.Table+"_version`").
-		Scan(&found, &packet, &commits, &timeoutEnds, &mariadb)
+		"VERSION() LIKE '%MariaDB%' FROM `"+s.config.Table+"_version`").
+		Scan(&found, &packet, &commits, &mariadb)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
@@ -88,7 +87,6 @@ func (s *Store) usable(ctx context.Context) error {
 		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 "+
 			"out of the DSN", nil)
 	}
-	s.timeoutEnds.Store(timeoutEnds)
 	s.mariadb.Store(mariadb)
 	s.packet.Store(packet)
 	return nil
