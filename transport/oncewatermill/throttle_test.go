@@ -64,13 +64,13 @@ func dead(n int) []error {
 // A throttle is a middleware outside of the guard in which messages wait, as in Watermill's own Throttle.
 type throttle struct {
 	store *mortal
-	hold  chan struct{}
+	gate  chan struct{}
 }
 
 func (h throttle) middleware(next message.HandlerFunc) message.HandlerFunc {
 	return func(m *message.Message) ([]*message.Message, error) {
 		if strings.HasPrefix(m.Metadata.Get("oncemill-id"), "slow") {
-			<-h.hold
+			<-h.gate
 			if h.store.dead.Load() {
 				return nil, errDied
 			}
@@ -106,7 +106,7 @@ func live(t *testing.T, memory dedupstore.Store, policy oncemill.Policy, letters
 	time.Sleep(after)
 	synctest.Wait()
 	store.dead.Store(after > 0) // SIGKILL
-	close(outside.hold)
+	close(outside.gate)
 	time.Sleep(20 * time.Second)
 	if err := r.Close(); err != nil {
 		t.Error(err)
@@ -179,7 +179,7 @@ func TestSubscriber_AClaimAheadIsGivenBackWhileAMiddlewareHoldsItsMessage(t *tes
 		store := newStore(t)
 		p := newProcessor(t, store, consumer.Config{})
 		s := newSource(p, delivery("first"))
-		hold := make(chan struct{})
+		gate := make(chan struct{})
 		var attempts []int
 		stop := over(t, s, func(m *message.Message) error {
 			attempts = append(attempts, oncemill.FromContext(m.Context()).Attempt)
@@ -187,7 +187,7 @@ func TestSubscriber_AClaimAheadIsGivenBackWhileAMiddlewareHoldsItsMessage(t *tes
 		}, func(next message.HandlerFunc) message.HandlerFunc {
 			return func(m *message.Message) ([]*message.Message, error) {
 				if m.UUID == "a" {
-					<-hold
+					<-gate
 				}
 				return next(m)
 			}
@@ -212,7 +212,7 @@ func TestSubscriber_AClaimAheadIsGivenBackWhileAMiddlewareHoldsItsMessage(t *tes
 		if got := state(); got != dedupstore.Retryable {
 			t.Errorf("after two seconds the record is %s, want it given back", got)
 		}
-		close(hold)
+		close(gate)
 		synctest.Wait()
 		stop()
 		s.want(t, consumer.Ack, consumer.Ack)
