@@ -80,11 +80,11 @@ func (h throttle) middleware(next message.HandlerFunc) message.HandlerFunc {
 }
 
 // live starts a process whose Router holds up slow messages, and has it die after a time; zero: when they are handled.
-func live(t *testing.T, memory dedupstore.Store, policy oncemill.Policy, letters *deadLetters, warm string,
+func live(t *testing.T, memory dedupstore.Store, policy oncemill.Policy, lost *deadLetters, warm string,
 	slow []string, after time.Duration, handle func(id string)) {
 	t.Helper()
 	store := &mortal{Store: memory}
-	p := newProcessor(t, store, consumer.Config{DeadLetters: letters, DeadLetterTopic: "dead", Policy: policy})
+	p := newProcessor(t, store, consumer.Config{DeadLetters: lost, DeadLetterTopic: "dead", Policy: policy})
 	outside := throttle{store, make(chan struct{})}
 	s := newSource(p, delivery(warm))
 	r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
@@ -133,7 +133,7 @@ func TestSubscriber_WhatWaitsOutsideOfTheGuardKeepsItsAttempts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				memory := newStore(t)
-				var letters deadLetters
+				var lost deadLetters
 				var mu sync.Mutex
 				runs := map[string]int{}
 				handle := func(id string) {
@@ -143,14 +143,14 @@ func TestSubscriber_WhatWaitsOutsideOfTheGuardKeepsItsAttempts(t *testing.T) {
 				}
 				slow := []string{"slow-1", "slow-2", "slow-3"}
 				for n := range 10 {
-					live(t, memory, c.policy, &letters, fmt.Sprintf("warm-%d", n), slow, c.after, handle)
+					live(t, memory, c.policy, &lost, fmt.Sprintf("warm-%d", n), slow, c.after, handle)
 				}
 				for _, id := range slow {
 					if runs[id] != 0 {
 						t.Fatalf("%s ran %d times before its middleware was reached", id, runs[id])
 					}
 				}
-				live(t, memory, c.policy, &letters, "warm", slow, 0, handle)
+				live(t, memory, c.policy, &lost, "warm", slow, 0, handle)
 				for _, id := range slow {
 					seen, err := memory.Look(t.Context(), []dedupstore.Key{
 						{Tenant: "default", Group: "billing", Handler: "charge", ID: id}})
@@ -162,8 +162,8 @@ func TestSubscriber_WhatWaitsOutsideOfTheGuardKeepsItsAttempts(t *testing.T) {
 							id, runs[id], r.Outcome.Kind, r.Attempts, c.lost)
 					}
 				}
-				if len(letters.Sent) > 0 {
-					t.Errorf("%d dead letters", len(letters.Sent))
+				if len(lost.Sent) > 0 {
+					t.Errorf("%d dead letters", len(lost.Sent))
 				}
 			})
 		})
