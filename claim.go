@@ -114,8 +114,8 @@ const (
 )
 
 // acquire asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
-// Call.MaxWait. A suspect waits for its turn, and has it when it returns. Under the same owner token any copy of any of the claims may be the one that the store applied, so
-// leases are measured from the first.
+// Call.MaxWait. A suspect waits for its turn, and has it when acquire returns. Under the same owner token any copy of
+// any of the claims may be the one that the store applied, so leases are measured from the first.
 func (t *Ticket) acquire(ctx context.Context) error {
 	g, key := t.guard, &t.call.Key
 	if t.taken { // for a batch that failed

@@ -31,13 +31,13 @@ type Store interface {
 	//   3. whether this owner holds the record: it asks again, and gets the same answer with the same fence;
 	//   4. whether this owner has settled the record before: a late copy, which changes nothing (Busy);
 	//   5. whether a lease is live, or a retry is not due (Busy);
-	//   6. what an expired lease left behind.
+	//   6. what an expired lease left behind;
+	//   7. whether a run that it would be granted is refused, because too many before it crashed (Suspect).
 	//
-	// A run that would be granted is refused if too many before it crashed (Suspect): see Request.SuspectAfter.
-	//
-	// What an expired lease left behind may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run that must not be retaken
-	// (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and exhausted. Both are then
-	// in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes the dead letter.
+	// What an expired lease left behind may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run
+	// that must not be retaken (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and
+	// exhausted. Both are then in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes
+	// the dead letter.
 	Claim(ctx context.Context, requests []Request) []ClaimResult
 
 	// Extend renews leases. Each then ends the given duration from now, by the store's clock, even if that is sooner
