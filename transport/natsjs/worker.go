@@ -119,8 +119,8 @@ func (w *Worker) Check(ctx context.Context) error {
 // has returned.
 //
 // The drain waits for a handler that ignores its context, except in a Router, which waits itself. While the server is
-// away it tries acks for 10 s more. A connection that is there but silent delays it by half a minute, unless its pings (nats.PingInterval) find
-// that out before.
+// away it tries acks for 10 s more. A connection that is there but silent delays it by half a minute, unless its pings
+// (nats.PingInterval) find that out before.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return ErrRunning
