@@ -16,6 +16,7 @@ import (
 // Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns when the outcome is
 // stored, with the results of Guard.Run.
 func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
+	defer t.leaveTurn()
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)
 	if e != nil {
@@ -30,6 +31,11 @@ func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 // being stored together with others. Then done is called when it is stored or lost, in another goroutine, and must not
 // wait for anything.
 func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
+	defer func() {
+		if !later {
+			t.leaveTurn()
+		}
+	}()
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)
 	return t.tell(ctx, began, e, res, err, done)
@@ -64,6 +70,7 @@ func (t *Ticket) tell(
 
 // stored tells how a call ended whose settlement was handed over.
 func (t *Ticket) stored(ctx context.Context, began time.Time, done func(Result, error), err error) {
+	t.leaveTurn()
 	res, err := t.ended(ctx, &t.ending, err)
 	t.log(ctx, &res, err, began)
 	done(res, err)
@@ -155,6 +162,9 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 		if first != nil { // it has failed, which is settled under this claim
 			g.keeper.let(&t.lease)
 			return t.uncommitted(ctx, first, first.err)
+		}
+		if t.turn != nil {
+			ctx = context.WithValue(ctx, turnKey{}, g)
 		}
 		return t.run(ctx, fn)
 	case dedupstore.AcquiredPublish:

@@ -32,6 +32,7 @@ type Ticket struct {
 	ready   func()                  // is told of the answer
 	lease   lease                   // of the granted claim
 	granted bool
+	turn    func() // leaves the turn of a suspect; nil: it has none
 	ending  ending
 }
 
@@ -113,8 +114,8 @@ const (
 )
 
 // acquire asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
-// Call.MaxWait. Under the same owner token any copy of any of the claims may be the one that the store applied, so
-// leases are measured from the first.
+// Call.MaxWait. A suspect waits for its turn, and has it when acquire returns. Under the same owner token any copy of
+// any of the claims may be the one that the store applied, so leases are measured from the first.
 func (t *Ticket) acquire(ctx context.Context) error {
 	g, key := t.guard, &t.call.Key
 	if t.taken { // for a batch that failed
@@ -133,6 +134,12 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		err := t.ask(ctx)
 		answer := &t.last.Answer
 		switch {
+		case err == nil && answer.Status == dedupstore.Suspect:
+			if !t.waitTurn(ctx) {
+				return cmp.Or(context.Cause(ctx), error(&BusyError{NotDue: true}))
+			}
+			start, poll = time.Now(), minPoll
+			continue
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, key, answer)
 			t.taken = true
@@ -147,6 +154,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		}
 		pause := poll
 		if err == nil {
+			t.leaveTurn() // it is another's
 			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
 			wake = nil
 			if answer.Wait > 0 {
@@ -199,6 +207,9 @@ func (t *Ticket) ask(ctx context.Context) error {
 			t.sent = sent
 		}
 		request := t.guard.request(ctx, t.call, t.owner)
+		if t.turn != nil {
+			request.SuspectAfter = 0
+		}
 		if together {
 			t.take(p.claims.Do(ctx, request), sent)
 			if t.last.Err == errUnasked { //nolint:errorlint // never wrapped
@@ -235,6 +246,8 @@ func (g *Guard) request(ctx context.Context, call *Call, owner string) dedupstor
 		Rerun:       call.Rerun,
 		Trace:       telemetry.Traceparent(ctx),
 		Holder:      thisProcess,
+
+		SuspectAfter: suspectAfter,
 	}
 	if g.policy.Mismatch != MismatchIgnore {
 		r.Fingerprint = call.Fingerprint
@@ -332,7 +345,7 @@ func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 		return telemetry.PublishOnly
 	case dedupstore.Mismatch:
 		return telemetry.FingerprintMismatch
-	case dedupstore.Busy:
+	case dedupstore.Busy, dedupstore.Suspect:
 		if a.Found == dedupstore.Retryable {
 			return telemetry.NotDue
 		}

@@ -27,6 +27,7 @@ type Guard struct {
 	parts      *parts
 	keeper     *keeper
 	duplicates duplicates
+	turns      chan struct{}    // has room for the suspect that runs
 	background batch.Background // settlements that are tried again
 
 	refused pacer     // of the line that says that a claim was refused by a store that works
@@ -58,6 +59,7 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	}
 	g := &Guard{
 		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter, parts: newParts(store, policy),
+		turns: make(chan struct{}, 1),
 	}
 	if policy.ExpiredLease != Park { // for which a run must leave a trace before its handler starts
 		g.first.inbox, _ = store.(dedupstore.FirstTransactor)
@@ -111,6 +113,9 @@ type Call struct {
 
 	// Stopping, when it is closed, ends the wait: Run returns the error that it would have returned after MaxWait. Nil:
 	// only the context ends it.
+	//
+	// The wait of a suspect for its turn is ended by these two alone. A suspect is a call whose last two runs or more
+	// ended with expired leases, as those do that end their process. One of a guard runs at a time.
 	Stopping <-chan struct{}
 
 	// DeadLetter makes the messages that a failed or unknown outcome produces. Another caller may have to make them

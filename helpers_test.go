@@ -228,3 +228,13 @@ func wantError(t testing.TB, err, want error) {
 		t.Errorf("error %v, want %v", err, want)
 	}
 }
+
+// look returns what people see of a record.
+func (s *faultyStore) look(t testing.TB, id string) dedupstore.Record {
+	t.Helper()
+	seen, err := s.Store.(dedupstore.Inspector).Look(t.Context(), []dedupstore.Key{key(id)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seen[0]
+}

@@ -22,14 +22,7 @@ type BatchFunc func(ctx context.Context, calls []int) []error
 // Joins reports whether the ticket, whose claim has been answered, may be attempted together with others. Over an inbox
 // none may: each claimed ticket runs in a transaction of its own there.
 func (t *Ticket) Joins() bool {
-	return t.guard.inbox == nil && t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun &&
-		!t.TookOver()
-}
-
-// TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. Do not
-// attempt it beside others: it would spend their attempts.
-func (t *Ticket) TookOver() bool {
-	return t.unread && t.last.Answer.Status == dedupstore.AcquiredRun && tookOver(&t.last.Answer)
+	return t.guard.inbox == nil && t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun
 }
 
 // AttemptTogether attempts tickets that join in one call of fn, each with the context of its delivery. The context of

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -130,7 +131,7 @@ func TestAttemptTogether_IrreversibleBatchesAreNotRepeated(t *testing.T) {
 	}
 }
 
-func TestTicket_JoinsNoBatchAfterARunWhoseLeaseExpired(t *testing.T) {
+func TestTicket_JoinsNoBatchAfterTwoRunsThatCrashed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
@@ -138,12 +139,15 @@ func TestTicket_JoinsNoBatchAfterARunWhoseLeaseExpired(t *testing.T) {
 		request := dedupstore.Request{
 			Key: c.Key, Owner: "dead-process-0001", Lease: time.Second, Retention: time.Hour, MaxAttempts: 10,
 		}
-		if _, err := dedupstore.ClaimOne(t.Context(), store, request); err != nil {
-			t.Fatal(err)
+		for n := range 2 {
+			request.Owner = fmt.Sprintf("dead-process-000%d", n)
+			if _, err := dedupstore.ClaimOne(t.Context(), store, request); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Second) // virtual
 		}
-		time.Sleep(2 * time.Second) // virtual
-		if claimed(t, g, c).Joins() {
-			t.Error("a run whose predecessor was killed joins a batch")
+		if ticket := claimed(t, g, c); ticket.Joins() || !ticket.IsSuspect() {
+			t.Error("a run whose last predecessors were killed joins a batch")
 		}
 		if !claimed(t, g, call("fresh")).Joins() {
 			t.Error("a first run joins no batch")

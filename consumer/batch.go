@@ -22,9 +22,8 @@ type BatchHandler func(ctx context.Context, which []int) []error
 // done what to do with each delivery, once, in a goroutine in which done must not wait for anything.
 //
 // Duplicates and deliveries that have to wait are taken out first. When the batch fails as a whole, all run in batches
-// of one, which costs no attempt. Deliveries that are not the first of their message, or whose claim finds an expired
-// lease, are claimed and run one after the other. So a message that ends its process each time costs the others no
-// attempt. Deliveries that run alone do so in goroutines that run starts.
+// of one, which costs no attempt. Suspects (see oncemill.Call.Stopping) run in batches of one, after the others and one
+// at a time. Deliveries that run alone do so in goroutines that run starts.
 func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, of []context.Context,
 	handle BatchHandler, run func(work func()), done func(i int, d Decision)) {
 	tickets, contexts := p.claimTogether(deliveries, of)
@@ -34,40 +33,20 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	alone := func(i int) {
 		run(func() { tickets[i].Process(contexts[i], one(i), func(d Decision) { done(i, d) }) })
 	}
-	var next func(suspects []int) // starts the first one; its end starts the others
-	next = func(suspects []int) {
-		if len(suspects) > 0 {
-			run(func() {
-				i := suspects[0]
-				t, ctx := p.ticket(of[i], deliveries[i])
-				t.Process(ctx, one(i), func(d Decision) { done(i, d); next(suspects[1:]) })
-			})
-		}
-	}
 	var together, firsts, suspects []int
 	for i, t := range tickets {
 		switch {
-		case t != nil && t.guarded != nil && t.guarded.IsFirst():
+		case t.guarded == nil:
+			alone(i)
+		case t.guarded.IsFirst():
 			firsts = append(firsts, i)
-		case t == nil || t.guarded != nil && t.guarded.TookOver():
+		case t.guarded.IsSuspect():
 			suspects = append(suspects, i)
-		case t.guarded != nil && t.guarded.Joins():
+		case t.guarded.Joins():
 			together = append(together, i)
 		default:
 			alone(i)
 		}
-	}
-	if len(suspects) > 0 {
-		run(func() {
-			var back sync.WaitGroup
-			for _, i := range suspects {
-				if tickets[i] != nil {
-					back.Go(func() { tickets[i].GiveBack(contexts[i]) })
-				}
-			}
-			back.Wait()
-			next(suspects)
-		})
 	}
 	batch := func(which []int, attempt attemptTogether) {
 		if len(which) == 1 {
@@ -80,6 +59,9 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	}
 	batch(together, p.guard.AttemptTogether)
 	batch(firsts, p.guard.AttemptFirsts)
+	for _, i := range suspects {
+		alone(i)
+	}
 }
 
 type attemptTogether = func(ctx context.Context, tickets []*oncemill.Ticket, contexts []context.Context,
@@ -128,16 +110,12 @@ func (t *Ticket) concluded(ctx context.Context, res oncemill.Result, err error, 
 	done(d)
 }
 
-// claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the
-// contexts that have their spans.
+// claimTogether claims deliveries, and returns when all claims are answered, with the contexts that have their spans.
 func (p *Processor) claimTogether(deliveries []Delivery, of []context.Context) ([]*Ticket, []context.Context) {
 	tickets, contexts := make([]*Ticket, len(deliveries)), slices.Clone(of)
 	var answered sync.WaitGroup
+	answered.Add(len(deliveries))
 	for i, d := range deliveries {
-		if d.Count > 1 {
-			continue
-		}
-		answered.Add(1)
 		p.Claim(contexts[i], d, func(ctx context.Context, t *Ticket) {
 			tickets[i], contexts[i] = t, ctx
 			answered.Done()

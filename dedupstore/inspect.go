@@ -182,6 +182,7 @@ type Record struct {
 	Attempts int    // that count, so far
 	Returned int    // runs that gave their attempt back
 	Reruns   int    // how often it was run again on request, or is about to be
+	Crashes  int    // Running, Retryable: runs before the last one, in a row, whose leases expired
 
 	First   time.Time // when the first claim came
 	Claimed time.Time // when the last owner got the key

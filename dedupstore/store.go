@@ -31,11 +31,13 @@ type Store interface {
 	//   3. whether this owner holds the record: it asks again, and gets the same answer with the same fence;
 	//   4. whether this owner has settled the record before: a late copy, which changes nothing (Busy);
 	//   5. whether a lease is live, or a retry is not due (Busy);
-	//   6. what an expired lease left behind.
+	//   6. what an expired lease left behind;
+	//   7. whether a run that it would be granted is refused, because too many before it crashed (Suspect).
 	//
-	// That may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run that must not be retaken
-	// (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and exhausted. Both are then
-	// in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes the dead letter.
+	// What an expired lease left behind may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run
+	// that must not be retaken (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and
+	// exhausted. Both are then in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes
+	// the dead letter.
 	Claim(ctx context.Context, requests []Request) []ClaimResult
 
 	// Extend renews leases. Each then ends the given duration from now, by the store's clock, even if that is sooner
@@ -127,6 +129,12 @@ type Request struct {
 	// MaxAttempts is how many runs the key may have, at least 1. Crashed runs count.
 	MaxAttempts int
 
+	// SuspectAfter refuses the run of a key whose last runs crashed, so many in a row or more: the answer is Suspect. A
+	// run crashed if a claim finds its lease expired. A run that ended by itself begins the count anew: by a Finish, or
+	// by a Release that counts. An uncounted Release keeps the count, and a rerun begins with none. 1 to 9; zero: no run
+	// is refused.
+	SuspectAfter int
+
 	// ParkExpired makes a started run whose lease expired end as Unknown, instead of running it again.
 	ParkExpired bool
 
@@ -150,6 +158,7 @@ const (
 	AcquiredRun     Status = "acquired_run"     // run the handler; the only answer that allows it
 	AcquiredPublish Status = "acquired_publish" // publish what the outcome holds, do not run
 	Busy            Status = "busy"             // somebody holds a live lease, or a retry is not due
+	Suspect         Status = "suspect"          // it may run, but not for this Request.SuspectAfter; it was not touched
 	Done            Status = "done"             // there is an outcome: take it
 	Mismatch        Status = "mismatch"         // the record is of other content; it was not touched
 )

@@ -19,6 +19,7 @@ type Stored struct {
 	Attempts    int
 	Returned    int
 	Reruns      int
+	Crashes     int // runs before the last one, in a row, whose leases expired: see Request.SuspectAfter
 	Started     bool
 	Lease       time.Time // when it ends; zero without one
 	Due         time.Time // when it may run again; zero: at once
@@ -100,14 +101,25 @@ func (s *Stored) decide(r Request, now time.Time) Status {
 	case s.Attempts >= r.MaxAttempts:
 		reason := fmt.Sprintf("%d of %d attempts spent", s.Attempts, r.MaxAttempts)
 		return s.end(r, now, Outcome{Kind: Failed, Exhausted: true, Reason: reason})
+	case r.SuspectAfter > 0 && s.crashed() >= r.SuspectAfter:
+		return Suspect
 	}
 	return s.run(r, now)
 }
 
 // again begins the attempts anew, on request.
-func (s *Stored) again() { s.Attempts, s.Returned, s.Reruns = 0, 0, s.Reruns+1 }
+func (s *Stored) again() { s.Attempts, s.Returned, s.Crashes, s.Reruns = 0, 0, 0, s.Reruns+1 }
+
+// crashed counts the last runs that crashed, with that of an expired lease.
+func (s *Stored) crashed() int {
+	if s.State == Running {
+		return s.Crashes + 1
+	}
+	return s.Crashes
+}
 
 func (s *Stored) run(r Request, now time.Time) Status {
+	s.Crashes = s.crashed()
 	s.own(r, now)
 	s.State, s.Outcome, s.Trace, s.Started = Running, Outcome{}, r.Trace, false
 	s.Attempts++
@@ -207,6 +219,8 @@ func (s *Stored) release(c Claim, r Release, now time.Time) (changed bool, err e
 	if r.Uncounted {
 		s.Attempts--
 		s.Returned++
+	} else {
+		s.Crashes = 0
 	}
 	s.Outcome = Outcome{Reason: r.Reason}
 	s.Expires = now.Add(r.Delay + c.Retention)
@@ -254,9 +268,9 @@ func (s Stored) Look(key Key, now time.Time) Record {
 	seen.Outcome.Produced = Stubs(s.Outcome.Produced)
 	switch s.State {
 	case Running:
-		seen.Until = s.Lease
+		seen.Until, seen.Crashes = s.Lease, s.Crashes
 	case Retryable:
-		seen.Until = s.Due
+		seen.Until, seen.Crashes = s.Due, s.Crashes
 	case Publishing:
 		seen.Until, seen.Decided = s.Lease, s.Decided
 	case Finished:

@@ -35,6 +35,8 @@ func (r Request) Validate() error {
 	switch {
 	case r.MaxAttempts < 1:
 		return invalid("Request.MaxAttempts", fmt.Sprintf("is %d, want at least 1", r.MaxAttempts))
+	case r.SuspectAfter < 0 || r.SuspectAfter > 9:
+		return invalid("Request.SuspectAfter", fmt.Sprintf("is %d, want 0 to 9", r.SuspectAfter))
 	case r.Trace != "" && textProblem(r.Trace, maxTrace) != "":
 		return invalid("Request.Trace", textProblem(r.Trace, maxTrace))
 	case r.Holder != "" && textProblem(r.Holder, MaxHolder) != "":

@@ -131,7 +131,7 @@ func TestStore_BadSetups(t *testing.T) {
 		wantSetup(t, ask(unmigrated(t, db, Config{})), `table "oncemill_dedup"`)
 	}
 	wantSetup(t, s.Migrate(ctx), `table "oncemill_dedup"`)
-	mustExec(t, db, "UPDATE oncemill_dedup_version SET version = 1")
+	mustExec(t, db, fmt.Sprintf("UPDATE oncemill_dedup_version SET version = %d", version))
 	mustExec(t, db, "ALTER TABLE oncemill_dedup ENGINE=Aria")
 	_, err = s.Check(ctx)
 	wantSetup(t, err, `table "oncemill_dedup"`)

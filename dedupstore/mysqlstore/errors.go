@@ -21,25 +21,26 @@ var errDeadlocked = errors.New("mysqlstore: the server rolled the transaction ba
 
 // Numbers of MySQL's and MariaDB's errors.
 const (
-	errDiskFull       = 1021
-	errDBDenied       = 1044
-	errNoDatabase     = 1046
-	errUnknownDB      = 1049
-	errUnknownColumn  = 1054
-	errTableFull      = 1114
-	errTableDenied    = 1142
-	errColumnDenied   = 1143
-	errNoTable        = 1146
-	errPacket         = 1153
-	errChanged        = 1020 // MariaDB, innodb_snapshot_isolation
-	errLockTimeout    = 1205
-	errDeadlock       = 1213
-	errOptionPrevents = 1290
-	errNoSavepoint    = 1305
-	errStatementLog   = 1665
-	errReadOnlyTx     = 1792
-	errReadOnlyMode   = 1836
-	errStatementTime  = 1969 // MariaDB, max_statement_time
+	errDiskFull        = 1021
+	errDBDenied        = 1044
+	errNoDatabase      = 1046
+	errUnknownDB       = 1049
+	errUnknownColumn   = 1054
+	errDuplicateColumn = 1060
+	errTableFull       = 1114
+	errTableDenied     = 1142
+	errColumnDenied    = 1143
+	errNoTable         = 1146
+	errPacket          = 1153
+	errChanged         = 1020 // MariaDB, innodb_snapshot_isolation
+	errLockTimeout     = 1205
+	errDeadlock        = 1213
+	errOptionPrevents  = 1290
+	errNoSavepoint     = 1305
+	errStatementLog    = 1665
+	errReadOnlyTx      = 1792
+	errReadOnlyMode    = 1836
+	errStatementTime   = 1969 // MariaDB, max_statement_time
 )
 
 // number is that of an error that the server returned; 0: it did not.

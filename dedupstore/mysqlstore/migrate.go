@@ -13,14 +13,20 @@ import (
 )
 
 // version is that of schema.sql.
-const version = 1
+const version = 2
+
+// change leads from version 1. MySQL cannot tell by itself whether the column is there.
+const change = "ALTER TABLE `{table}` ADD COLUMN crashes INT NOT NULL DEFAULT 0"
 
 //go:embed schema.sql
 var schema string
 
-// SQL returns the statements of Migrate, for your own migration tool. You may repeat them.
-func (s *Store) SQL() string {
-	return strings.NewReplacer("{table}", s.config.Table, "{version}", fmt.Sprint(version)).Replace(schema)
+// SQL returns the statements that make the tables, for your own migration tool. You may repeat them. Plan returns those
+// that change tables of an earlier version.
+func (s *Store) SQL() string { return s.in(schema) }
+
+func (s *Store) in(statements string) string {
+	return strings.NewReplacer("{table}", s.config.Table, "{version}", fmt.Sprint(version)).Replace(statements)
 }
 
 // Plan says what Migrate would do, and changes nothing.
@@ -33,12 +39,15 @@ func (s *Store) Plan(ctx context.Context) (dedupstore.Migration, error) {
 	if m.Found < version {
 		m.SQL = s.SQL()
 	}
+	if m.Found == 1 {
+		m.SQL = s.in(change) + ";\n" + m.SQL
+	}
 	return m, nil
 }
 
-// Migrate makes the tables where they are missing. You may repeat it, and several processes may call it at once. It
-// needs the privilege CREATE; programs that use the store need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
-// on Table_version. It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made
+// Migrate makes the tables where they are missing, and changes those of an earlier version. You may repeat it, and
+// several processes may call it at once. It needs the privileges CREATE and ALTER; programs that use the store need
+// SELECT, INSERT, UPDATE and DELETE on Table, and SELECT on Table_version. It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made
 // the tables.
 func (s *Store) Migrate(ctx context.Context) error {
 	plan, err := s.Plan(ctx)
@@ -47,6 +56,11 @@ func (s *Store) Migrate(ctx context.Context) error {
 	}
 	if plan.Found > version {
 		return s.versionError(plan.Found)
+	}
+	if plan.Found == 1 {
+		if _, err := s.db.ExecContext(ctx, s.in(change)); err != nil && number(err) != errDuplicateColumn {
+			return s.failed("migrate", err)
+		}
 	}
 	ours, err := sqlstore.RunScript(ctx, s.db, s.SQL(), s.config.Table, "record_key")
 	switch {

@@ -19,7 +19,7 @@ import (
 const (
 	columns = `id, record_key, state, owner, fence, attempts, returned, reruns, started, lease_until, due_at,
 	expires_at, scheme, fingerprint, settled, trace, decided, kind, exhausted, truncated, reason,
-	first_at, claimed_at, ended_at, holder, history, duplicates, last_duplicate`
+	first_at, claimed_at, ended_at, holder, history, duplicates, last_duplicate, crashes`
 	blobColumns = `, result, stubs, contents`
 )
 
@@ -70,7 +70,7 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 	err = rows.Scan(&at, &r.id, &r.key, &s.State, &s.Owner, &s.Fence, &s.Attempts, &s.Returned, &s.Reruns, &s.Started,
 		&lease, &due, &expires, &s.Fingerprint.Scheme, &s.Fingerprint.Sum, &settled, &s.Trace, &s.Decided, &o.Kind,
 		&o.Exhausted, &o.Truncated, &o.Reason, &first, &claimed, &ended, &s.Holder, &history, &s.Duplicates, &last,
-		&o.Result, &stubs, &contents)
+		&s.Crashes, &o.Result, &stubs, &contents)
 	if err != nil {
 		return nil, now, err
 	}
@@ -112,7 +112,7 @@ func appendRow(b []byte, r *row) []byte {
 		s.Fingerprint.Scheme, s.Fingerprint.Sum,
 		strings.Join(s.Settled, ","), s.Trace, s.Decided, string(o.Kind), o.Exhausted, o.Truncated, o.Reason,
 		sqlstore.MicrosAt(s.First), sqlstore.MicrosAt(s.Claimed), sqlstore.MicrosAt(s.Ended), s.Holder, history,
-		s.Duplicates, sqlstore.MicrosAt(s.LastDuplicate),
+		s.Duplicates, sqlstore.MicrosAt(s.LastDuplicate), s.Crashes,
 		blobs[0].inline(), blobs[1].inline(), blobs[2].inline())
 }
 

@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS `{table}` (
 	history        BLOB,           -- JSON: the attempts before the last one
 	duplicates     BIGINT          NOT NULL DEFAULT 0, -- that came for the outcome
 	last_duplicate BIGINT          NOT NULL DEFAULT 0, -- by the clock of the process that noted it
+	crashes        INT             NOT NULL DEFAULT 0, -- runs before the last one, in a row, whose leases expired
 	KEY `{table}_expires` (expires_at)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 

@@ -23,7 +23,7 @@ BEGIN
 		DELETE FROM {records} x WHERE x.id = s_id;
 	ELSIF step = 'rerun' THEN
 		UPDATE {records} x SET
-			state = 'retryable', owner = '', not_before = clock_timestamp(), attempts = 0, returned = 0,
+			state = 'retryable', owner = '', not_before = clock_timestamp(), attempts = 0, returned = 0, crashes = NULL,
 			reruns = coalesce(x.reruns, 0) + 1, decided = NULL,
 			kind = NULL, exhausted = NULL, truncated = NULL, result = NULL, stubs = NULL
 		WHERE x.id = s_id;

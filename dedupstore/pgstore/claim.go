@@ -232,16 +232,21 @@ func (f *form) claimArgs(claims []*claiming) []any {
 	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
 	leases, retentions, maxima, reruns := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
 	prints, traces, holders, parks := make([]string, n), make([]string, n), make([]string, n), make([]bool, n)
+	suspects := make([]*int64, n)
 	for i, c := range claims {
 		ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
 		leases[i], retentions[i] = sqlstore.Micros(c.Lease), sqlstore.Micros(c.Retention)
 		maxima[i], parks[i] = int64(c.MaxAttempts), c.ParkExpired
+		if c.SuspectAfter > 0 { // else no run is refused
+			suspects[i] = new(int64(c.SuspectAfter))
+		}
 		prints[i], traces[i], holders[i] = c.print, c.Trace, c.holder
 		if c.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
 			reruns[i] = int64(c.Rerun)
 		}
 	}
-	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, holders, f.relaxed}
+	return []any{ids, keys, owners, leases, retentions, prints, maxima, suspects, parks, reruns, traces, holders,
+		f.relaxed}
 }
 
 // read makes of an answer what the caller gets.
@@ -263,7 +268,7 @@ func (c *claiming) read() (dedupstore.Answer, error) {
 	case dedupstore.Busy:
 		got.Wait = sqlstore.Duration(c.wait)
 		return got, nil
-	case dedupstore.Mismatch:
+	case dedupstore.Mismatch, dedupstore.Suspect:
 		return got, nil
 	case contended:
 		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}, nil

@@ -6,7 +6,7 @@
 -- It waits for nobody who has a record locked: that is answered "contended".
 CREATE OR REPLACE FUNCTION {claim}(
 	ids bytea[], keys text[], owners text[], leases bigint[], retentions bigint[], prints text[],
-	maxima bigint[], parks boolean[], reruns bigint[], traces text[], holders text[],
+	maxima bigint[], suspects bigint[], parks boolean[], reruns bigint[], traces text[], holders text[],
 	relaxed boolean
 ) RETURNS TABLE (
 	a_n bigint, a_status text, a_found text, a_fence bigint, a_attempt bigint, a_returned bigint, a_wait bigint,
@@ -24,6 +24,7 @@ DECLARE
 	expires timestamptz;
 	started boolean;
 	past    jsonb; -- attempts
+	crashed bigint; -- of the last runs
 	held    boolean;
 	step    text;
 	waits   text; -- what a commit waits for that is not relaxed
@@ -38,9 +39,9 @@ BEGIN
 		set := set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces,
-			holders) WITH ORDINALITY
-			AS u (id, key, owner, lease, retention, print, most, park, rerun, trace, holder, n)
+		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, suspects, parks, reruns,
+			traces, holders) WITH ORDINALITY
+			AS u (id, key, owner, lease, retention, print, most, suspect, park, rerun, trace, holder, n)
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n; a_status := NULL; a_found := 'absent'; a_fence := 0; a_attempt := 0; a_returned := 0; a_wait := 0;
@@ -92,6 +93,7 @@ BEGIN
 			a_found := r.state; a_fence := r.fence; a_attempt := r.attempts; a_returned := r.returned;
 			a_trace := r.trace;
 			a_age := greatest(0, extract(epoch FROM t - r.first_at) * 1000000);
+			crashed := coalesce(r.crashes, 0) + (r.state = 'running')::integer;
 			IF expires <= t THEN
 				step := 'fresh';
 			ELSIF r.key <> q.key THEN
@@ -128,6 +130,9 @@ BEGIN
 				step := 'park';
 			ELSIF r.attempts >= q.most THEN
 				step := 'exhaust';
+			ELSIF crashed >= q.suspect THEN
+				a_status := 'suspect';
+				EXIT;
 			ELSE
 				step := 'run';
 			END IF;
@@ -160,6 +165,7 @@ BEGIN
 					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt,
 					returned = a_returned,
 					reruns = CASE step WHEN 'run' THEN x.reruns WHEN 'rerun' THEN coalesce(x.reruns, 0) + 1 END,
+					crashes = CASE step WHEN 'run' THEN nullif(crashed, 0) END,
 					trace = q.trace, holder = nullif(q.holder, ''), took_ms = NULL, history = past,
 					lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
 					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL,

@@ -15,7 +15,8 @@ const (
 
 	seenSQL = `
 SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence,
-	coalesce(x.decided, 0), x.attempts, x.returned, coalesce(x.reruns, 0), x.first_at, x.took_ms,
+	coalesce(x.decided, 0), x.attempts, x.returned, coalesce(x.reruns, 0),
+	CASE WHEN x.state IN ('running', 'retryable') THEN coalesce(x.crashes, 0) ELSE 0 END, x.first_at, x.took_ms,
 	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at),
 	coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
@@ -133,7 +134,8 @@ func scanRecord(rows pgx.Rows, before ...any) (name string, r dedupstore.Record,
 	var history []past
 	var kept answer
 	err = rows.Scan(append(before, &name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned,
-		&r.Reruns, &r.First, &took, &until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind, &kept.exhausted,
+		&r.Reruns, &r.Crashes, &r.First, &took, &until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind,
+		&kept.exhausted,
 		&kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates, &last)...)
 	if err != nil {
 		return "", r, err

@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS {records} (
 	stubs       bytea,                -- IDs, topics and keys of what the outcome produced
 	contents    bytea,                -- headers and payloads of it, until it is published
 	history     jsonb,                -- the attempts before the last one: fence, took, holder, reason
+	crashes     bigint,               -- running, retryable: runs before the last one, in a row, whose leases expired
 	CONSTRAINT {pkey} PRIMARY KEY (id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.1);
 
@@ -69,6 +70,9 @@ ALTER TABLE {beats} ADD COLUMN IF NOT EXISTS unstarted bigint;
 
 -- What version 5 did not have.
 ALTER TABLE {records} ADD COLUMN IF NOT EXISTS reruns bigint;
+
+-- What version 6 did not have.
+ALTER TABLE {records} ADD COLUMN IF NOT EXISTS crashes bigint;
 
 -- One row: the version of the schema.
 CREATE TABLE IF NOT EXISTS {settings} (

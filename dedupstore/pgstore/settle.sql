@@ -93,6 +93,7 @@ BEGIN
 					q.owner),
 				reason = nullif(q.reason, ''), took_ms = q.took,
 				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer,
+				crashes = CASE WHEN q.uncounted THEN x.crashes END,
 				expires_at = expires,
 				clean_at = {clean_at}
 			WHERE x.id = q.id;

@@ -45,7 +45,7 @@ var (
 
 const (
 	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[],
-	$7::bigint[], $8::boolean[], $9::bigint[], $10::text[], $11::text[], $12::boolean)`
+	$7::bigint[], $8::bigint[], $9::boolean[], $10::bigint[], $11::text[], $12::text[], $13::boolean)`
 
 	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[],
 	$7::bigint[], $8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[],

@@ -14,6 +14,7 @@ const (
 	replyBusy       = 'b'
 	replyDone       = 'd'
 	replyMismatch   = 'm'
+	replySuspect    = 's'
 	replyFull       = 'F'
 	replyUnreadable = 'U' // of all scripts
 
@@ -92,6 +93,8 @@ func answerOf(letter byte, r *dedupstore.Request, before, after *record, now uin
 		a.Status, a.Wait = dedupstore.Busy, since(now, before.until())
 	case replyMismatch:
 		a.Status = dedupstore.Mismatch
+	case replySuspect:
+		a.Status = dedupstore.Suspect
 	default:
 		err = errReply
 	}

@@ -10,10 +10,10 @@ if not rec then -- SET was refused, although there is nothing
   return string.find(refused.err, '^OOM ') and 'F' or refused
 end
 
-local most, park = tonumber(string.sub(ARGV[1], 1, 10)), string.sub(ARGV[1], 11, 11) == '1'
-local rerun, touch = tonumber(string.sub(ARGV[1], 12, 27)), string.sub(ARGV[1], 28, 28) == '1'
-local owner, request, before = string.sub(ARGV[1], 29, 36), {}, rec.raw
-sections(request, ARGV[1], 37)
+local most, suspect = tonumber(string.sub(ARGV[1], 1, 10)), tonumber(string.sub(ARGV[1], 11, 11))
+local park, rerun = string.sub(ARGV[1], 12, 12) == '1', tonumber(string.sub(ARGV[1], 13, 28))
+local touch, owner, request, before = string.sub(ARGV[1], 29, 29) == '1', string.sub(ARGV[1], 30, 37), {}, rec.raw
+sections(request, ARGV[1], 38)
 
 local function answer(letter, after)
   return letter .. digits(now) .. string.format('%08x', #before) .. before .. (after or '')
@@ -101,4 +101,9 @@ end
 if rec.attempts >= most then
   return finish('x', string.format('%.0f of %.0f attempts spent', rec.attempts, most))
 end
+local crashes = (tonumber(rec.c) or 0) + (running and 1 or 0)
+if suspect > 0 and crashes >= suspect then
+  return answer('s')
+end
+rec.c = crashes > 0 and string.format('%.0f', crashes) or nil
 return run(rec.attempts + 1)

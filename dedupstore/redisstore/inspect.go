@@ -116,6 +116,8 @@ func (rec *record) look() (seen dedupstore.Record, err error) {
 	}
 	if rec.kind != '-' {
 		seen.Decided = rec.decided()
+	} else {
+		seen.Crashes = int(rec.number('c', 0))
 	}
 	if seen.History, err = rec.history(); err != nil {
 		return seen, err

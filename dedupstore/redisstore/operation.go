@@ -87,7 +87,7 @@ func (op *operation) failure() error {
 func (s *Store) claim(op *operation, index int, r *dedupstore.Request) {
 	op.on(index, s.scripts.claim, s.name(r.Key))
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
-	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
+	b = appendDigits(append(b, '0'+byte(r.SuspectAfter), flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
 	op.packed = appendRequest(append(b, flag(s.barrier.on())), r)
 	op.with(milliseconds(r.Lease) + milliseconds(r.Retention))
 }

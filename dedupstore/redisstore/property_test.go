@@ -103,6 +103,7 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 		r.Lease, r.MaxAttempts = time.Hour, rapid.IntRange(1, 3).Draw(rt, "most")
 		r.Holder = rapid.SampledFrom([]string{"", "a:1", "a host of 28 bytes at most:2"}).Draw(rt, "holder")
 		r.ParkExpired = rapid.Bool().Draw(rt, "park")
+		r.SuspectAfter = rapid.IntRange(0, 2).Draw(rt, "suspect")
 		if rapid.Bool().Draw(rt, "rerun") {
 			r.Rerun = decided
 		}

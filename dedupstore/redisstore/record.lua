@@ -23,6 +23,7 @@
 --                                                        length of eight digits, and sections b (its fence), k, w and M
 --   T  a traceparent that is not of the usual form    S  tags of earlier owners that settled a run, 8 bytes each
 --   r  how often it was run again on request, in decimal digits; default 0
+--   c  how many runs before the last one, in a row, crashed, in decimal digits; default 0; means nothing in P, Q, D and E
 --   M  reason of the outcome or of the last release   B  result
 --   K  JSON: IDs, topics and keys of what was produced   C  JSON: headers and payloads, while they are to be published
 --
@@ -32,7 +33,7 @@
 -- this layout are these scripts and record.go.
 
 local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
-local ORDER = 'anrbeftTwSdhkMXBKCH'
+local ORDER = 'anrcbeftTwSdhkMXBKCH'
 local NUMBERS, COUNTS = 'anbedklL', 'an'
 local REMEMBERED = 4
 
@@ -184,9 +185,9 @@ local function settled(rec, owner)
   return false
 end
 
--- again counts one more run on request; runs that gave their attempt back count anew.
+-- again counts one more run on request; runs that crashed, or gave their attempt back, count anew.
 local function again(rec)
-  rec.r, rec.n = string.format('%.0f', (tonumber(rec.r) or 0) + 1), nil
+  rec.r, rec.n, rec.c = string.format('%.0f', (tonumber(rec.r) or 0) + 1), nil, nil
 end
 
 local function now_us()

@@ -28,6 +28,8 @@ if uncounted ~= '0' then
   if uncounted == '1' then
     rec.n = count(tonumber(rec.n or 0) + 1)
   end
+else
+  rec.c = nil
 end
 rec.state, rec.l, rec.L = 'T', nil, nil
 rec.d = digits(now_us() + ARGV[2] * 1000)

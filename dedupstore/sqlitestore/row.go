@@ -17,7 +17,7 @@ import (
 // columns are what scan reads, but for the contents, which come last.
 const columns = `number, key, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at,
 	expires_at, scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs,
-	coalesce(holder, ''), took_ms, history, coalesce(reruns, 0)`
+	coalesce(holder, ''), took_ms, history, coalesce(reruns, 0), coalesce(crashes, 0)`
 
 const loadSQL = `SELECT ` + columns + `, contents FROM "{table}" WHERE key = ?`
 
@@ -25,8 +25,8 @@ const loadSQL = `SELECT ` + columns + `, contents FROM "{table}" WHERE key = ?`
 const saveSQL = `
 INSERT OR REPLACE INTO "{table}" (number, key, state, owner, fence, attempts, returned, started, lease_until, due_at,
 	first_at, expires_at, scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs,
-	contents, holder, took_ms, history, reruns)
-VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	contents, holder, took_ms, history, reruns, crashes)
+VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 // A querier runs a statement that returns a row, in a transaction or outside.
 type querier interface {
@@ -59,7 +59,8 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error)
 	err := row.Scan(append([]any{&rec.number, &rec.key, &col.state, &rec.Owner, &col.fence, &rec.Attempts,
 		&rec.Returned, &rec.Started, &col.lease, &col.due, &col.first, &col.expires, &rec.Fingerprint.Scheme,
 		&rec.Fingerprint.Sum, &col.settled, &rec.Trace, &col.decided, &col.kind, &o.Exhausted, &o.Truncated,
-		&col.reason, &col.result, &col.stubs, &rec.Holder, &col.took, &col.history, &rec.Reruns, &col.contents},
+		&col.reason, &col.result, &col.stubs, &rec.Holder, &col.took, &col.history, &rec.Reruns, &rec.Crashes,
+		&col.contents},
 		after...)...)
 	if err != nil {
 		return nil, err
@@ -113,6 +114,7 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 		sqlstore.MicrosAt(rec.Expires), rec.Fingerprint.Scheme, rec.Fingerprint.Sum, strings.Join(rec.Settled, ","),
 		rec.Trace, int64(rec.Decided), string(o.Kind), o.Exhausted, o.Truncated, []byte(o.Reason),
 		append([]byte{}, o.Result...), // nil would be NULL
-		sqlstore.EncodeStubs(o.Produced), contents, rec.Holder, took, history, rec.Reruns)
+		sqlstore.EncodeStubs(o.Produced), contents, rec.Holder, took, history, rec.Reruns,
+		rec.Crashes)
 	return err
 }

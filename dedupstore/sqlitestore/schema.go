@@ -12,7 +12,7 @@ import (
 )
 
 // schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
-const schemaVersion = 3
+const schemaVersion = 4
 
 // changes lead from each version to the next. What follows in schema.sql adds the tables.
 var changes = [schemaVersion]string{
@@ -23,6 +23,9 @@ ALTER TABLE "{table}" ADD COLUMN history TEXT;
 `,
 	2: `
 ALTER TABLE "{table}" ADD COLUMN reruns INTEGER;
+`,
+	3: `
+ALTER TABLE "{table}" ADD COLUMN crashes INTEGER;
 `,
 }
 

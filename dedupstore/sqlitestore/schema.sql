@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	holder      TEXT,                 -- host and process of the last owner
 	took_ms     INTEGER,              -- the last run, from its fence, which is its time; NULL: not known
 	history     TEXT,                 -- JSON: the attempts before the last one
-	reruns      INTEGER               -- how often it was run again on request; NULL: never
+	reruns      INTEGER,              -- how often it was run again on request; NULL: never
+	crashes     INTEGER               -- runs before the last one, in a row, whose leases expired; NULL: none
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires_at);

@@ -73,7 +73,7 @@ func each(t *testing.T, cases []testCase, test func(t *testing.T, c testCase)) {
 // cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
 var cases = slices.Concat(
 	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases,
-	rerunCases,
+	rerunCases, crashCases,
 	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
 	batchCases, evidenceCases, inspectCases,
 )

@@ -26,6 +26,7 @@ type toyRecord struct {
 	owner                string
 	fence, decided       uint64
 	attempts, returned   int
+	crashes              int
 	started              bool
 	settlers             []string
 	fingerprint          dedupstore.Fingerprint
@@ -117,6 +118,9 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 		if !s.is("rerun-keeps-returned") {
 			rec.returned = 0
 		}
+		if !s.is("rerun-keeps-crashes") {
+			rec.crashes = 0
+		}
 		if s.is("rerun-forgets-the-content") {
 			rec.fingerprint = dedupstore.Fingerprint{}
 		}
@@ -135,6 +139,11 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 	}
 	spent := rec.attempts >= r.MaxAttempts
 	expired := !now.Before(rec.lease)
+	suspect := r.SuspectAfter > 0 && s.crashed(rec) >= r.SuspectAfter
+	if suspect && s.is("suspect-before-owner") || suspect && expired && s.is("suspect-before-its-end") {
+		a.Status = dedupstore.Suspect
+		return true
+	}
 	if s.is("attempts-before-owner") && rec.state == dedupstore.Running && expired && spent {
 		return s.end(rec, r, now, a, dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true})
 	}
@@ -195,6 +204,16 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 		spent := dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "attempts are spent"}
 		return s.end(rec, r, now, a, spent)
 	}
+	if r.SuspectAfter > 0 && s.crashed(rec) >= r.SuspectAfter {
+		a.Status = dedupstore.Suspect
+		if s.is("suspect-loses-its-owner") {
+			rec.fence++
+		}
+		if s.is("suspect-is-counted-again") {
+			rec.crashes = s.crashed(rec)
+		}
+		return true
+	}
 	return s.run(rec, r, now, a)
 }
 
@@ -232,6 +251,7 @@ func (s *toy) own(rec *toyRecord, r dedupstore.Request, now time.Time) {
 
 func (s *toy) run(rec *toyRecord, r dedupstore.Request, now time.Time, a *dedupstore.Answer) bool {
 	crash, before := rec.state == dedupstore.Running, rec.expires
+	rec.crashes = s.crashed(rec)
 	s.own(rec, r, now)
 	if crash && s.is("run-takeover-keeps-the-ttl") {
 		rec.expires = before
@@ -248,6 +268,14 @@ func (s *toy) run(rec *toyRecord, r dedupstore.Request, now time.Time, a *dedups
 	}
 	a.Status = dedupstore.AcquiredRun
 	return true
+}
+
+// crashed is how many of the last runs crashed.
+func (s *toy) crashed(rec *toyRecord) int {
+	if rec.state == dedupstore.Running && !s.is("crashes-in-a-row-not-counted") {
+		return rec.crashes + 1
+	}
+	return rec.crashes
 }
 
 // end ends what nobody owns; the claimer gets it to publish.

@@ -149,6 +149,9 @@ func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, 
 			rec.returned++
 		}
 	}
+	if !r.Uncounted && !s.is("release-keeps-crashes") || r.Uncounted && s.is("uncounted-release-clears-crashes") {
+		rec.crashes = 0
+	}
 	return nil
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // A message that ends its process spends its own attempts, and ends as a dead letter. Those that were in its batch have
-// lost an attempt, and keep the others: they run one after the other then.
+// lost two attempts at most, and keep the others: they run one at a time then.
 func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 	t.Parallel()
 	const lease, orders, attempts = 2 * time.Second, 200, 4

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -21,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // Names at the servers of these tests.
@@ -46,6 +49,7 @@ type task struct {
 	Window  int
 	Order   bool // one message after the other, in one lane
 	Batch   int  // messages of a batch; zero: the handler gets one
+	Router  bool // it is in Watermill's Router
 }
 
 // TestJetStream_WorkerProcess is no test, but what other tests run in processes of their own, which get a job as their
@@ -76,6 +80,9 @@ func (j task) run(ctx context.Context, t *testing.T) error {
 		return err
 	}
 	defer shut()
+	if j.Router {
+		return j.route(ctx, nc, newJournal(t, store, j.Journal))
+	}
 	w, err := j.worker(ctx, nc, newJournal(t, store, j.Journal))
 	if ctx.Err() != nil {
 		return nil // before it began
@@ -137,6 +144,38 @@ func (j task) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nat
 		})
 	}
 	return natsjs.NewWorker(once, js, cons, j.handler(journal), config)
+}
+
+// route works in a Router until ctx ends.
+func (j task) route(ctx context.Context, nc *nats.Conn, journal *journal) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	once, err := j.processor(js, journal)
+	if err != nil {
+		return err
+	}
+	source, err := natsjs.NewSource(once, js, natsjs.SourceConfig{
+		Config:   natsjs.Config{MaxInFlight: j.Window, Grace: j.Grace},
+		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) { return find(ctx, js) },
+	})
+	if err != nil {
+		return err
+	}
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		return err
+	}
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: waitLimit}, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	router.AddMiddleware(oncewatermill.Middleware(once))
+	router.AddConsumerHandler("charge", ordersStream, sub, func(msg *message.Message) error {
+		return handlers[j.Handler](msg.Context(), oncemill.FromContext(msg.Context()), j, journal)
+	})
+	return errors.Join(router.Run(ctx), once.Close(context.WithoutCancel(ctx)))
 }
 
 func (j task) processor(js jetstream.JetStream, journal *journal) (*consumer.Processor, error) {

@@ -128,6 +128,8 @@ type kafkaChild struct {
 
 	Poison string // the ID at which the process ends, after a pause in which the others finish
 	Exit   bool   // with os.Exit instead of SIGKILL
+	Hasty  bool   // without the pause
+	Batch  int    // records of a batch; zero: the handler gets one
 	Linger bool   // handlers end only after SIGTERM
 }
 
@@ -176,7 +178,20 @@ func TestKafkaChild(t *testing.T) {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
-	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
+	config := franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)}
+	handle := c.handler(home, ctx.Done())
+	w, err := franz.NewWorker(once, func(ctx context.Context, rec *kgo.Record) error {
+		return handle(ctx, oncemill.FromContext(ctx), rec)
+	}, config)
+	if c.Batch > 0 {
+		w, err = franz.NewBatchWorker(once, func(ctx context.Context, records []*kgo.Record) []error {
+			errs := make([]error, len(records))
+			for i, run := range oncemill.RunsFromContext(ctx) {
+				errs[i] = handle(ctx, run, records[i])
+			}
+			return errs
+		}, franz.BatchConfig{Config: config, MaxBatch: c.Batch})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,14 +215,16 @@ func TestKafkaChild(t *testing.T) {
 	}
 }
 
-func (c kafkaChild) handler(home *remoteHome, ending <-chan struct{}) func(context.Context, *kgo.Record) error {
-	return func(ctx context.Context, record *kgo.Record) error {
+func (c kafkaChild) handler(
+	home *remoteHome, ending <-chan struct{},
+) func(context.Context, oncemill.Run, *kgo.Record) error {
+	return func(ctx context.Context, run oncemill.Run, record *kgo.Record) error {
 		if c.Flaky {
 			if err := flaky(); err != nil {
 				return err
 			}
 		}
-		if err := home.call(ctx, "Home.Does", oncemill.FromContext(ctx), new(KafkaLost)); err != nil {
+		if err := home.call(ctx, "Home.Does", run, new(KafkaLost)); err != nil {
 			return err
 		}
 		if c.Poison != "" && string(record.Value) == c.Poison {
@@ -223,7 +240,9 @@ func (c kafkaChild) handler(home *remoteHome, ending <-chan struct{}) func(conte
 
 // die ends the process, when what is under way beside this had time to finish.
 func (c kafkaChild) die() {
-	lasts(300 * time.Millisecond)
+	if !c.Hasty {
+		lasts(300 * time.Millisecond)
+	}
 	if c.Exit {
 		os.Exit(3)
 	}

@@ -52,3 +52,51 @@ func poison(t *testing.T, k kafka, exit bool) {
 		t.Errorf("%d starts and %d dead letters, want %d and 1", starts, b.deadLetters, attempts)
 	}
 }
+
+// A record that ends its process takes nothing along: those that ran beside it lose two attempts at most, and are
+// handled.
+func TestKafka_NeighboursOfARecordThatKillsItsProcess(t *testing.T) {
+	t.Parallel()
+	for name, batch := range map[string]int{"worker": 0, "batch worker": 64} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const attempts, records, poisoned = 4, 60, 42
+			r := newKafkaRig(t, fakeKafka(t), kafkaSetup{lease: time.Second, attempts: attempts})
+			r.produce(t.Context(), records)
+			home := r.serve()
+			child := kafkaChild{Order: franz.PerKey, Poison: orderID(poisoned), Hasty: true, Batch: batch}
+			if batch == 0 {
+				child.Work = full(time.Second, 100*time.Millisecond)
+			}
+			for range attempts {
+				p := r.spawn(home, child)
+				<-p.Ended()
+				if code := p.ExitCode(); code != -1 {
+					t.Fatalf("a process ended with %d, want it killed", code)
+				}
+			}
+			r.spawn(home, child)
+			r.drain()
+			r.look(func() {
+				for i := range records {
+					a, most, starts := r.of(orderID(i)), 0, 0
+					for _, run := range a.runs {
+						most = max(most, run.Attempt)
+						if !run.effect.IsZero() {
+							starts++
+						}
+					}
+					switch {
+					case i == poisoned && (starts != attempts || a.deadLetters != 1):
+						t.Errorf("the record that kills started %d times, and has %d dead letters, want %d and one",
+							starts, a.deadLetters, attempts)
+					case i != poisoned && (starts == 0 || most > 3 || a.deadLetters > 0):
+						t.Errorf("%s: want it handled, with two attempts lost at most: %s", orderID(i), a)
+					}
+				}
+			})
+			b := r.finish()
+			b.mustExplain(t, lostLease)
+		})
+	}
+}

@@ -27,6 +27,7 @@ const (
 	started = 1 << iota
 	exhausted
 	truncated
+	crashed // the number of crashes comes after the other numbers
 )
 
 var (
@@ -48,12 +49,18 @@ func Encode(s *dedupstore.Stored) []byte {
 	if s.Outcome.Truncated {
 		flags |= truncated
 	}
+	if s.Crashes > 0 {
+		flags |= crashed
+	}
 	state, kind := slices.Index(states[:], s.State), slices.Index(kinds[:], s.Outcome.Kind)
 	b = append(b, version, byte(state), flags, byte(kind))
 	e := encoder{b, int64(s.Fence)}
 	e.number(s.Fence)
 	for _, n := range [...]int{s.Attempts, s.Returned, s.Reruns, s.Duplicates} {
 		e.number(uint64(n))
+	}
+	if s.Crashes > 0 {
+		e.number(uint64(s.Crashes))
 	}
 	for _, t := range [...]time.Time{s.Lease, s.Due, s.Expires, s.First, s.Claimed, s.Ended, s.LastDuplicate} {
 		e.time(t)
@@ -156,6 +163,9 @@ func Decode(b []byte) (s dedupstore.Stored, err error) {
 	d.from = int64(s.Fence)
 	for _, n := range [...]*int{&s.Attempts, &s.Returned, &s.Reruns, &s.Duplicates} {
 		*n = int(d.number())
+	}
+	if b[2]&crashed != 0 {
+		s.Crashes = int(d.number())
 	}
 	for _, t := range [...]*time.Time{&s.Lease, &s.Due, &s.Expires, &s.First, &s.Claimed, &s.Ended, &s.LastDuplicate} {
 		*t = d.time()

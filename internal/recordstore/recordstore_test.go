@@ -19,7 +19,7 @@ func full() dedupstore.Stored {
 	past := dedupstore.Attempt{Claimed: now.Add(-time.Hour), Ended: now, Holder: "h", Reason: "declined"}
 	return dedupstore.Stored{
 		State: dedupstore.Publishing, Owner: "owner-token-of-16", Fence: uint64(now.UnixMicro()), Attempts: 2,
-		Returned: 3, Reruns: 4, Started: true, Lease: now.Add(time.Minute), Due: now.Add(time.Second),
+		Returned: 3, Reruns: 4, Crashes: 5, Started: true, Lease: now.Add(time.Minute), Due: now.Add(time.Second),
 		Expires: now.Add(time.Hour), Fingerprint: dedupstore.Fingerprint{Scheme: "sha256", Sum: "abc"},
 		Settled: []string{"a", "b"}, Trace: "00-trace", Decided: uint64(now.UnixMicro()) - 7,
 		Outcome: dedupstore.Outcome{

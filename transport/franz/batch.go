@@ -20,8 +20,8 @@ import (
 // count deliveries.
 //
 // One error for several records, any other wrong number, or a panic says that the batch failed as a whole. Then its
-// records are handled in batches of one, which costs no attempt. Records that are handled again are handled in the same
-// way, one after the other. A batch has no order, and at most one record of each order key.
+// records are handled in batches of one, which costs no attempt. So are records whose last two runs or more ended with
+// expired leases, one at a time. A batch has no order, and at most one record of each order key.
 type BatchHandler func(ctx context.Context, records []*kgo.Record) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for. Its
@@ -83,7 +83,7 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 		}
 		h.hurry = b.Flush
 		return func(_ context.Context, r *record, d consumer.Delivery) {
-			d.Handler, d.Stopping = config.Handler, r.halted
+			d.Handler = config.Handler
 			b.Add(offered{r, d}, len(r.Value))
 			if closed(r.halted) { // the flush may have been before
 				b.Flush()

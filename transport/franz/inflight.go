@@ -132,7 +132,7 @@ type process func(ctx context.Context, r *record, d consumer.Delivery)
 func guarded(once *consumer.Processor, name string, handle Handler) func(*handling) process {
 	return func(*handling) process {
 		return func(ctx context.Context, r *record, d consumer.Delivery) {
-			d.Handler, d.Stopping = name, r.halted
+			d.Handler = name
 			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
 				r.pool.Go(func() {
 					t.Process(ctx, func(ctx context.Context) error {

@@ -47,7 +47,7 @@ func (r *record) start() bool {
 	}
 	r.offers++
 	r.started = false
-	d.Count = r.offers
+	d.Count, d.Stopping = r.offers, r.halted
 	r.process(r.context(), r, d)
 	return true
 }

@@ -23,8 +23,7 @@ type SourceConfig struct {
 
 // A Source is a consumer.Source for Kafka. Each Run has a client of its own. It is safe for concurrent use.
 //
-// The source cannot see when a handler in a Router starts. A delivery counts as running once it is handed over, so a
-// drain or a revocation also waits for deliveries that the guard holds.
+// The source cannot see when a handler in a Router starts. A delivery counts as running once it is handed over.
 type Source struct {
 	once     *consumer.Processor
 	config   SourceConfig

@@ -20,8 +20,8 @@ import (
 // oncemill.RunsFromContext returns the runs of a batch. The worker settles the messages: see Handler.
 //
 // One error for several messages, any other wrong number, or a panic says that the batch failed as a whole. Then its
-// messages are handled in batches of one, which costs no attempt. Messages that are delivered again are handled in the
-// same way, one after the other. A batch has no order, and at most one message of each order key.
+// messages are handled in batches of one, which costs no attempt. So are messages whose last two runs or more ended
+// with expired leases, one at a time. A batch has no order, and at most one message of each order key.
 type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.

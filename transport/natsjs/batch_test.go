@@ -185,16 +185,20 @@ func TestBatchWorker_APoisonMessageCostsNobodyElseAnAttempt(t *testing.T) {
 	}
 }
 
-// A message whose last run ended with its process could end this one, too, and spend the attempts of others.
-func TestBatchWorker_AMessageWhoseRunEndedInAnExpiredLeaseRunsAlone(t *testing.T) {
+// A message whose last two runs ended with their processes could end this one, too, and spend the attempts of others.
+func TestBatchWorker_AMessageWhoseLastRunsCrashedRunsAlone(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)
 	r.config.MaxBatch, r.config.Linger = 8, 2*time.Second
-	answer, err := dedupstore.ClaimOne(t.Context(), r.store, r.request("o4", 10*time.Millisecond))
-	if err != nil || answer.Status != dedupstore.AcquiredRun {
-		t.Fatalf("%+v, %v", answer, err)
+	for _, owner := range []string{"dead-process-0001", "dead-process-0002"} {
+		request := r.request("o4", 10*time.Millisecond)
+		request.Owner = owner
+		answer, err := dedupstore.ClaimOne(t.Context(), r.store, request)
+		if err != nil || answer.Status != dedupstore.AcquiredRun {
+			t.Fatalf("%+v, %v", answer, err)
+		}
+		lasts(20 * time.Millisecond)
 	}
-	lasts(20 * time.Millisecond)
 	r.publish(8, oneKey)
 	stop := r.start(r.worker(func(context.Context, []string) []error { return nil }))
 	r.acked(8)

@@ -51,10 +51,11 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		want.Origin, want.System, want.Count = "orders", "nats", 1
 		d := <-got
 		d.Position, _, _ = strings.Cut(d.Position, "@") // the time
-		if d.WaitLimit == nil {
+		if d.WaitLimit == nil || d.Stopping == nil {
 			t.Error("no bound of waits")
 		}
-		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "WaitLimit")); diff != "" {
+		bounds := cmpopts.IgnoreFields(consumer.Delivery{}, "WaitLimit", "Stopping")
+		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), bounds); diff != "" {
 			t.Errorf("(-want +got):\n%.2000s", diff)
 		}
 	}

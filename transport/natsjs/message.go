@@ -62,6 +62,9 @@ func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMeta
 		m.last = meta.NumDelivered >= limit
 		m.scarce = m.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
 	}
+	if !m.last {
+		m.delivery.Stopping = s.draining
+	}
 	return m
 }
 

@@ -118,10 +118,9 @@ func (w *Worker) Check(ctx context.Context) error {
 // deleted or changed, the connection is closed, a right is missing, or acks reach nobody. You may call it again when it
 // has returned.
 //
-// The drain waits for a handler that ignores its context, except in a Router, which waits itself. It waits for a
-// delivery that holds for a busy key, for up to consumer.Config.MaxWait. While the server is away it tries acks for 10
-// s more. A connection that is there but silent delays it by half a minute, unless its pings (nats.PingInterval) find
-// that out before.
+// The drain waits for a handler that ignores its context, except in a Router, which waits itself. While the server is
+// away it tries acks for 10 s more. A connection that is there but silent delays it by half a minute, unless its pings
+// (nats.PingInterval) find that out before.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return ErrRunning

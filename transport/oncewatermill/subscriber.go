@@ -20,6 +20,9 @@ import (
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
+// longestAhead is how long a message keeps the claim that was made ahead for it, while no middleware has it.
+const longestAhead = 2 * time.Second
+
 // NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, the source carries out
 // everything that the middleware decides: delays, rejections, deliveries that are left alone. When an outer middleware
 // nacks, a message is delivered again after a delay that grows with its deliveries. An outer middleware may turn an
@@ -34,7 +37,9 @@ import (
 //
 // A middleware outside of Middleware may change the IDs or payloads of messages, as one that decrypts them. Then no
 // message is claimed before it comes to Middleware. Let it change all or none: a message that was claimed before its
-// payload was changed keeps the other fingerprint, and its redelivery may be a mismatch.
+// payload was changed keeps the other fingerprint, and its redelivery may be a mismatch. A middleware outside may also
+// hold a message up, as Watermill's Throttle does: a claim is given back when Middleware has not had its message within
+// two seconds, and made again then.
 //
 // Subscriptions of one topic share its messages, as the members of a group do, and a second one is a warning. If
 // several handlers must each get all messages, give each a Subscriber of its own, over a source with another consumer
@@ -197,6 +202,18 @@ func (s *subscription) pass(
 	ctx context.Context, d consumer.Delivery, p *passage, msg *message.Message, done func(consumer.Decision),
 ) {
 	defer p.cancel() // as Watermill's adapters do it: the context of a message ends with its ack
+	if p.stored != nil {
+		back := make(chan struct{})
+		late := time.AfterFunc(longestAhead, func() {
+			defer close(back)
+			s.giveBack(context.WithoutCancel(ctx), p) // then the middleware claims
+		})
+		defer func() {
+			if !late.Stop() {
+				<-back
+			}
+		}()
+	}
 	if err := s.hand(ctx, msg); err != nil {
 		s.giveBack(ctx, p)
 		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
