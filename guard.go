@@ -28,6 +28,7 @@ type Guard struct {
 	parts      *parts
 	keeper     *keeper
 	duplicates duplicates
+	scopes     *scopes
 	background batch.Background // settlements that are tried again
 
 	noInbox  sync.Once    // says that a handler wants a transaction
@@ -64,6 +65,7 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	g.keeper = newKeeper(g)
 	g.duplicates.store, _ = store.(dedupstore.Inspector)
 	g.duplicates.window = max(policy.Window, policy.FailureWindow)
+	g.scopes = newScopes(store, policy)
 	return g, nil
 }
 
@@ -190,6 +192,7 @@ func (g *Guard) Close() {
 	g.parts.wait()
 	g.background.Wait() // a settlement that failed goes on there
 	g.duplicates.close()
+	g.scopes.close()
 }
 
 func (c *Call) validate() error {
