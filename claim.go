@@ -305,6 +305,7 @@ type bypassError struct{ error }
 
 // count reports how a claim was answered.
 func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {
+	g.scopes.note(key)
 	o := outcomeOf(a)
 	g.tally(ctx, key, &telemetry.Answer{
 		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a),

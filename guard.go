@@ -27,7 +27,8 @@ type Guard struct {
 	parts      *parts
 	keeper     *keeper
 	duplicates duplicates
-	turns      chan struct{}    // has room for the suspect that runs
+	turns      chan struct{} // has room for the suspect that runs
+	scopes     *scopes
 	background batch.Background // settlements that are tried again
 
 	refused pacer     // of the line that says that a claim was refused by a store that works
@@ -70,6 +71,7 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	}
 	g.duplicates.store, _ = store.(dedupstore.Inspector)
 	g.duplicates.window = max(policy.Window, policy.FailureWindow)
+	g.scopes = newScopes(store, policy)
 	return g, nil
 }
 
@@ -200,6 +202,7 @@ func (g *Guard) Close() {
 	g.background.Wait() // a settlement that failed goes on there
 	g.duplicates.close()
 	g.unwatch()
+	g.scopes.close()
 }
 
 func (c *Call) validate() error {

@@ -151,8 +151,9 @@ func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) er
 		rec.Outcome.Result = nil
 	}
 	m := &messageView{
-		In: s.Name, Key: key.String(), Record: rec, Story: explain.Tell(rec, now), Note: c.config.Notes.of(s.Name, rec),
+		In: s.Name, Key: key.String(), Record: rec, Note: c.config.Notes.of(s.Name, rec),
 		TraceSearch: traceLink(c.config.TraceSearch, "id", key.ID),
+		Story:       explain.Tell(rec, now, explain.Others(ctx, s.Inspector, key)),
 	}
 	if parts := strings.Split(rec.Trace, "-"); len(parts) == 4 { // a traceparent
 		m.TraceID = parts[1]

@@ -136,6 +136,7 @@ func (p *Processor) ticket(ctx context.Context, d Delivery) (*Ticket, context.Co
 		t.decision = &decision
 		return t, ctx
 	}
+	p.Announce(d.Handler)
 	t.found.err = p.identify(&t.delivery, &t.found)
 	if p.telemetry.On(ctx) {
 		ctx = t.begin(ctx)

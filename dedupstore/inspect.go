@@ -115,7 +115,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("dedupstore: message %q of %s is not %s: %s", e.Found.Key.ID, e.Found.Key.scope(), e.what, e.why)
+	return fmt.Sprintf("dedupstore: message %q of %s is not %s: %s", e.Found.Key.ID, e.Found.Key.Scope(), e.what, e.why)
 }
 
 // Refuse returns nil if a change may be made of the record that was found, or else an [*InvalidError] or a

@@ -75,9 +75,6 @@ func (k Key) String() string {
 	return string(k.Append(make([]byte, 0, len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID)+3)))
 }
 
-// scope names the scope to people.
-func (k Key) scope() string { return k.Tenant + ":" + k.Group + ":" + k.Handler }
-
 // Append appends what String returns to b.
 func (k Key) Append(b []byte) []byte {
 	for i, part := range [...]string{k.Tenant, k.Group, k.Handler, k.ID} {

@@ -41,6 +41,7 @@ type Memory struct {
 	records map[Key]*record
 	expiry  expiryHeap
 	bytes   int64
+	scopes  map[Scope]ScopeUse
 }
 
 // NewMemory returns an empty store. The error names the field of the config that is wrong.
@@ -49,7 +50,9 @@ func NewMemory(c MemoryConfig) (*Memory, error) {
 		return nil, err
 	}
 	c = c.withDefaults()
-	return &Memory{maxBytes: c.MaxBytes, start: time.Now(), records: map[Key]*record{}}, nil
+	return &Memory{
+		maxBytes: c.MaxBytes, start: time.Now(), records: map[Key]*record{}, scopes: map[Scope]ScopeUse{},
+	}, nil
 }
 
 type record struct {

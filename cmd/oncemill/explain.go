@@ -101,7 +101,14 @@ func (a *app) explains(
 	}
 	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
 	shown := map[dedupstore.Key]bool{}
+	othersOf := func(records []dedupstore.Record) []dedupstore.Record {
+		if f.Group != "" && f.Handler != "" { // nobody has looked under other names
+			return explain.Others(ctx, store, records[0].Key)
+		}
+		return records
+	}
 	tell := func(records []dedupstore.Record) {
+		others := othersOf(records)
 		for i := range records {
 			if shown[records[i].Key] {
 				continue
@@ -109,7 +116,7 @@ func (a *app) explains(
 			if len(shown) > 0 {
 				fmt.Fprintln(a.out)
 			}
-			a.tell(&records[i], names, payload)
+			a.tell(&records[i], others, names, payload)
 			shown[records[i].Key] = true
 		}
 	}
@@ -138,7 +145,7 @@ func (a *app) explains(
 	}
 	var all []explanation
 	for i := range records {
-		x := a.explanation(&records[i], names, payload)
+		x := a.explanation(&records[i], othersOf(records), names, payload)
 		x.Outbox, x.DeadLetters = viewsOfRows(rows), dead
 		all = append(all, x)
 	}
@@ -186,9 +193,9 @@ func sorted(found map[dedupstore.Key]dedupstore.Record) (records []dedupstore.Re
 }
 
 // tell explains a record to people.
-func (a *app) tell(r *dedupstore.Record, names []string, payload bool) {
+func (a *app) tell(r *dedupstore.Record, others []dedupstore.Record, names []string, payload bool) {
 	line := func(format string, args ...any) { fmt.Fprintf(a.out, format+"\n", args...) }
-	story := explain.Tell(r, time.Now())
+	story := explain.Tell(r, time.Now(), others)
 	line("%s in %s", a.paint(safe(r.Key.ID, dedupstore.MaxID), bold), scopeOf(r.Key))
 	line("  %s", a.paint(safe(story.Headline, 2000), mood(r)))
 	if story.Effects != "" {
@@ -218,8 +225,10 @@ func (a *app) tell(r *dedupstore.Record, names []string, payload bool) {
 	}
 }
 
-func (a *app) explanation(r *dedupstore.Record, names []string, payload bool) explanation {
-	story := explain.Tell(r, time.Now())
+func (a *app) explanation(
+	r *dedupstore.Record, others []dedupstore.Record, names []string, payload bool,
+) explanation {
+	story := explain.Tell(r, time.Now(), others)
 	x := explanation{
 		view: viewOf(r, payload), Headline: story.Headline, Effects: story.Effects, Next: story.Next, Link: a.link(r),
 	}

@@ -314,6 +314,11 @@ func seed(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("no history %q", args[0])
 	}
 	history(g)
+	if keeper, ok := store.(dedupstore.ScopeKeeper); ok {
+		now := time.Now()
+		uses := []dedupstore.ScopeUse{{Scope: g.key.Scope(), First: now, Last: now}}
+		ts.Check(keeper.NoteScopes(context.Background(), uses))
+	}
 }
 
 // spoil ID makes a record unreadable.

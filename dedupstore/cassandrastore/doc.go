@@ -56,6 +56,11 @@
 // [dedupstore.ErrFull]. Cassandra's own limit is half a segment of its commit log, by default 16 MiB. It works best
 // below 100 KB.
 //
+// # Names
+//
+// The handlers of a group are remembered in a row of the table, scopes:tenant:group, for 400 days after their last use.
+// A process reads it when it starts, and writes it once an hour.
+//
 // # Rights
 //
 // A role needs SELECT and MODIFY on the table, and CREATE on the keyspace to migrate. Check asks for SELECT on

@@ -57,6 +57,11 @@
 //	    PointInTimeRecoverySpecification: {PointInTimeRecoveryEnabled: true}
 //	    DeletionProtectionEnabled: true
 //
+// # Names
+//
+// The handlers of a group are remembered in an item, scopes:tenant:group, for 400 days after their last use. A process
+// reads it when it starts, and writes it once an hour.
+//
 // # Rights
 //
 // A user needs dynamodb:GetItem and dynamodb:PutItem on the table. To list and change records also dynamodb:Scan and

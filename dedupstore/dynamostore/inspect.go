@@ -47,7 +47,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	var unreadable []error
 	for _, item := range out.Items {
 		name, _ := item[keyAttribute].(*types.AttributeValueMemberS)
-		if name == nil {
+		if name == nil || isScopes(name.Value) {
 			continue
 		}
 		r, err := decode(name.Value, item)

@@ -32,7 +32,11 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err := s.usable(ctx); err != nil {
 		return report, err
 	}
-	return report, s.checkTable(ctx)
+	if err := s.checkTable(ctx); err != nil {
+		return report, err
+	}
+	report.Warnings = append(report.Warnings, s.checkScopes(ctx)...)
+	return report, nil
 }
 
 // settings are the values of the server's variables, by their names.

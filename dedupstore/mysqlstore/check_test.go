@@ -11,6 +11,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
@@ -173,10 +174,24 @@ func TestStore_BadSessionsAndUsers(t *testing.T) {
 	wantSetup(t, err, `table "oncemill_dedup"`)
 	mustExec(t, db, "GRANT INSERT, UPDATE, DELETE ON "+c.DBName+".oncemill_dedup TO "+user)
 	if err := ask(reader); err != nil {
-		t.Errorf("a user with the documented rights: %v", err)
+		t.Errorf("a user who may not note scopes: %v", err)
 	}
-	if _, err := unmigrated(t, d.Open(t, reader), Config{}).Check(t.Context()); err != nil {
-		t.Errorf("a user with the documented rights: %v", err)
+	s := unmigrated(t, d.Open(t, reader), Config{})
+	const unnoticed = "whose name has changed is not noticed"
+	report, err := s.Check(t.Context())
+	if err != nil || !strings.Contains(strings.Join(report.Warnings, "; "), unnoticed) {
+		t.Errorf("a user who may not note scopes: %v, %q", err, report.Warnings)
+	}
+	if err := claimtest.NoteScope(t.Context(), s); err == nil || !strings.Contains(err.Error(), "oncemill_dedup_scopes") {
+		t.Errorf("a user who may not note scopes notes one: %v", err)
+	}
+	mustExec(t, db, "GRANT INSERT, UPDATE ON "+c.DBName+".oncemill_dedup_scopes TO "+user)
+	if err := claimtest.NoteScope(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+	report, err = s.Check(t.Context())
+	if err != nil || strings.Contains(strings.Join(report.Warnings, "; "), unnoticed) {
+		t.Errorf("a user with the documented rights: %v, %q", err, report.Warnings)
 	}
 }
 

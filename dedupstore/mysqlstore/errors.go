@@ -93,14 +93,14 @@ func (s *Store) setup(err error, problem string, args ...any) error {
 func (s *Store) explain(err error) error {
 	switch number(err) {
 	case errNoTable:
-		return s.setup(err, "or the one beside it is missing in the connection's database: call Migrate")
+		return s.setup(err, "or one beside it is missing in the connection's database: call Migrate")
 	case errUnknownColumn:
 		return s.setup(err, "is of another version: call Migrate")
 	case errNoDatabase, errUnknownDB:
 		return unfit("database", "is not named, or does not exist: name it in the DSN, and CREATE DATABASE", err)
 	case errDBDenied, errTableDenied, errColumnDenied:
-		return s.setup(err, "may not be used by the database user: GRANT SELECT, INSERT, UPDATE, DELETE on it and on "+
-			"%s_version; Migrate needs CREATE, too", s.config.Table)
+		return s.setup(err, "may not be used by the database user: GRANT SELECT, INSERT, UPDATE, DELETE on it, on "+
+			"%s_scopes and on %[1]s_version; Migrate needs CREATE, too", s.config.Table)
 	case errOptionPrevents, errReadOnlyTx, errReadOnlyMode:
 		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; with "+
 			"rejectReadOnly=true in the DSN the pool keeps no connection to another")

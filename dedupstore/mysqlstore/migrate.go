@@ -47,8 +47,8 @@ func (s *Store) Plan(ctx context.Context) (dedupstore.Migration, error) {
 
 // Migrate makes the tables where they are missing, and changes those of an earlier version. You may repeat it, and
 // several processes may call it at once. It needs the privileges CREATE and ALTER; programs that use the store need
-// SELECT, INSERT, UPDATE and DELETE on Table, and SELECT on Table_version. It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made
-// the tables.
+// SELECT, INSERT, UPDATE and DELETE on Table, SELECT, INSERT and UPDATE on Table_scopes, and SELECT on Table_version.
+// It returns a [*dedupstore.SetupError] if something else has the name, or if a newer program made the tables.
 func (s *Store) Migrate(ctx context.Context) error {
 	plan, err := s.Plan(ctx)
 	if err != nil {

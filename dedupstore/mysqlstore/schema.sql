@@ -36,6 +36,13 @@ CREATE TABLE IF NOT EXISTS `{table}` (
 	KEY `{table}_expires` (expires_at)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
+-- When scopes were used. Claims do not need it.
+CREATE TABLE IF NOT EXISTS `{table}_scopes` (
+	scope    VARCHAR(1160) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, -- tenant:group:handler
+	first_at BIGINT        NOT NULL,                   -- by the clocks of those who used it
+	last_at  BIGINT        NOT NULL
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
 CREATE TABLE IF NOT EXISTS `{table}_version` (
 	one     TINYINT NOT NULL PRIMARY KEY,
 	version INT     NOT NULL

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -155,6 +156,9 @@ func TestStore_RightsAreThoseOfThePackageDoc(t *testing.T) {
 	app := storeOf(t, s.JetStream(nats.UserInfo("app", "pw")), "oncemill")
 	settle(t, app, claim(t, app, request("1"), dedupstore.AcquiredRun).Claim, dedupstore.Release{})
 	if _, err := app.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := claimtest.NoteScope(t.Context(), app); err != nil {
 		t.Error(err)
 	}
 	page, err := app.List(t.Context(), dedupstore.Filter{}, "")

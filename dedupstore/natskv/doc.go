@@ -35,5 +35,6 @@
 // # Rights
 //
 // A user needs to publish to $KV.BUCKET.>, $JS.API.STREAM.INFO.KV_BUCKET and $JS.API.STREAM.MSG.GET.KV_BUCKET, and to
-// subscribe to its inbox. To list records also $JS.API.DIRECT.GET.KV_BUCKET.
+// subscribe to its inbox. To list records also $JS.API.DIRECT.GET.KV_BUCKET. The handlers of a group are remembered
+// under $KV.BUCKET.scopes.TENANT.GROUP, for 400 days after their last use.
 package natskv

@@ -61,19 +61,30 @@ func (s *Store) key(subject string) (dedupstore.Key, bool) {
 	return k, k.Validate() == nil && s.subject(k) == subject
 }
 
-// read asks the leader of the stream for the last revision of a key: without one, or after a deletion, the record is
-// the zero value. Others, which answer direct gets, may be behind.
+// read asks for the last revision of a key: without one, or after a deletion, the record is the zero value.
 func (s *Store) read(ctx context.Context, key dedupstore.Key) (last recordstore.Revision, err error) {
 	subject := s.subject(key)
+	var header nats.Header
+	var data []byte
+	if last.Number, header, data, err = s.last(ctx, subject); err != nil || last.Number == 0 {
+		return last, err
+	}
+	last.Record, err = s.decode(subject, header, data)
+	return last, err
+}
+
+// last asks the leader of the stream for the last value of a subject; the number is 0 if there is none. Others, which
+// answer direct gets, may be behind.
+func (s *Store) last(ctx context.Context, subject string) (number int64, h nats.Header, data []byte, err error) {
 	request, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
-		return last, err
+		return 0, nil, nil, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	reply, err := s.js.Conn().RequestWithContext(bounded, s.api+"STREAM.MSG.GET."+s.stream(), request)
 	if err != nil {
-		return last, s.failed(ctx, err)
+		return 0, nil, nil, s.failed(ctx, err)
 	}
 	var got struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -85,28 +96,31 @@ func (s *Store) read(ctx context.Context, key dedupstore.Key) (last recordstore.
 	}
 	switch err := json.Unmarshal(reply.Data, &got); {
 	case err != nil:
-		return last, fmt.Errorf("natskv: key %q: %w", subject, err)
+		return 0, nil, nil, fmt.Errorf("natskv: key %q: %w", subject, err)
 	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
-		return last, nil
+		return 0, nil, nil, nil
 	case got.Error != nil:
-		return last, s.failed(ctx, got.Error)
+		return 0, nil, nil, s.failed(ctx, got.Error)
 	case got.Message == nil:
-		return last, fmt.Errorf("natskv: key %q: the server's answer has no message", subject)
+		return 0, nil, nil, fmt.Errorf("natskv: key %q: the server's answer has no message", subject)
 	}
-	header := nats.Header{}
+	h = nats.Header{}
 	if len(got.Message.Header) > 0 {
-		if header, err = nats.DecodeHeadersMsg(got.Message.Header); err != nil {
-			return last, fmt.Errorf("natskv: key %q: %w", subject, err)
+		if h, err = nats.DecodeHeadersMsg(got.Message.Header); err != nil {
+			return 0, nil, nil, fmt.Errorf("natskv: key %q: %w", subject, err)
 		}
 	}
-	last.Number = got.Message.Sequence
-	last.Record, err = s.decode(subject, header, got.Message.Data)
-	return last, err
+	return got.Message.Sequence, h, got.Message.Data, nil
+}
+
+// removed reports that a value marks that one was deleted, or that its time has come.
+func removed(h nats.Header) bool {
+	return h.Get(operationHeader) != "" || h.Get(jetstream.MarkerReasonHeader) != ""
 }
 
 // decode reads a value. A marker that one was deleted, or that its time has come, is no record.
 func (s *Store) decode(subject string, h nats.Header, data []byte) (dedupstore.Stored, error) {
-	if h.Get(operationHeader) != "" || h.Get(jetstream.MarkerReasonHeader) != "" {
+	if removed(h) {
 		return dedupstore.Stored{}, nil
 	}
 	rec, err := recordstore.Decode(data)

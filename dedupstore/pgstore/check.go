@@ -28,10 +28,14 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err == nil {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
+	report := found.report()
+	if err == nil {
+		report.Warnings, err = s.checkScopes(ctx, conn.Conn(), report.Warnings)
+	}
 	if err != nil {
 		return dedupstore.Report{}, s.failed("check", err)
 	}
-	return found.report(), nil
+	return report, nil
 }
 
 // A server is what the store wants to know of one.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -60,6 +61,7 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	t.Parallel()
 	for _, drop := range []string{
 		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `TABLE oncemill_dedup_duplicates`,
+		`TABLE oncemill_dedup_scopes`,
 		`INDEX oncemill_dedup_clean`,
 		`INDEX oncemill_dedup_beats_clean`,
 		`FUNCTION oncemill_dedup_begin_7`,
@@ -182,8 +184,21 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		}
 		mustExec(t, pool, grant) // what it says is what it takes
 	}
-	if _, err := s.Check(t.Context()); err != nil {
+	report, err := s.Check(t.Context())
+	if err != nil || !strings.Contains(strings.Join(report.Warnings, "; "), `"oncemill_dedup_scopes" is missing or may`) {
+		t.Errorf("without the right on scopes: %v, %q", err, report.Warnings)
+	}
+	if err := claimtest.NoteScope(t.Context(), s); schemaProblem(err, "see Migrate for what it has to be granted") != nil {
 		t.Error(err)
+	}
+	claim(t, s, request("without"), dedupstore.AcquiredRun)
+	mustExec(t, pool, `GRANT SELECT, INSERT, UPDATE ON "oncemill_dedup_scopes" TO "`+user+`"`)
+	if err := claimtest.NoteScope(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+	report, err = s.Check(t.Context())
+	if err != nil || strings.Contains(strings.Join(report.Warnings, "; "), "oncemill_dedup_scopes") {
+		t.Errorf("with the documented rights: %v, %q", err, report.Warnings)
 	}
 	c := runOf(t, s.Inbox(), "1")
 	if err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {

@@ -18,8 +18,8 @@ type Config struct {
 	Schema string
 
 	// Table is the name of the table of records, and the start of the names of its indexes and functions. Beside it are
-	// Table_beats, Table_duplicates and Table_settings. It has the same form as Schema. Empty: "oncemill_dedup".
-	// Another table is another set of records: what was done under the old one runs again.
+	// Table_beats, Table_duplicates, Table_scopes and Table_settings. It has the same form as Schema. Empty:
+	// "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
 	Table string
 
 	// Isolation is the isolation level of the transactions that an inbox begins. Empty: the database's default. Under

@@ -38,8 +38,8 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 //
 // It needs the privilege to create tables and functions in the schema, and to create the schema if that is missing.
 // Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on Table, Table_beats and
-// Table_duplicates, and SELECT on Table_settings. They also need EXECUTE on the functions, which everybody has by
-// default.
+// Table_duplicates, SELECT, INSERT and UPDATE on Table_scopes, and SELECT on Table_settings. They also need EXECUTE on
+// the functions, which everybody has by default.
 //
 // Errors: a [*dedupstore.SetupError] if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
@@ -123,7 +123,7 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 // complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
 func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
 	var tables []string
-	for _, ending := range []string{"", "_beats", "_duplicates", "_clean", "_beats_clean"} {
+	for _, ending := range []string{"", "_beats", "_duplicates", "_scopes", "_clean", "_beats_clean"} {
 		tables = append(tables, s.cfg.located(ending))
 	}
 	var complete, works bool

@@ -63,6 +63,14 @@ CREATE TABLE IF NOT EXISTS {duplicates} (
 	CONSTRAINT {duplicates_pkey} PRIMARY KEY (id)
 ) WITH (fillfactor = 70);
 
+-- When scopes were used. Claims do not need it.
+CREATE TABLE IF NOT EXISTS {scopes} (
+	scope    text COLLATE "C" NOT NULL, -- tenant:group:handler
+	first_at timestamptz      NOT NULL, -- by the clocks of those who used it
+	last_at  timestamptz      NOT NULL,
+	CONSTRAINT {scopes_pkey} PRIMARY KEY (scope)
+);
+
 -- What version 3 did not have.
 ALTER TABLE {records} ADD COLUMN IF NOT EXISTS took_ms bigint, ADD COLUMN IF NOT EXISTS holder text,
 	ADD COLUMN IF NOT EXISTS history jsonb;

@@ -97,6 +97,7 @@ type statements struct {
 	open, begin, decide, cleanUp                    string
 	look, firsts, list, sizes, count                string
 	countDuplicates, change, note                   string
+	noteScopes, scopes, keepsScopes                 string
 }
 
 func statementsFor(cfg Config) statements {
@@ -112,6 +113,7 @@ func statementsFor(cfg Config) statements {
 		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
 		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
 		countDuplicates: in(countDuplicatesSQL), change: in(callChange), note: in(noteSQL),
+		noteScopes: in(noteScopesSQL), scopes: in(scopesSQL), keepsScopes: in(keepsScopesSQL),
 	}
 }
 
@@ -159,12 +161,13 @@ const cleanAt = `CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t
 func namesOf(cfg Config) *strings.Replacer {
 	pairs := []string{
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
-		"{duplicates}", cfg.located("_duplicates"), "{max_history}", strconv.Itoa(dedupstore.MaxHistory),
+		"{duplicates}", cfg.located("_duplicates"), "{scopes}", cfg.located("_scopes"),
+		"{max_history}", strconv.Itoa(dedupstore.MaxHistory),
 		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers), "{page}", strconv.Itoa(pageSize),
 		"{blocks}", strconv.Itoa(countSize), "{duplicate_blocks}", strconv.Itoa(duplicatesSize),
 		"{clean_at}", cleanAt,
 	}
-	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey"} {
+	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey", "scopes_pkey"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
 	}
 	for _, name := range functions {

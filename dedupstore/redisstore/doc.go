@@ -35,6 +35,7 @@
 // # Records
 //
 // A record is one string with a time to live; record.lua documents its layout. The command "oncemill explain" reads it.
+// Beside the records, each group has a string with its handlers, which is renewed for 400 days while they are used.
 //
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
 // +pttl +type +info. Config.Replicas needs +wait too. Looking at records and counting duplicates need +hmget +hset

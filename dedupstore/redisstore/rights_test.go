@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -122,6 +123,13 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	}
 	if seen := lookAt(t, s, taken.Key); seen.Duplicates != 1 {
 		t.Errorf("after a duplicate the record looks like %+v", seen)
+	}
+	if err := claimtest.NoteScope(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+	left, err := admin.PTTL(t.Context(), s.scopesName("acme", "scopes")).Result()
+	if err != nil || left < 399*24*time.Hour {
+		t.Errorf("what is remembered of scopes lives for %v, error %v, want 400 days", left, err)
 	}
 	parked := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Unknown}}
 	settle(t, s, claim(t, s, request("parked"), dedupstore.AcquiredRun).Claim, parked)

@@ -33,6 +33,13 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 
 CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires_at);
 
+-- When scopes were used. Claims do not need it.
+CREATE TABLE IF NOT EXISTS "{table}_scopes" (
+	scope    TEXT    PRIMARY KEY, -- tenant:group:handler
+	first_at INTEGER NOT NULL,    -- by the clocks of those who used it
+	last_at  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Duplicates that came for outcomes. A row counts if the record of its number has its first_at.
 CREATE TABLE IF NOT EXISTS "{table}_duplicates" (
 	number   INTEGER PRIMARY KEY,

@@ -9,8 +9,8 @@
 //
 // If the store's clock is the clock of this process, test it in virtual time, with [RunVirtual]. [Benchmarks] measures
 // every store by the same operations. The cases evidence/… are for a [dedupstore.Inspector]; for others they are
-// skipped and say so. Test a [dedupstore.Transactor] with [RunInbox] too. [MemoryInbox] is an inbox in memory, for
-// tests of code that uses one.
+// skipped and say so. So are the cases scopes/… for a [dedupstore.ScopeKeeper]. Test a [dedupstore.Transactor] with
+// [RunInbox] too. [MemoryInbox] is an inbox in memory, for tests of code that uses one.
 //
 // # Guarantees
 //

@@ -75,7 +75,7 @@ var cases = slices.Concat(
 	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases,
 	rerunCases, crashCases,
 	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
-	batchCases, evidenceCases, inspectCases,
+	batchCases, evidenceCases, inspectCases, scopeCases,
 )
 
 type testCase struct {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -120,3 +121,20 @@ func (l *DeadLetters) Only(t testing.TB) producer.Message {
 	}
 	return l.Sent[0]
 }
+
+// Renamed notes in a store that the group billing has had the handler settle for long, as if charge were its new name.
+func Renamed(t testing.TB, store dedupstore.Store) {
+	t.Helper()
+	now := time.Now()
+	err := store.(dedupstore.ScopeKeeper).NoteScopes(context.Background(), []dedupstore.ScopeUse{{
+		Scope: dedupstore.Scope{Tenant: "default", Group: "billing", Handler: "settle"},
+		First: now.Add(-24 * time.Hour), Last: now.Add(-time.Minute),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// RenamedLine is in the log then.
+const RenamedLine = "handler charge has no records in group billing; settle has, last used 1 minute ago: if this is " +
+	"a new name, everything within the window runs again"

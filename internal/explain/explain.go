@@ -1,4 +1,4 @@
-// Package explain tells people what happened to a message, from its record. It asks nobody and decides nothing.
+// Package explain tells people what happened to a message, from its record. It decides nothing.
 package explain
 
 import (
@@ -29,10 +29,14 @@ type Event struct {
 // An Action is a verb of the command and the console, and what it would do here.
 type Action struct{ Verb, What string }
 
-// Tell tells the story of a record. Now is by the clock of the store, or close to it.
-func Tell(r *dedupstore.Record, now time.Time) Story {
+// Tell tells the story of a record. Now is by the clock of the store, or close to it. Others are records of the same
+// message under other names, as far as they are known.
+func Tell(r *dedupstore.Record, now time.Time, others []dedupstore.Record) Story {
 	t := teller{r, now}
 	s := Story{Headline: t.headline(), Effects: t.effects(), Events: t.events()}
+	if elsewhere := t.elsewhere(others); elsewhere != "" {
+		s.Effects += " " + elsewhere
+	}
 	s.Next, s.Actions = t.next()
 	return s
 }

@@ -256,7 +256,7 @@ func TestTell_Histories(t *testing.T) {
 				p := &past{T: t, store: store}
 				make(p)
 				r := p.look()
-				golden(t, name, reported(Tell(&r, time.Now())))
+				golden(t, name, reported(Tell(&r, time.Now(), nil)))
 			})
 		})
 	}

@@ -35,7 +35,6 @@ var house = table{
 	{0, "internal/sqltest", "the statements that stores on SQL databases send", testLib},
 	{1, "internal/claimtest", "usual claims, and many who change one record, for tests of stores", testLib},
 	{1, "internal/lineartest", "histories of stores, checked for linearizability", these(testLib, porcupine)},
-	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses",
 		these(testLib, goRedis)},
 	{1, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster",
@@ -47,6 +46,7 @@ var house = table{
 	{1, "internal/testserver/cassandratest", "Cassandra, behind a proxy that loses", these(testLib, gocql)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
+	{2, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{2, "dedupstore/dynamostore", "records in Amazon DynamoDB", awsSDK},
 	{2, "dedupstore/cassandrastore", "records in Cassandra", gocql},
 	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},

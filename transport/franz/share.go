@@ -171,6 +171,7 @@ var (
 // soon as it is made. Partitions that it has alone rest until it leaves, and what it fetched last may be locked. A
 // client and a worker are for one Run.
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
+	w.once.Announce(w.config.Handler)
 	rules, err := w.check(ctx, cl)
 	if err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {

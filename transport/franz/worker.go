@@ -117,6 +117,7 @@ var _ kgo.HookNewClient = birth{}
 // it. It is a member of its group from the moment that it is made, and its partitions rest until it leaves. A client
 // and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
+	w.once.Announce(w.config.Handler)
 	if err := w.Check(ctx, cl); err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil // stopped before anything was begun

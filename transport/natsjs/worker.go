@@ -126,6 +126,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer w.running.Store(false)
+	w.engine.once.Announce(w.engine.config.Handler)
 	return w.engine.run(ctx, "", w.process)
 }
 

@@ -1,0 +1,14 @@
+package sqlstore
+
+import (
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// ScopesOf returns the range of what the scopes of a group are called: names from the first one on that are less than
+// the second, byte by byte.
+func ScopesOf(tenant, group string) (from, to string) {
+	from = dedupstore.Scope{Tenant: tenant, Group: group}.String() // which ends with the colon before the handler
+	return from, strings.TrimSuffix(from, ":") + ";"               // which follows ":"
+}
