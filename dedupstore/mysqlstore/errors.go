@@ -93,7 +93,7 @@ func (s *Store) setup(err error, problem string, args ...any) error {
 func (s *Store) explain(err error) error {
 	switch number(err) {
 	case errNoTable:
-		return s.setup(err, "or one beside it is missing in the connection's database: call Migrate")
+		return s.setup(err, "or the one beside it is missing in the connection's database: call Migrate")
 	case errUnknownColumn:
 		return s.setup(err, "is of another version: call Migrate")
 	case errNoDatabase, errUnknownDB:
