@@ -28,6 +28,7 @@ func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, erro
 func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
 	ctx = t.lease.beginWork(apart(ctx))
 	defer t.guard.endWork(&t.lease)
+	t.lease.waits()
 	return t.guard.inbox.InTx(ctx, *t.lease.claim, w.work)
 }
 
@@ -199,6 +200,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 		return nil, &workError{errNotRepeated}
 	}
 	w.calls++
+	l.handles()
 	w.res, w.result, w.proof = Result{}, nil, false
 	began := time.Now()
 	outcome, err := g.protect(ctx, l.claim, w.fn)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -23,7 +24,7 @@ type work struct {
 type longRuns struct {
 	over   []context.CancelCauseFunc // of those that have just become longer than Policy.MaxRun
 	runs   int                       // that have been at work for longRun
-	named  *lease                    // the longest of those that the log names now; nil: it names none
+	named  dedupstore.Key            // the longest of those that the log names now; zero: it names none
 	atWork time.Duration             // how long that has been at work
 }
 
@@ -49,7 +50,7 @@ func (r *longRuns) add(l *lease, now time.Time, most time.Duration) {
 	}
 	w.named = took
 	if took > r.atWork {
-		r.named, r.atWork = l, took
+		r.named, r.atWork = l.claim.Key, took
 	}
 }
 
@@ -58,12 +59,26 @@ func (r *longRuns) see(g *Guard) {
 	for _, cancel := range r.over {
 		cancel(ErrMaxRun)
 	}
-	if r.named == nil {
+	key := r.named
+	if r.atWork == 0 {
 		return
 	}
-	key := &r.named.claim.Key
 	g.log.Warn("oncemill: handlers have been at work for long: look for a call without a deadline, or set Policy.MaxRun",
 		"id", key.ID, "handler", key.Handler, "key", key.String(), "at_work", r.atWork.Round(time.Second), "runs", r.runs)
+}
+
+// handles notes that the handler is called now.
+func (l *lease) handles() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.work.began = time.Now()
+}
+
+// waits notes that the handler is not at work: it waits for a transaction.
+func (l *lease) waits() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.work.began = time.Time{}
 }
 
 // overran reports whether the run was told to end because it took longer than Policy.MaxRun.

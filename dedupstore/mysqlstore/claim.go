@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,7 +47,7 @@ var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Run
 // that change a record lock it, and look again.
 func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 	var made time.Time // when records were made here
-	for {
+	for limit := contendedFor; ; {
 		ids := make([]string, len(batch))
 		for i, c := range batch {
 			ids[i] = c.id
@@ -74,9 +75,14 @@ func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 			return nil
 		}
 		var all bool
-		made, all, err = s.insert(ctx, batch)
+		made, all, err = s.insert(ctx, batch, limit)
+		making := false
+		if number(err) == errStatementTime && len(batch) == 1 {
+			limit *= 2 // the server may be slow
+			making, err = s.beingMade(ctx, batch[0].id)
+		}
 		switch {
-		case number(err) == errStatementTime && len(batch) == 1:
+		case making:
 			batch[0].result.Answer = contended
 			return nil
 		case err != nil:
@@ -135,19 +141,32 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 	return next, nil
 }
 
+// beingMade reports whether another transaction is making a record.
+func (s *Store) beingMade(ctx context.Context, id string) (bool, error) {
+	query := fmt.Appendf(nil, "SELECT 1 FROM `%s` WHERE id = ", s.config.Table)
+	err := sqlstore.EachRow(ctx, s.db, string(sqlstore.AppendRow(query, id))+" FOR UPDATE NOWAIT",
+		func(*sql.Rows) error { return nil })
+	if number(err) == errLockTimeout {
+		return true, nil
+	}
+	return false, err
+}
+
 const insertColumns = "id, record_key, state, owner, fence, attempts, lease_until, expires_at, scheme, fingerprint, " +
 	"trace, first_at, claimed_at, holder"
 
 // insert makes the records of keys that have none. It goes by the order of the keys, so that two inserts never wait for
 // each other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is
 // how a statement that returns no rows returns x. If another transaction is making one of the records, MariaDB ends the
-// statement with errStatementTime; MySQL waits.
-func (s *Store) insert(ctx context.Context, batch []*claiming) (made time.Time, all bool, err error) {
+// statement after the limit, with errStatementTime; MySQL waits.
+func (s *Store) insert(
+	ctx context.Context, batch []*claiming, limit time.Duration,
+) (made time.Time, all bool, err error) {
 	order := slices.Clone(batch)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return strings.Compare(a.id, b.id) })
 	var b []byte
 	if s.mariadb.Load() {
-		b = fmt.Appendf(b, "SET STATEMENT max_statement_time = %g FOR ", contendedFor.Seconds())
+		b = fmt.Appendf(b, "SET STATEMENT max_statement_time = %g FOR ", limit.Seconds())
 	}
 	b = append(b, "INSERT IGNORE INTO `"+s.config.Table+"` ("+insertColumns+") VALUES "...)
 	const now = sqlstore.MySQLNow

@@ -51,8 +51,8 @@ type holder struct{ db *sql.DB }
 // Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The server refuses
 // what the handler writes after it (error 1792), and the store notices when the handler has returned ([ErrTxEnded]) and
 // parks the run as unknown, but what was committed stays. It does not notice if the process or the connection ends
-// before that, or if the handler uses COMMIT AND CHAIN or START TRANSACTION READ WRITE: the message then runs again.
-// Leave autocommit, wait_timeout and the access mode of the session as they are.
+// before that, or if the handler uses COMMIT AND CHAIN, START TRANSACTION READ WRITE or SET autocommit: the message then
+// runs again. Leave the session's variables as they are.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -226,12 +226,14 @@ const (
 	// after a COMMIT or CREATE TABLE is refused, and a deadlock can be told from these. Without autocommit what it
 	// writes after a deadlock is in a transaction again. MariaDB passes over the comments of MySQL 5.7 and later, and
 	// has the old names of the variables.
-	setUp = "SET @oncemill_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d, SESSION " + accessMode + " = 1, " +
+	setUp = "SET @oncemill_wait = @@SESSION.wait_timeout, @oncemill_completion = @@SESSION.completion_type, " +
+		"SESSION wait_timeout = %d, SESSION completion_type = 'NO_CHAIN', SESSION " + accessMode + " = 1, " +
 		"/*!80003 @@transaction_read_only */ /*M! @@tx_read_only */ = 0, " +
 		"/*!80003 @@transaction_isolation */ /*M! @@tx_isolation */ = 'READ-COMMITTED', autocommit = 0"
 
 	// tearDown gives the session back what setUp took, and commits the transaction if there still is one.
-	tearDown = "SET autocommit = 1, SESSION " + accessMode + " = 0, SESSION wait_timeout = @oncemill_wait"
+	tearDown = "SET autocommit = 1, SESSION " + accessMode + " = 0, SESSION wait_timeout = @oncemill_wait, " +
+		"SESSION completion_type = @oncemill_completion"
 
 	accessMode = "/*!80003 transaction_read_only */ /*M! tx_read_only */"
 )
@@ -241,7 +243,7 @@ const (
 // commit and a deadlock remove it, and there may have been a commit after the deadlock.
 func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) error {
 	switch gone := number(err) == errNoSavepoint; {
-	case gone && s.deadlocked(ctx, tx):
+	case gone && (s.mariadb.Load() || conflicts(failure)) && s.deadlocked(ctx, tx): // nobody has tried it on MySQL
 		return joined(errDeadlocked, failure)
 	case gone, errors.Is(err, sql.ErrTxDone): // another run could make the effects once more
 		return joined(ErrTxEnded, failure)
@@ -255,11 +257,12 @@ func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) erro
 // committed since: the next one is READ WRITE as that was. After any statement that ends a transaction, the next one is
 // READ ONLY as the session is, unless the statement says otherwise, as COMMIT AND CHAIN does.
 func (s *Store) deadlocked(ctx context.Context, tx *sql.Tx) bool {
-	var commits bool
-	if err := tx.QueryRowContext(ctx, "SELECT @@autocommit").Scan(&commits); err != nil || commits {
+	var chains bool // the next one after a commit is as that was, too
+	err := tx.QueryRowContext(ctx, "SELECT @@autocommit OR @@completion_type <> 'NO_CHAIN'").Scan(&chains)
+	if err != nil || chains {
 		return false
 	}
-	_, err := tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = ''") // no record
+	_, err = tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = ''") // no record
 	return err == nil
 }
 

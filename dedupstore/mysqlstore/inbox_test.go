@@ -283,15 +283,12 @@ func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
 				r.Lease = lease
 				c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 				_ = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					var isolation string
 					var wait int
-					err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout, trx_isolation_level FROM "+
-						"information_schema.innodb_trx WHERE trx_mysql_thread_id = connection_id()").Scan(&wait, &isolation)
-					if err != nil && !errors.Is(err, sql.ErrNoRows) {
-						t.Error(err)
+					if err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout").Scan(&wait); err != nil || wait != want {
+						t.Errorf("wait_timeout is %d, %v; want %d", wait, err, want)
 					}
-					if err == nil && (wait != want || isolation != "READ COMMITTED") {
-						t.Errorf("wait_timeout is %d, want %d; %s", wait, want, isolation)
+					if err := effect(ctx, "level"); err != nil || !runsAt(ctx, Tx(ctx), "READ COMMITTED") {
+						t.Errorf("the transaction is not READ COMMITTED: %v", err)
 					}
 					return success, work(ctx)
 				})

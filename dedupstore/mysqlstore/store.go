@@ -73,9 +73,10 @@ func (s *Store) usable(ctx context.Context) error {
 	var found int
 	var packet int64
 	var commits, mariadb bool
+	var isolation string
 	err := s.db.QueryRowContext(ctx, "SELECT version, @@max_allowed_packet, @@autocommit, "+
-		"VERSION() LIKE '%MariaDB%' FROM `"+s.config.Table+"_version`").
-		Scan(&found, &packet, &commits, &mariadb)
+		"VERSION() LIKE '%MariaDB%', "+sqlstore.MySQLOwnIsolation+" FROM `"+s.config.Table+"_version`").
+		Scan(&found, &packet, &commits, &mariadb, &isolation)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
@@ -83,6 +84,9 @@ func (s *Store) usable(ctx context.Context) error {
 		return s.failed("look at the table", err)
 	case found != version:
 		return s.versionError(found)
+	case isolation == "READ-UNCOMMITTED":
+		return unfit("transaction isolation", "is READ-UNCOMMITTED: a duplicate could see an outcome that is rolled back "+
+			"afterwards: set another in the DSN or on the server", nil)
 	case !commits:
 		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 "+
 			"out of the DSN", nil)

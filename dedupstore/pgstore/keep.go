@@ -47,7 +47,7 @@ func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc)
 		if over {
 			return
 		}
-		bounded, done := context.WithTimeout(ctx, every)
+		bounded, done := context.WithTimeout(ctx, endTimeout)
 		defer done()
 		if err := s.beat(bounded); err != nil {
 			lose(lost)
@@ -64,9 +64,13 @@ func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc)
 }
 
 // note remembers that PostgreSQL refused a statement because of others, whatever the handler makes of it. The
-// transaction can then only be rolled back, unless the statement stood in a savepoint.
+// transaction can then only be rolled back. If the statement stood in a savepoint, the next one that succeeds, such as
+// the rollback to that savepoint, shows that it goes on.
 func (r *run) note(err error) {
-	if err != nil && conflicts(err) {
+	switch {
+	case err == nil:
+		r.conflict.Store(nil)
+	case conflicts(err):
 		r.conflict.CompareAndSwap(nil, &err)
 	}
 }

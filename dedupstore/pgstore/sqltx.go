@@ -88,9 +88,11 @@ func (w watchedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 
 // ExecContext implements [driver.ExecerContext].
 func (w watchedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	w.session.run.used.Store(true)
 	result, err := w.Conn.ExecContext(ctx, query, args)
-	w.session.run.note(err)
+	if query != aliveSQL {
+		w.session.run.used.Store(true)
+		w.session.run.note(err)
+	}
 	return result, err
 }
 
@@ -98,7 +100,9 @@ func (w watchedConn) ExecContext(ctx context.Context, query string, args []drive
 func (w watchedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	w.session.run.used.Store(true)
 	rows, err := w.Conn.QueryContext(ctx, query, args)
-	w.session.run.note(err)
+	if err != nil {
+		w.session.run.note(err)
+	}
 	return rows, err
 }
 
@@ -186,9 +190,11 @@ func (q *sqlSession) context(ctx context.Context) context.Context {
 // beat keeps the session busy and ignores errors: database/sql cannot tell a lost connection from one in use. The
 // handler's next statement finds out.
 func (q *sqlSession) beat(ctx context.Context) error {
-	_, _ = q.tx.ExecContext(ctx, "-- the handler is alive")
+	_, _ = q.tx.ExecContext(ctx, aliveSQL)
 	return nil
 }
+
+const aliveSQL = "-- the handler is alive"
 
 func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	stop := context.AfterFunc(ctx, q.cut)

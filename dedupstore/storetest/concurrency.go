@@ -178,11 +178,18 @@ var concurrencyCases = []testCase{
 					}
 				})
 			}
+			renewed := 0
 			for range renewals {
-				if err := k.tryExtend(c, long); errors.Is(err, dedupstore.ErrClaimLost) {
+				switch err := k.tryExtend(c, long); {
+				case err == nil:
+					renewed++
+				case errors.Is(err, dedupstore.ErrClaimLost):
 					k.Errorf("a renewal beside duplicates returned %v", err)
 				}
 				<-time.After(time.Millisecond)
+			}
+			if renewed < renewals/10 {
+				k.Errorf("%d of %d renewals beside duplicates came through, want at least a tenth", renewed, renewals)
 			}
 			stop()
 			group.Wait()

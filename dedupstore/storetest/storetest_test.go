@@ -116,6 +116,7 @@ var broken = map[string]string{
 	"nil-payloads-become-empty":           "limits/nothing-is-not-something",
 	"accepts-anything":                    "validation/claim",
 	"accepts-any-settlement":              "validation/extend-and-settle",
+	"renewals-starve":                     "concurrency/duplicates-beside-renewals",
 }
 
 func TestRun_RejectsABrokenStore(t *testing.T) {

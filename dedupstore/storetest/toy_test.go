@@ -323,6 +323,9 @@ func (s *toy) taken(rec *toyRecord, c dedupstore.Claim, ownerIgnored, fenceIgnor
 }
 
 func (s *toy) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	if s.is("renewals-starve") {
+		return errToyLocked
+	}
 	c, lease := x.Claim, x.Lease
 	if err := c.Validate(); err != nil && !s.is("accepts-anything") {
 		return err

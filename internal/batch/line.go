@@ -163,7 +163,10 @@ func (l *Line[Op, Res]) pass() {
 	if l.number != 0 && time.Since(l.began) < stuckAfter/2 {
 		return // the timer was meant for another
 	}
-	if l.number == 0 || l.flying < mostFlying {
+	switch {
+	case l.full != nil: // noted already
+		return
+	case l.number == 0, l.flying < mostFlying:
 		l.leave()
 		return
 	}

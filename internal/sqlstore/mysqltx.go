@@ -18,27 +18,39 @@ func InMySQLTx(ctx context.Context, db *sql.DB, silence time.Duration, fn func(Q
 		return err
 	}
 	defer conn.Close()
-	begin := fmt.Sprintf("SET @oncemill_wait = @@SESSION.wait_timeout, SESSION wait_timeout = %d, autocommit = 0",
-		max(1, int(silence.Seconds()))) // all values are evaluated before one is set
-	for _, statement := range [...]string{begin, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"} {
-		if err == nil {
-			_, err = conn.ExecContext(ctx, statement)
+	ended := false
+	defer func() {
+		if !ended { // fn may have panicked
+			undoMySQLTx(ctx, conn)
 		}
+	}()
+	if _, err := conn.ExecContext(ctx, fmt.Sprintf(beginMySQLTx, max(1, int(silence.Seconds())))); err != nil {
+		return err
 	}
-	if err == nil {
-		err = fn(conn)
+	if err := fn(conn); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = conn.ExecContext(ctx, endMySQLTx)
-	}
-	if err != nil {
-		undoMySQLTx(ctx, conn)
-	}
+	_, err = conn.ExecContext(ctx, endMySQLTx)
+	ended = err == nil
 	return err
 }
 
-// endMySQLTx commits, and gives the session back what it had.
-const endMySQLTx = "SET autocommit = 1, SESSION wait_timeout = @oncemill_wait"
+const (
+	// mySQLIsolation is the name of the variable: MariaDB passes over the comments of MySQL 5.7 and later, and has the
+	// old one.
+	mySQLIsolation = "/*!80003 transaction_isolation */ /*M! tx_isolation */"
+
+	// MySQLOwnIsolation is the session's value of it.
+	MySQLOwnIsolation = "/*!80003 @@SESSION.transaction_isolation */ /*M! @@SESSION.tx_isolation */"
+
+	// The server evaluates all values of a statement before it sets the first variable.
+	beginMySQLTx = "SET @oncemill_wait = @@SESSION.wait_timeout, @oncemill_isolation = " + MySQLOwnIsolation + ", " +
+		"SESSION wait_timeout = %d, SESSION " + mySQLIsolation + " = 'READ-COMMITTED', autocommit = 0"
+
+	// endMySQLTx commits, and gives the session back what it had.
+	endMySQLTx = "SET autocommit = 1, SESSION " + mySQLIsolation + " = @oncemill_isolation, " +
+		"SESSION wait_timeout = @oncemill_wait"
+)
 
 // undoMySQLTx obeys ctx: a connection on which it does not succeed is closed, which rolls back, too.
 func undoMySQLTx(ctx context.Context, conn *sql.Conn) {
