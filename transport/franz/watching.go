@@ -38,6 +38,14 @@ func (w *watching) fail(err error) {
 	}
 }
 
+// tell says when a run begins and ends.
+func (w *watching) tell(ctx context.Context, handler string, topics []string, run func(context.Context) error) error {
+	log := w.log.With("handler", cmp.Or(handler, "a Router's"), "group", w.group, "topics", topics)
+	log.InfoContext(ctx, "franz: consuming begins")
+	defer log.InfoContext(ctx, "franz: consuming has ended")
+	return run(ctx)
+}
+
 // failure waits until ctx ends, or until the worker cannot go on, and returns why it cannot.
 func (w *watching) failure(ctx context.Context) error {
 	select {
