@@ -195,20 +195,20 @@ func TestTraces_EachRequestHasOneOfItsOwn(t *testing.T) {
 				}
 			}
 			relays(t, b, box, newLine(t, b.policy()), requests)
-			whole := 0
+			complete := 0
 			for id, names := range b.traces() {
 				holds := func(name string) int {
 					return len(slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n != name }))
 				}
 				switch {
 				case holds(name) == 1 && holds("send payments") == 1 && holds("process payments") == 1:
-					whole++
+					complete++
 				case holds("oncemill.outbox.relay") != len(names):
 					t.Errorf("trace %s has the spans %v", id, names)
 				}
 			}
-			if whole != requests {
-				t.Errorf("%d traces hold request, send and processing, want %d", whole, requests)
+			if complete != requests {
+				t.Errorf("%d traces hold request, send and processing, want %d", complete, requests)
 			}
 		})
 	}
