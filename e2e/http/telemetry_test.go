@@ -197,13 +197,13 @@ func TestTraces_EachRequestHasOneOfItsOwn(t *testing.T) {
 			relays(t, b, box, newLine(t, b.policy()), requests)
 			complete := 0
 			for id, names := range b.traces() {
-				holds := func(name string) int {
+				count := func(name string) int {
 					return len(slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n != name }))
 				}
 				switch {
-				case holds(name) == 1 && holds("send payments") == 1 && holds("process payments") == 1:
+				case count(name) == 1 && count("send payments") == 1 && count("process payments") == 1:
 					complete++
-				case holds("oncemill.outbox.relay") != len(names):
+				case count("oncemill.outbox.relay") != len(names):
 					t.Errorf("trace %s has the spans %v", id, names)
 				}
 			}
