@@ -56,6 +56,7 @@ type breaker struct {
 
 	mu     sync.Mutex
 	cause  error          // the last failure that says that the store is down
+	took   time.Duration  // that claim
 	first  dedupstore.Key // of the failures in a row
 	began  time.Time      // when it failed first
 	more   bool           // another key is among them
@@ -115,9 +116,9 @@ const mostAlone = 4
 // errUnasked is the result of claims that were to travel together when one before them had failed.
 var errUnasked = errors.New("a claim before this one has failed")
 
-// report tells the circuit of a claim that failed while everything was well. If claims were sent together, call it
-// before the next ones are sent.
-func (b *breaker) report(key *dedupstore.Key, err error) {
+// report tells the circuit of a claim that failed while everything was well, and when it was sent. If claims were sent
+// together, call it before the next ones are sent.
+func (b *breaker) report(key *dedupstore.Key, sent time.Time, err error) {
 	b.mu.Lock()
 	down := b.down
 	b.mu.Unlock()
@@ -125,7 +126,7 @@ func (b *breaker) report(key *dedupstore.Key, err error) {
 		return
 	}
 	defer b.tell()
-	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })
+	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, sent, err) })
 }
 
 // guarded is claim while failures count.
@@ -138,8 +139,9 @@ func (b *breaker) guarded(key *dedupstore.Key, ask func() error) error {
 	asked := false
 	_, _ = b.circuit.Execute(func() (struct{}, error) {
 		asked = true
+		sent := time.Now()
 		err = ask()
-		return struct{}{}, b.verdict(key, err)
+		return struct{}{}, b.verdict(key, sent, err)
 	})
 	if !asked {
 		return b.probing()
@@ -152,7 +154,7 @@ var errNoVerdict = errors.New("no verdict")
 
 // verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
 // A full store, a record that cannot be read and a claim that is not durable are answers: other keys work.
-func (b *breaker) verdict(key *dedupstore.Key, err error) error {
+func (b *breaker) verdict(key *dedupstore.Key, sent time.Time, err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -170,7 +172,7 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	case b.first != *key:
 		b.more = true
 	}
-	b.cause = err
+	b.cause, b.took = err, time.Since(sent)
 	b.healthy.Store(false)
 	return err
 }
@@ -239,7 +241,7 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	if !b.more && due && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
 		b.warned, b.said = true, time.Now()
 		b.note("oncemill: claims fail; a message waits, or runs unguarded if Policy.StoreDown is open",
-			"id", b.first.ID, "key", b.first.String(), "error", b.cause, "policy", string(b.policy))
+			"id", b.first.ID, "key", b.first.String(), "took", b.took, "error", b.cause, "policy", string(b.policy))
 	}
 	return b.more
 }
@@ -259,7 +261,7 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.rest()
 		if time.Since(b.said) >= sayAgain {
 			b.said = time.Now()
-			b.note("oncemill: the store is still down",
+			b.note("oncemill: the store is still down", "operation", "claim", "took", b.took,
 				"error", b.cause, "down", time.Since(b.since), "policy", string(b.policy))
 		}
 	case to == gobreaker.StateOpen:
@@ -268,7 +270,7 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.healthy.Store(false)
 		b.rest()
 		b.note("oncemill: the store is down; it is asked now and then until it answers",
-			"error", b.cause, "policy", string(b.policy))
+			"operation", "claim", "took", b.took, "error", b.cause, "policy", string(b.policy))
 	}
 }
 

@@ -372,6 +372,9 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 		store.set(nil)
 		wg.Wait()
 		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if !strings.Contains(lines[0], "operation=claim took=") {
+			t.Errorf("%s: want what failed, and how long it took", lines[0])
+		}
 		if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) ||
 			!strings.Contains(lines[0], "policy=closed") ||
 			!strings.Contains(lines[1], "answers again") || !strings.Contains(lines[1], "down=") {

@@ -286,7 +286,7 @@ func (g *Guard) storeError(
 // tellOf logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store
 // is down.
 func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
-	if !refuses(err) || !g.refused.due(time.Now()) {
+	if !refuses(err) || !g.refused.Due(sayAgain) {
 		return
 	}
 	g.log.ErrorContext(ctx, "oncemill: a message waits because the store refuses its claim; there may be more",

@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -31,10 +32,10 @@ type Guard struct {
 	scopes     *scopes
 	background batch.Background // settlements that are tried again
 
-	refused pacer     // of the line that says that a claim was refused by a store that works
-	slow    pacer     // of the line that says that renewals take long
-	unwatch func()    // ends the metric of the longest run
-	noInbox sync.Once // says that a handler wants a transaction
+	refused pace.Limiter // of the line that says that a claim was refused by a store that works
+	slow    pace.Limiter // of the line that says that renewals take long
+	unwatch func()       // ends the metric of the longest run
+	noInbox sync.Once    // says that a handler wants a transaction
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.

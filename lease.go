@@ -260,7 +260,7 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	}
 	l.mu.Unlock()
 	g.countRenewal(err)
-	if took := time.Since(sent); took > l.claim.Lease/6 && g.slow.due(time.Now()) {
+	if took := time.Since(sent); took > l.claim.Lease/6 && g.slow.Due(sayAgain) {
 		g.log.Warn("oncemill: the store took long to renew a lease: leases may end while their holders live; look at "+
 			"the store, or lengthen Policy.Lease",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "took", took, "lease", l.claim.Lease, "error", err)
@@ -268,14 +268,6 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	if cancel != nil {
 		cancel(ErrClaimLost)
 	}
-}
-
-// A pacer lets the log say something at most once a minute.
-type pacer struct{ last atomic.Int64 }
-
-func (p *pacer) due(now time.Time) bool {
-	last := p.last.Load()
-	return (last == 0 || now.UnixNano()-last >= int64(sayAgain)) && p.last.CompareAndSwap(last, now.UnixNano())
 }
 
 func (g *Guard) countRenewal(err error) {

@@ -84,10 +84,11 @@ func (p *parts) part(log *slog.Logger) *part {
 func (p *part) claim(store dedupstore.Store) func(context.Context, []dedupstore.Request) []dedupstore.ClaimResult {
 	return func(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 		if p.breaker.healthy.Load() {
+			sent := time.Now()
 			results := store.Claim(ctx, requests)
 			for i := range results {
 				if err := results[i].Err; err != nil {
-					p.breaker.report(&requests[i].Key, err)
+					p.breaker.report(&requests[i].Key, sent, err)
 				}
 			}
 			return results

@@ -347,7 +347,8 @@ func TestGuard_UnreadableRecordIsNotBypassed(t *testing.T) {
 func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnError(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		g := newGuard(t, store, oncemill.Policy{})
+		var log lines
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(&log)})
 		var start time.Time
 		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 			store.down.Store(true)
@@ -357,6 +358,9 @@ func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnErr
 		as[*oncemill.UnrecordedError](t, err)
 		if took := time.Since(start); took < 29*time.Second || took > 31*time.Second {
 			t.Errorf("gave up after %v, want the lease of 30s", took)
+		}
+		if last := log.attrs[len(log.attrs)-1]; last["settlement"] != "finish" {
+			t.Errorf("the log says %v, want what was to be stored", last)
 		}
 	})
 }

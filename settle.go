@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -148,10 +149,10 @@ func (g *Guard) settleAgain(ctx context.Context, l *lease, s dedupstore.Settleme
 	})
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !is[*crowdedError](err) {
 		g.storeFailed(ctx, "settle", err)
-		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may "+
+		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is published, a redelivery may "+
 			"run the handler again",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "fence", l.claim.Fence,
-			"settlement", fmt.Sprintf("%T", s), "error", err)
+			"settlement", strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", s), "dedupstore.")), "error", err)
 	}
 	return err
 }

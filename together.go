@@ -224,6 +224,11 @@ func (g *Guard) AttemptFirsts(ctx context.Context, tickets []*Ticket, contexts [
 	return slices.DeleteFunc(alone, func(i int) bool { return committed[i] })
 }
 
+// Batches reports whether a batch can have more than one call. Over an inbox that needs a store that makes first runs of
+// several keys (dedupstore.FirstTransactor), a policy that does not park, and somebody who counts deliveries
+// (Call.First).
+func (g *Guard) Batches(counted bool) bool { return g.inbox == nil || g.first.inbox != nil && counted }
+
 // RunsFromContext returns the runs of a batch handler's calls, in their order. It panics outside of a run.
 func RunsFromContext(ctx context.Context) []Run {
 	if runs, ok := txctx.From[[]Run](ctx); ok {

@@ -71,7 +71,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
 			if together {
-				p.breaker.report(&key, err)
+				p.breaker.report(&key, sent, err)
 			}
 		}
 		return err

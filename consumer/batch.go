@@ -64,6 +64,10 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	}
 }
 
+// Batches reports whether ProcessTogether can call a handler for more than one delivery. Counted says that deliveries
+// have a Count: see oncemill.Guard.Batches.
+func (p *Processor) Batches(counted bool) bool { return p.guard.Batches(counted) }
+
 type attemptTogether = func(ctx context.Context, tickets []*oncemill.Ticket, contexts []context.Context,
 	fn oncemill.BatchFunc, done func(i int, res oncemill.Result, err error)) (alone []int)
 

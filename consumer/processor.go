@@ -79,6 +79,9 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
 
+// Group returns Config.Group.
+func (p *Processor) Group() string { return p.config.Group }
+
 // MaxWait returns Config.MaxWait with its default filled in, and zero for NoWait, for transports that spend delays by
 // waiting.
 func (p *Processor) MaxWait() time.Duration { return p.config.MaxWait }

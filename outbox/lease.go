@@ -60,7 +60,10 @@ func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
 		if err == nil {
 			return nil
 		}
-		r.log.WarnContext(ctx, "outbox: results could not be recorded yet", "rows", len(l.rows), "error", err)
+		line := "outbox: results could not be recorded yet"
+		if r.news.Is(line, err.Error()) {
+			r.log.WarnContext(ctx, line, "rows", len(l.rows), "error", err)
+		}
 		if !pace.Sleep(detached, pace.Jitter(faults.Next())) {
 			return err
 		}

@@ -74,7 +74,6 @@ const (
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 10 * time.Second
 	longAnswer    = time.Second // of the store: from then on, and as often, followers look
-	faultEvery    = time.Minute // the log says the same again
 )
 
 // work runs one loop until ctx ends.
@@ -162,20 +161,9 @@ func (l loop) pause(ctx context.Context, d time.Duration) {
 // fault logs an error of the store, unless the relay's own stop caused it. All loops meet the same fault again and
 // again, so the log does not repeat it for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
-	if ctx.Err() == nil && r.news(what+err.Error()) {
+	if ctx.Err() == nil && r.news.Is(what, err.Error()) {
 		r.log.WarnContext(ctx, what+", will try again", "error", err)
 	}
-}
-
-// news reports whether a text differs from the last fault, or that was logged long ago.
-func (r *Relay) news(text string) bool {
-	r.said.Lock()
-	defer r.said.Unlock()
-	if text == r.said.text && time.Since(r.said.at) < faultEvery {
-		return false
-	}
-	r.said.text, r.said.at = text, time.Now()
-	return true
 }
 
 // A batch is what became of one lease.

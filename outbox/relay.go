@@ -19,6 +19,7 @@ import (
 // A Relay publishes the rows of a Store. It is safe for concurrent use. Several relays on one store share the work.
 type Relay struct {
 	store     Store
+	system    string // of messaging
 	sender    *outgoing.Sender
 	cfg       Config
 	log       *slog.Logger
@@ -30,12 +31,7 @@ type Relay struct {
 	running   atomic.Bool
 	asked     atomic.Pointer[time.Time] // since when the first loop waits for the store; nil: it does not
 	hung      pace.Hung                 // topics
-
-	said struct { // the fault that was logged last
-		sync.Mutex
-		text string
-		at   time.Time
-	}
+	news      pace.News                 // of its log
 }
 
 // NewRelay returns a relay; Run makes it work. The publisher must be synchronous: if it does not report a message as
@@ -54,12 +50,13 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), name(store), SystemOf(publisher))
+	system := SystemOf(publisher)
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), name(store), system)
 	if err != nil {
 		return nil, fmt.Errorf("outbox: make instruments: %w", err)
 	}
 	r := &Relay{
-		store: store, cfg: cfg, log: cfg.Logger, telemetry: observer,
+		store: store, system: system, cfg: cfg, log: cfg.Logger, telemetry: observer,
 		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger},
 		wake:   make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
 	}
@@ -100,6 +97,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		return fmt.Errorf("outbox: watch the rows: %w", err)
 	}
 	defer stop()
+	log := r.log.With("table", name(r.store), "system", r.system)
+	log.InfoContext(ctx, "outbox: relay begins")
+	defer log.InfoContext(ctx, "outbox: relay has ended")
 	var loops sync.WaitGroup
 	for range suspectLoops {
 		loops.Go(func() { r.work(ctx, r.suspects()) })

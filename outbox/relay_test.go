@@ -19,6 +19,18 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
+func TestRelay_SaysWhenItBeginsAndEnds(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log journal
+		start(t, newRelay(t, new(fakeStore), &broker{}, outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))()
+		for _, says := range []string{"relay begins", "relay has ended"} {
+			if n := strings.Count(log.String(), `level=INFO msg="outbox: `+says+`" table=outbox system=unknown`); n != 1 {
+				t.Errorf("%d lines %q:\n%s", n, says, log.String())
+			}
+		}
+	})
+}
+
 func TestRelay_PublishesEachRowOnceAndKeepsIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s, b := new(fakeStore).write("a", "b", "c"), &broker{}

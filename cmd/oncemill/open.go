@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
@@ -135,8 +136,14 @@ func (a *app) box(ctx context.Context, ordered bool) (box, error) {
 	}
 }
 
+// goDSN is what an address of Go's MySQL driver holds.
+var goDSN = regexp.MustCompile(`(^|@)(tcp|unix)\(`)
+
 // split takes our own parameters out of an address: drivers refuse what they do not know.
 func split(address string, names ...string) (at *url.URL, own map[string]string, err error) {
+	if !strings.Contains(address, "://") && goDSN.MatchString(address) {
+		return nil, nil, usagef("address is a DSN of Go's MySQL driver, want mysql://USER:PASSWORD@HOST:PORT/DATABASE")
+	}
 	at, err = url.Parse(address)
 	if err != nil || at.Scheme != "sqlite" && strings.Contains(at.Opaque+at.Path+at.Fragment, "@") {
 		// The error, and what is taken for a host or a database, may be a part of the password.

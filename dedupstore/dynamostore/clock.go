@@ -17,11 +17,32 @@ import (
 // A clock compares this host's clock with the endpoint's, which dates its replies.
 type clock struct {
 	bound time.Duration
-	last  atomic.Pointer[offset] // of the last reply; nil: there was none
+	last  atomic.Pointer[offset] // of the last reply that tells as much; nil: there was none
 }
 
 // An offset is how far the endpoint's clock is ahead of this host's, at least and at most.
-type offset struct{ least, most time.Duration }
+type offset struct {
+	least, most time.Duration
+	at          time.Time // when the reply came
+}
+
+// Slow replies tell little. They leave what a quicker one told in the last keepFor, unless they contradict it.
+const (
+	keepFor = 10 * time.Second
+	slower  = 100 * time.Millisecond
+)
+
+// better reports whether to believe o although a later reply tells less, which is nil if it tells nothing.
+func (o *offset) better(later *offset) bool {
+	switch {
+	case o == nil || time.Since(o.at) > keepFor:
+		return false
+	case later == nil:
+		return true
+	}
+	contradicts := later.least > o.most || later.most < o.least // a clock was set
+	return !contradicts && later.most-later.least > o.most-o.least+slower
+}
 
 // dateUnit is what the Date of a reply counts in.
 const dateUnit = time.Second
@@ -31,7 +52,9 @@ func (c *clock) learn(m middleware.Metadata, sent time.Time) {
 	date, dated := awsmiddleware.GetServerTime(m)
 	came, timed := awsmiddleware.GetResponseAt(m)
 	if !dated || !timed {
-		c.last.Store(&offset{})
+		if !c.last.Load().better(nil) {
+			c.last.Store(&offset{})
+		}
 		return
 	}
 	c.compare(date, sent, came)
@@ -51,7 +74,10 @@ func (c *clock) refused(err error, sent time.Time) {
 
 // compare takes what the endpoint's clock showed between two times of this host's wall clock.
 func (c *clock) compare(date, sent, came time.Time) {
-	c.last.Store(&offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0))})
+	found := &offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0)), time.Now()}
+	for before := c.last.Load(); !before.better(found) && !c.last.CompareAndSwap(before, found); {
+		before = c.last.Load()
+	}
 }
 
 // right reports that there was a reply, and that it did not show that the clocks are too far apart.

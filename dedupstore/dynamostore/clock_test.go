@@ -4,7 +4,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/claimtest"
@@ -40,6 +43,36 @@ func TestClock_JudgesByWholeSeconds(t *testing.T) {
 	if unknown.right() {
 		t.Error("a clock that was compared with nothing is right")
 	}
+}
+
+// A host that is wrong by 10 s must not be trusted again because a reply took 10 s.
+func TestClock_ASlowReplyDoesNotUndoAProof(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := clock{bound: 500 * time.Millisecond}
+		reply := func(ahead, took time.Duration) bool { // of this host
+			date := time.Now().Truncate(time.Second)
+			c.compare(date, time.Now().Add(ahead-took), time.Now().Add(ahead))
+			return c.right()
+		}
+		if reply(10*time.Second, 50*time.Millisecond) || reply(10*time.Second, 12*time.Second) {
+			t.Error("the clock is right although it is 10 s ahead")
+		}
+		c.learn(middleware.Metadata{}, time.Now())
+		if c.right() {
+			t.Error("a reply without a date made the clock right")
+		}
+		if !reply(0, 60*time.Millisecond) {
+			t.Error("the clock is not right as soon as it was set")
+		}
+		if reply(10*time.Second, 50*time.Millisecond) {
+			t.Error("the clock is right again")
+		}
+		time.Sleep(keepFor + time.Second)
+		if !reply(10*time.Second, 12*time.Second) {
+			t.Error("old proof counts for ever")
+		}
+	})
 }
 
 func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {

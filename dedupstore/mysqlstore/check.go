@@ -16,7 +16,7 @@ import (
 // variables are those that Check looks at. Not every server has all of them.
 const variables = `'version', 'read_only', 'super_read_only', 'innodb_read_only', 'innodb_flush_log_at_trx_commit',
 	'innodb_doublewrite', 'log_bin', 'sync_binlog', 'binlog_format', 'idle_transaction_timeout',
-	'max_allowed_packet', 'wsrep_on'`
+	'max_allowed_packet', 'wsrep_on', 'sql_select_limit'`
 
 // Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the table or the rights of
 // the database user do not fit.
@@ -77,9 +77,14 @@ func (set settings) known() bool {
 	return major >= 8
 }
 
+// unlimited is the default of sql_select_limit. A low limit hides even itself among the variables.
+const unlimited = "18446744073709551615"
+
 // problem is a setting with which the store does not work.
 func (set settings) problem() error {
 	switch {
+	case set["sql_select_limit"] != unlimited:
+		return unfit("sql_select_limit", "is set: reads would miss records; leave it out of the DSN", nil)
 	case !set.known():
 		return unfit("version", fmt.Sprintf("is %q: use MySQL 8.0 or later, or MariaDB 10.6 or later", set["version"]),
 			nil)

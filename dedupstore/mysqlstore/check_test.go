@@ -34,7 +34,7 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "ON", "log_bin": "ON", "sync_binlog": "1",
 		"binlog_format": "ROW", "idle_transaction_timeout": "0",
 		"max_allowed_packet": "16777216",
-		"wsrep_on":           "OFF",
+		"wsrep_on":           "OFF", "sql_select_limit": unlimited,
 	}
 	if err, warnings := good.problem(), good.report(16).Warnings; err != nil || len(warnings) > 0 {
 		t.Errorf("good settings: %v, %q", err, warnings)
@@ -49,6 +49,8 @@ func TestCheck_JudgesSettings(t *testing.T) {
 		{name: "version", value: "5.7.44", problem: "version"},
 		{name: "version", value: "10.5.23-MariaDB", problem: "version"},
 		{name: "version", value: "", problem: "version"},
+		{name: "sql_select_limit", value: "1", problem: "sql_select_limit"},
+		{name: "sql_select_limit", value: "", problem: "sql_select_limit"},
 		{name: "read_only", value: "ON", problem: "read_only"},
 		{name: "super_read_only", value: "ON", problem: "read_only"},
 		{name: "innodb_read_only", value: "ON", problem: "read_only"},

@@ -23,4 +23,4 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c Config) validate() error { return sqlstore.ValidateName("Config.Table", c.Table) }
+func (c Config) validate() error { return sqlstore.ValidateName("mysqlstore", "Config.Table", c.Table) }

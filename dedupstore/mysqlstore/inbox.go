@@ -164,7 +164,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
 		return &dedupstore.InvalidError{
-			Field:   "Settlement",
+			Package: "mysqlstore", Field: "Settlement",
 			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
 		}
 	}

@@ -66,7 +66,7 @@ func (s *Store) list(
 	}
 	from, err := hex.DecodeString(after)
 	if err != nil {
-		return page, &dedupstore.InvalidError{Field: "after",
+		return page, &dedupstore.InvalidError{Package: "mysqlstore", Field: "after",
 			Problem: fmt.Sprintf("is %q, want the Next of a page", after)}
 	}
 	err = s.db.QueryRowContext(ctx, "SELECT coalesce(max(table_rows), 0) FROM information_schema.tables WHERE "+

@@ -47,7 +47,7 @@ var (
 // time.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
-		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "mysqlstore", Field: "db", Problem: "is nil"}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -16,7 +16,7 @@ import (
 // not wait for it. While another cleaning of this store runs, it does nothing and returns 0.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 || limit > mostCleaned {
-		return 0, &dedupstore.InvalidError{Field: "limit",
+		return 0, &dedupstore.InvalidError{Package: "pgstore", Field: "limit",
 			Problem: fmt.Sprintf("is %d, want 1 to %d", limit, mostCleaned)}
 	}
 	removed, _, err = s.clean(ctx, limit)

@@ -39,16 +39,16 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	if c.Schema != "" {
-		if err := sqlstore.ValidateName("Config.Schema", c.Schema); err != nil {
+		if err := sqlstore.ValidateName("pgstore", "Config.Schema", c.Schema); err != nil {
 			return err
 		}
 	}
-	if err := sqlstore.ValidateName("Config.Table", c.Table); err != nil {
+	if err := sqlstore.ValidateName("pgstore", "Config.Table", c.Table); err != nil {
 		return err
 	}
 	if _, known := sqlLevels[c.Isolation]; known {
 		return nil
 	}
-	return &dedupstore.InvalidError{Field: "Config.Isolation", Problem: fmt.Sprintf("is %q, want %q, %q or %q",
+	return &dedupstore.InvalidError{Package: "pgstore", Field: "Config.Isolation", Problem: fmt.Sprintf("is %q, want %q, %q or %q",
 		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)}
 }

@@ -193,7 +193,7 @@ func (f *form) Count(ctx context.Context, filter dedupstore.Filter, after string
 }
 
 func badAfter(after string) error {
-	return &dedupstore.InvalidError{Field: "after",
+	return &dedupstore.InvalidError{Package: "pgstore", Field: "after",
 		Problem: fmt.Sprintf("is %q, want the Next of what came before", after)}
 }
 

@@ -31,7 +31,7 @@ import (
 // of PostgreSQL the transaction has failed and cannot commit.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
 	if isnil.Nil(tx) {
-		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+		return &dedupstore.InvalidError{Package: "pgstore", Field: "tx", Problem: "is nil"}
 	}
 	return s.join(ctx, func(query string, args ...any) error {
 		_, err := tx.Exec(ctx, query, args...)
@@ -42,7 +42,7 @@ func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
 // JoinSQL is Join for a transaction of database/sql, by a driver that returns pgx's errors (pgx/stdlib).
 func (s *Store) JoinSQL(ctx context.Context, tx *sql.Tx) error {
 	if tx == nil {
-		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+		return &dedupstore.InvalidError{Package: "pgstore", Field: "tx", Problem: "is nil"}
 	}
 	return s.join(ctx, func(query string, args ...any) error {
 		_, err := tx.ExecContext(ctx, query, args...)

@@ -53,10 +53,10 @@ var (
 // the field of the config that is wrong, or says that the pool has fewer than two connections.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if pool == nil {
-		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "pgstore", Field: "pool", Problem: "is nil"}
 	}
 	if pool.Config().MaxConns < leastConns {
-		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "has MaxConns 1: handlers need a connection, " +
+		return nil, &dedupstore.InvalidError{Package: "pgstore", Field: "pool", Problem: "has MaxConns 1: handlers need a connection, " +
 			"and heartbeats another one, so at least 2"}
 	}
 	cfg = cfg.withDefaults()

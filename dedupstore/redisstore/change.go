@@ -69,7 +69,7 @@ func encodeChange(c dedupstore.Change) ([]byte, error) {
 	case dedupstore.Complete:
 		return appendOutcome([]byte{'C', kindOf(&c.Outcome)}, &c.Outcome, false), nil
 	}
-	return nil, &dedupstore.InvalidError{Field: "Change", Problem: fmt.Sprintf("is a %T", c)}
+	return nil, &dedupstore.InvalidError{Package: "redisstore", Field: "Change", Problem: fmt.Sprintf("is a %T", c)}
 }
 
 // time is what the clock says of the server that has a record.

@@ -70,7 +70,7 @@ func (c Config) validate(rdb redis.UniversalClient) error {
 	if problem == "" {
 		return nil
 	}
-	return &dedupstore.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "redisstore", Field: field, Problem: problem}
 }
 
 // timeouts are how long a client waits for the network.

@@ -141,7 +141,7 @@ func (s *Store) attempt(
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
 		return &dedupstore.InvalidError{
-			Field:   "Settlement",
+			Package: "sqlitestore", Field: "Settlement",
 			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
 		}
 	}

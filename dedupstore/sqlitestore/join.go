@@ -34,7 +34,7 @@ import (
 //   - or the error of the database.
 func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
 	if tx == nil {
-		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+		return &dedupstore.InvalidError{Package: "sqlitestore", Field: "tx", Problem: "is nil"}
 	}
 	if _, found := txctx.From[*running](ctx); found {
 		return ErrInboxRun

@@ -135,7 +135,7 @@ func (s *Store) page(ctx context.Context, after string) (p page, err error) {
 	if after != "" {
 		if p.after, err = strconv.ParseInt(after, 10, 64); err != nil {
 			problem := fmt.Sprintf("is %q, want the Next of a page", after)
-			return p, &dedupstore.InvalidError{Field: "after", Problem: problem}
+			return p, &dedupstore.InvalidError{Package: "sqlitestore", Field: "after", Problem: problem}
 		}
 	}
 	err = s.db.QueryRowContext(ctx, s.in(pageSQL), p.after, pageRows).Scan(&p.looked, &p.end, &p.total)

@@ -50,7 +50,7 @@ var (
 // In that process only one SQLite library may open it, because closing the file drops the locks of the whole process.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
-		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "sqlitestore", Field: "db", Problem: "is nil"}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

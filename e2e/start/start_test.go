@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -138,12 +139,17 @@ func (s *service) stop() {
 		return
 	}
 	process, prints := s.process, s.prints
-	s.until(func() bool { return process.Output() == prints })
+	s.until(func() bool { return printed(process) == prints })
 	s.process = nil
 	s.stopped.Go(func() {
 		if err := process.Stop(); err != nil || process.ExitCode() != 0 {
 			s.t.Errorf("it is stopped: %v, exit status %d", err, process.ExitCode())
 		}
-		s.shows("the program ", process.Output(), prints)
+		s.shows("the program ", printed(process), prints)
 	})
 }
+
+var infoLine = regexp.MustCompile(`(?m)^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d INFO .*\n`)
+
+// printed is what a process has written, without the log's lines about what begins and ends.
+func printed(p *testserver.Process) string { return infoLine.ReplaceAllString(p.Output(), "") }

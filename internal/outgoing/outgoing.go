@@ -8,9 +8,9 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strconv"
-	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -35,8 +35,7 @@ type Sender struct {
 	Telemetry *telemetry.Relay
 	Log       *slog.Logger
 
-	mu     sync.Mutex
-	saidAt time.Time // of the last line about messages that were not acknowledged
+	lines pace.Limiter // about messages that were not acknowledged
 }
 
 // Send publishes messages by one call of the publisher, and returns an answer for each.
@@ -116,15 +115,12 @@ func (s *Sender) protected(
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
 // fails at once would make one for each call. Anything in between is in metrics alone.
-const complainEvery = time.Second
+const complainEvery = time.Minute
 
 // Complain says what of a call was not acknowledged, and what became of the first such message, unless there was such a
-// line just now.
+// line within a minute.
 func (s *Sender) Complain(ctx context.Context, messages, of int, first *producer.Message, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if now := time.Now(); now.Sub(s.saidAt) >= complainEvery {
-		s.saidAt = now
+	if s.lines.Due(complainEvery) {
 		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", messages, "of", of,
 			"topic", first.Topic, "id", first.ID, "error", err)
 	}

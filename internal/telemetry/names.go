@@ -47,6 +47,14 @@ const (
 	keyErrorType    = attribute.Key("error.type")
 )
 
+// Attribute keys of the semantic conventions for HTTP.
+const (
+	keyMethod = attribute.Key("http.request.method")
+	keyRoute  = attribute.Key("http.route")
+	keyStatus = attribute.Key("http.response.status_code")
+	keyScheme = attribute.Key("url.scheme")
+)
+
 // Kinds of links.
 const (
 	linkOriginal = "original_attempt" // of a duplicate, to the run that did the work
@@ -124,6 +132,23 @@ const (
 	FailedStore       Failure = "store"
 	FailedUnrecorded  Failure = "unrecorded"
 	FailedUnpublished Failure = "unpublished"
+)
+
+// A Refusal is the error.type of a webhook that was not answered with 200. The set is closed.
+type Refusal string
+
+// Why a webhook was refused.
+const (
+	RefusedMethod       Refusal = "method"        // it was no POST
+	RefusedTooLarge     Refusal = "too_large"     // longer than MaxBody
+	RefusedUnread       Refusal = "unread"        // its body ended early
+	RefusedSignature    Refusal = "signature"     // no signature of a known key
+	RefusedTooOld       Refusal = "too_old"       // signed at a time too far from this machine's clock
+	RefusedUnusable     Refusal = "unusable"      // proven, but no event
+	RefusedOtherContent Refusal = "other_content" // a known event with another body
+	RefusedBusy         Refusal = "busy"          // another request is at the event
+	RefusedUnavailable  Refusal = "unavailable"   // the store, the publisher or the verifier did not answer
+	RefusedFailed       Refusal = "failed"        // the publisher refused it for good
 )
 
 // Results of a heartbeat, and of what a broker takes for duplicates.

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -111,8 +112,9 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 	return WithPropagator(ctx, s.Propagator), sending
 }
 
-// start begins a message's span, and returns the trace context that the message has, if any. That is the parent,
-// unless the sender prefers the current span, and there is one.
+// start begins a message's span, and returns the trace context that the message has, if any. That is the parent, unless
+// the sender prefers the current span, and there is one. For a sender that does not, as the current span is a batch's, a
+// message without one begins a trace.
 func (s *Sender) start(
 	ctx context.Context, tracer trace.Tracer, n named, h map[string]string, current bool,
 ) (context.Context, trace.Span, trace.SpanContext) {
@@ -125,10 +127,17 @@ func (s *Sender) start(
 			ctx = trace.ContextWithRemoteSpanContext(ctx, created)
 		}
 	}
+	root := !current && !created.IsValid()
+	if root {
+		options = append(slices.Clip(options), trace.WithNewRoot())
+	}
 	ctx, span := tracer.Start(ctx, "send "+text(n.topic), options...)
 	if span.IsRecording() {
 		span.SetAttributes(keyDestination.String(text(n.topic)), keyMessageID.String(text(n.id)))
 		link(span, created, linkCreation)
+	}
+	if root {
+		created = span.SpanContext()
 	}
 	return ctx, span, created
 }

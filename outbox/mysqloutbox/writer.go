@@ -47,6 +47,9 @@ func (o *Outbox) Publish(ctx context.Context, messages ...producer.Message) erro
 	return ErrNoTx
 }
 
+// JoinsInbox reports that Publish needs the transaction of an inbox.
+func (*Outbox) JoinsInbox() bool { return true }
+
 // A writer writes rows in one transaction.
 type writer struct {
 	outbox *Outbox

@@ -34,6 +34,7 @@ func (o *Outbox) Notify(ctx context.Context) error {
 // meanwhile.
 func (o *Outbox) Listen(ctx context.Context) error {
 	retry := pace.Pace{Shortest: shortestRetry, Longest: longestRetry}
+	var news pace.News
 	for {
 		began := time.Now()
 		err := o.listen(ctx)
@@ -44,8 +45,10 @@ func (o *Outbox) Listen(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		o.cfg.Logger.WarnContext(ctx, "outbox: listening for notifications failed, will try again",
-			"table", o.cfg.Table, "in", pause, "error", err)
+		line := "outbox: listening for notifications failed, will try again"
+		if news.Is(line, err.Error()) {
+			o.cfg.Logger.WarnContext(ctx, line, "table", o.cfg.Table, "error", err)
+		}
 		pace.Sleep(ctx, pause)
 	}
 }

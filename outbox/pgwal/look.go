@@ -141,8 +141,5 @@ func (s *session) seen(ctx context.Context, ask request, found sight, cost time.
 }
 
 func (r *Relay) sayFault(ctx context.Context, err error) {
-	if ctx.Err() == nil {
-		r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error",
-			r.explain("look at the table", err))
-	}
+	r.fault(ctx, "pgwal: looking at the table failed, will try again", r.explain("look at the table", err))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,9 +31,7 @@ type Relay struct {
 	sender    *outgoing.Sender
 	cleaner   *outgoing.Cleaner
 	running   atomic.Bool
-
-	mu   sync.Mutex
-	said map[string]time.Time // warnings, and when they were given last
+	news      pace.News // of its log
 }
 
 // New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The
@@ -60,7 +57,6 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 		cfg: cfg, limits: cfg.limits(), box: box, log: cfg.Logger, telemetry: observer,
 		tables: strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease")),
 		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger},
-		said:   map[string]time.Time{},
 	}
 	r.cleaner = &outgoing.Cleaner{
 		Remove: r.clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
@@ -82,16 +78,19 @@ const (
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 5 * time.Second
 	turnEvery     = 400 * time.Millisecond
-	warnEvery     = time.Minute
 )
 
 // warn says what lasts, at most once a minute.
 func (r *Relay) warn(ctx context.Context, text string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now := time.Now(); now.Sub(r.said[text]) >= warnEvery {
-		r.said[text] = now
+	if r.news.Is(text, "") {
 		r.log.WarnContext(ctx, text, args...)
+	}
+}
+
+// fault says an error, unless the relay's stop caused it, and the same one at most once a minute.
+func (r *Relay) fault(ctx context.Context, text string, err error) {
+	if ctx.Err() == nil && r.news.Is(text, err.Error()) {
+		r.log.WarnContext(ctx, text, "slot", r.cfg.Slot, "error", err)
 	}
 }
 
@@ -125,6 +124,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		return fmt.Errorf("pgwal: watch the rows: %w", err)
 	}
 	defer stop()
+	log := r.log.With("table", r.box.Name(), "slot", r.cfg.Slot)
+	log.InfoContext(ctx, "pgwal: relay begins")
+	defer log.InfoContext(ctx, "pgwal: relay has ended")
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -143,8 +145,7 @@ func (r *Relay) Run(ctx context.Context) error {
 				faults.Reset()
 			}
 			pause := pace.Jitter(faults.Next())
-			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again",
-				"slot", r.cfg.Slot, "in", pause, "error", err)
+			r.fault(ctx, "pgwal: reading the log failed, will try again", err)
 			pace.Sleep(ctx, pause)
 		}
 	}

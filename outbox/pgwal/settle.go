@@ -64,8 +64,7 @@ func (s *session) settle(working context.Context, atLeast, most int) {
 				s.recorded(working, batch, done)
 				return
 			}
-			s.r.log.WarnContext(working, "pgwal: results could not be recorded yet",
-				"messages", len(batch), "error", err)
+			s.r.fault(working, "pgwal: results could not be recorded yet", err)
 			s.fail(err)
 			s.settleAt = time.Now().Add(pace.Jitter(s.faults.Next()))
 			maps.Copy(batch, s.verdicts)

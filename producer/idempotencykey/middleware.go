@@ -12,6 +12,9 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // A Middleware runs handlers once for each key, and repeats the response. It is safe for concurrent use.
@@ -22,6 +25,9 @@ type Middleware struct {
 	log    *slog.Logger  // never gets anything of a body or a header
 	inbox  bool          // responses are held until a commit
 	linger time.Duration // how long a run goes on after its client has gone
+	server *telemetry.Server
+
+	strange, read, routeless pace.Limiter // of lines about each request
 }
 
 // New returns a middleware over a guard. The error names the field of the config that is wrong. Responses are kept for
@@ -43,16 +49,26 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &Middleware{guard, c, policy.MaxResultBytes, policy.Logger, guard.Transacts(), linger}, nil
+	server, err := telemetry.NewServer(telemetry.Providers(policy.Telemetry))
+	if err != nil {
+		return nil, fmt.Errorf("idempotencykey: make instruments: %w", err)
+	}
+	return &Middleware{
+		guard: guard, config: c, most: policy.MaxResultBytes, log: policy.Logger, inbox: guard.Transacts(),
+		linger: linger, server: server,
+	}, nil
 }
 
 // Wrap returns a handler that runs next once for each key, for all methods but GET, HEAD, OPTIONS, TRACE and CONNECT.
 // Put it inside of authentication, rate limits and panic recovery, and around everything that must be repeated or
 // rolled back with the handler. Nothing around it may read the body or the form. Nothing in next may go on after next
-// has returned, so it cannot be an http.TimeoutHandler.
+// has returned, so it cannot be an http.TimeoutHandler. A nil handler panics at once.
 //
 // The handler returns when the run is over. http.Server.Shutdown does not always wait for that: see docs/http.md.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
+	if isnil.Nil(next) {
+		panic("idempotencykey: Wrap needs a handler: next is nil")
+	}
 	return m.wrap(next, func(w http.ResponseWriter, r *http.Request) error {
 		next.ServeHTTP(w, r)
 		return nil
@@ -71,6 +87,9 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 // The text of the error is logged and stored as the reason: leave personal data out of it. An error of a request that
 // passes through, such as a GET, is answered with a 500 unless the handler has written something.
 func (m *Middleware) WrapFunc(next func(http.ResponseWriter, *http.Request) error) http.Handler {
+	if next == nil {
+		panic("idempotencykey: WrapFunc needs a handler: next is nil")
+	}
 	return m.wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		noted := &notedWriter{ResponseWriter: w}
 		err := next(noted, r)
@@ -112,9 +131,12 @@ func (m *Middleware) wrap(without http.Handler, next handlerFunc) http.Handler {
 			without.ServeHTTP(w, r)
 			return
 		}
-		x := &exchange{m: m, w: w, r: r, next: next}
-		if problem := x.prepare(); problem != nil {
-			m.refuse(w, r, problem)
+		x := &exchange{m: m, next: next}
+		var end func()
+		x.w, x.r, end = m.server.Begin(w, r)
+		defer end()
+		if problem := x.prepare(w); problem != nil {
+			m.refuse(x.w, x.r, problem)
 			return
 		}
 		x.run()
@@ -144,38 +166,48 @@ func safe(method string) bool {
 	return false
 }
 
-// prepare finds the key of a request, and reads its body. A problem means that nothing has begun.
-func (x *exchange) prepare() *Problem {
+// sayEvery is how often the log says what each request may meet.
+const sayEvery = time.Minute
+
+// prepare finds the key of a request, and reads its body. A problem means that nothing has begun. The writer is the
+// server's own.
+func (x *exchange) prepare(w http.ResponseWriter) *Problem {
 	c, r := &x.m.config, x.r
 	id, wrong := clientKey(r.Header)
-	made := id == ""
+	x.made = id == ""
 	switch {
 	case wrong != "":
 		return newProblem(CodeInvalid, keyHeader+" "+wrong+".")
-	case made && c.Required(r):
+	case x.made && c.Required(r):
 		return newProblem(CodeMissing, "")
-	case made:
+	case x.made:
 		id = ids.New()
 	}
-	if problem := x.readBody(); problem != nil {
+	if problem := x.readBody(w); problem != nil {
 		return problem
 	}
 	// The handler would find the values of a form that was read before, but the fingerprint would not.
-	if len(x.body) == 0 && !made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
-		x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before the middleware "+
-			"got it: let neither an outer middleware nor Config.Required read it")
+	if len(x.body) == 0 && !x.made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
+		if x.m.read.Due(sayEvery) {
+			x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before the middleware "+
+				"got it: let neither an outer middleware nor Config.Required read it; there may be more")
+		}
 		return newProblem(CodeInternal, "")
 	}
 	r.Body = x.reader()
 	account, err := c.Account(r)
 	if err != nil || account == "" {
-		x.m.log.WarnContext(r.Context(), "idempotencykey: no account for a request", "error", err)
+		if x.m.strange.Due(sayEvery) { // anybody can cause it, as often as they like
+			x.m.log.WarnContext(r.Context(), "idempotencykey: no account for a request; there may be more", "error", err)
+		}
 		return newProblem(CodeNoAccount, "")
 	}
 	route := c.Route(r)
 	if route == "" {
-		x.m.log.ErrorContext(r.Context(), "idempotencykey: a request has no route: records are kept under it; "+
-			"wrap the handlers in a http.ServeMux, or set Config.Route")
+		if x.m.routeless.Due(sayEvery) {
+			x.m.log.ErrorContext(r.Context(), "idempotencykey: a request has no route: records are kept under it; "+
+				"wrap the handlers in a http.ServeMux, or set Config.Route; there may be more")
+		}
 		return newProblem(CodeInternal, "")
 	}
 	x.call = oncemill.Call{
@@ -185,21 +217,22 @@ func (x *exchange) prepare() *Problem {
 	return nil
 }
 
-// readBody reads the body of a request. A client that says how much it sends is refused before it sends it.
-func (x *exchange) readBody() (problem *Problem) {
+// readBody reads the body of a request. A client that says how much it sends is refused before it sends it. Beyond the
+// limit http.MaxBytesReader has the server's own writer end the connection.
+func (x *exchange) readBody(w http.ResponseWriter) (problem *Problem) {
 	limit := x.m.config.MaxRequestBody
 	tooLarge := func() *Problem {
 		return newProblem(CodeTooLarge, fmt.Sprintf("The body has at most %d bytes.", limit))
 	}
 	switch {
 	case x.r.ContentLength > limit:
-		x.w.Header().Set("Connection", "close") // the rest is not read
+		w.Header().Set("Connection", "close") // the rest is not read
 		return tooLarge()
 	case x.r.Body == nil:
 		return nil
 	}
 	var err error
-	x.body, err = io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, limit))
+	x.body, err = io.ReadAll(http.MaxBytesReader(w, x.r.Body, limit))
 	if _, over := errors.AsType[*http.MaxBytesError](err); over {
 		return tooLarge()
 	}

@@ -21,6 +21,7 @@ type exchange struct {
 	next handlerFunc
 	body []byte
 	call oncemill.Call
+	made bool // the key, for this request: nobody else can ask for its response
 
 	rec    *recorder   // of the last run that this request made; nil: none
 	failed error       // what that run returned
@@ -35,6 +36,9 @@ func (x *exchange) run() {
 			return o, oncemill.NoEffect(context.Cause(ctx))
 		}
 		o, x.failed = x.handle(ctx)
+		if x.made {
+			o.Result = nil
+		}
 		return o, x.failed
 	})
 	if res.Publication != nil { // an outcome of another program under this key
@@ -164,7 +168,7 @@ func (x *exchange) done(res oncemill.Result) {
 	o := res.Outcome
 	succeeded := o.Kind == dedupstore.Succeeded
 	switch {
-	case !res.Duplicate && x.rec != nil && succeeded == (x.failed == nil): // else it could not be committed
+	case (x.made || !res.Duplicate) && x.rec != nil && succeeded == (x.failed == nil): // else it could not be committed
 		x.respond()
 	case len(o.Result) == 0:
 		code := CodeUnknown

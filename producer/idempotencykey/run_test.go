@@ -3,8 +3,12 @@ package idempotencykey_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -186,6 +190,66 @@ func TestMiddleware_OptionalKeyThatIsMissingStillMakesARun(t *testing.T) {
 	keytest.Want(t, rg.Pay("k"), 201, false)
 	keytest.Want(t, rg.Pay("k"), 201, true)
 	keytest.WantRuns(t, l, 3)
+}
+
+func TestMiddleware_ResponsesThatNobodyCanAskForAreNotStored(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{200, 409, 500} {
+		store := &keytest.Spy{Store: keytest.NewMemory(t)}
+		rg := keytest.Serve(t, keytest.NewGuard(t, store, oncemill.Policy{}),
+			idempotencykey.Config{Required: idempotencykey.Optional}, func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(status)
+				_, _ = io.WriteString(w, "personal")
+			})
+		for _, options := range [][]keytest.Option{nil, {keytest.Key("k")}} {
+			a := rg.Send("POST", keytest.Route, "{}", options...)
+			keytest.Want(t, a, status, false)
+			stored := strings.Contains(strings.Join(store.Seen(), "\n"), "personal")
+			if a.Body != "personal" || stored != (options != nil) {
+				t.Errorf("status %d, with %d headers: body %q, stored %v", status, len(options), a.Body, stored)
+			}
+		}
+	}
+}
+
+func TestWrap_RefusesAHandlerThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	m := newMiddleware(t, idempotencykey.Config{})
+	for name, wrap := range map[string]func(){
+		"Wrap":     func() { m.Wrap(nil) },
+		"Wrap ":    func() { m.Wrap(http.HandlerFunc(nil)) },
+		"WrapFunc": func() { m.WrapFunc(nil) },
+	} {
+		func() {
+			defer func() {
+				if says := fmt.Sprint(recover()); !strings.HasPrefix(says, "idempotencykey: "+name) {
+					t.Errorf("%s of nil: %s", name, says)
+				}
+			}()
+			wrap()
+		}()
+	}
+}
+
+func TestMiddleware_WhatManyRequestsMeetIsOneLine(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	policy := oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	m := keytest.NewMiddleware(t, keytest.NewGuard(t, keytest.NewMemory(t), policy), idempotencykey.Config{
+		Account: func(r *http.Request) (string, error) { return r.Header.Get("Account"), nil },
+	})
+	h := m.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for range 100 {
+		for _, account := range []string{"", "a"} { // of nobody, and without a route
+			r := httptest.NewRequest(http.MethodPost, keytest.Route, nil)
+			r.Header.Set("Account", account)
+			r.Header.Set("Idempotency-Key", "k")
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 2 {
+		t.Errorf("%d lines, want one of each kind:\n%s", lines, log.String())
+	}
 }
 
 func TestMiddleware_WithoutARouteNothingRuns(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // useless answers a request that is not proven or cannot be used. Nothing was claimed.
@@ -18,15 +19,21 @@ func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slo
 	if refused, ok := errors.AsType[*SignatureError](err); ok { // anybody can cause it, as often as they like
 		log.DebugContext(ctx, "webhook: request has no valid signature", "error", err)
 		w.Header().Set("WWW-Authenticate", "Signature") // RFC 9110, section 15.5.2, asks for one
-		refuse(w, http.StatusUnauthorized, refused.Problem)
+		reason := telemetry.RefusedSignature
+		if refused == errTooOld {
+			reason = telemetry.RefusedTooOld
+		}
+		rc.refuse(ctx, w, http.StatusUnauthorized, reason, refused.Problem)
 		return
 	}
 	if refused, ok := errors.AsType[*eventError](err); ok {
-		log.WarnContext(ctx, "webhook: signed request holds no usable event", "error", err)
-		refuse(w, http.StatusBadRequest, refused.problem)
+		if rc.unusable.Due(sayEvery) {
+			log.WarnContext(ctx, "webhook: signed request holds no usable event; there may be more", "error", err)
+		}
+		rc.refuse(ctx, w, http.StatusBadRequest, telemetry.RefusedUnusable, refused.problem)
 		return
 	}
-	notNow(ctx, w, log, 0, err)
+	rc.notNow(ctx, w, log, 0, err)
 }
 
 // answer says what became of the event. The guard's own error decides, never one that it wraps: the publisher may
@@ -48,30 +55,32 @@ func (rc *Receiver) answer(
 		write(w, http.StatusOK, "application/json", map[string]any{"status": status})
 	case *oncemill.MismatchError:
 		log.ErrorContext(ctx, "webhook: event is known with another body; nothing was enqueued")
-		refuse(w, http.StatusUnprocessableEntity, "the event is known with another body; nothing was enqueued")
+		rc.refuse(ctx, w, http.StatusUnprocessableEntity, telemetry.RefusedOtherContent,
+			"the event is known with another body; nothing was enqueued")
 	case *oncemill.BusyError:
 		detail := "another request is at this event"
 		if failure.NotDue {
 			detail = "the event could not be enqueued, and must not be tried again yet"
 		}
-		later(w, failure.Wait, detail)
+		rc.later(ctx, w, failure.Wait, telemetry.RefusedBusy, detail)
 	case *oncemill.RetryError:
 		if otherContent(failure) {
 			log.ErrorContext(ctx, "webhook: the publisher holds the message ID with other content",
 				"error", err)
-			refuse(w, http.StatusUnprocessableEntity, "the event was enqueued with another body; this one was not")
+			rc.refuse(ctx, w, http.StatusUnprocessableEntity, telemetry.RefusedOtherContent,
+				"the event was enqueued with another body; this one was not")
 			return
 		}
-		notNow(ctx, w, log, failure.Delay, err)
+		rc.notNow(ctx, w, log, failure.Delay, err)
 	case *oncemill.FailedError:
 		if failure.Outcome.Exhausted { // the next request runs it again
-			notNow(ctx, w, log, 0, err)
+			rc.notNow(ctx, w, log, 0, err)
 			return
 		}
 		log.ErrorContext(ctx, "webhook: event is not enqueued, and a retry does not help", "error", err)
-		refuse(w, http.StatusInternalServerError, "the event could not be enqueued")
+		rc.refuse(ctx, w, http.StatusInternalServerError, telemetry.RefusedFailed, "the event could not be enqueued")
 	default:
-		notNow(ctx, w, log, 0, err)
+		rc.notNow(ctx, w, log, 0, err)
 	}
 }
 
@@ -85,21 +94,34 @@ func otherContent(err error) bool {
 	return ok && e.OtherContent()
 }
 
+// sayEvery is how often the log says what each request may meet.
+const sayEvery = time.Minute
+
 // notNow asks the sender to come again after an outage, in 5 s unless an error says when.
-func notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
-	log.WarnContext(ctx, "webhook: event is not enqueued; the sender must send it again", "error", err)
-	later(w, cmp.Or(after, 5*time.Second), "the event could not be enqueued now")
+func (rc *Receiver) notNow(
+	ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error,
+) {
+	if rc.outage.Due(sayEvery) {
+		log.WarnContext(ctx, "webhook: event is not enqueued; the sender must send it again; there may be more",
+			"error", err)
+	}
+	rc.later(ctx, w, cmp.Or(after, 5*time.Second), telemetry.RefusedUnavailable, "the event could not be enqueued now")
 }
 
 // later asks the sender to come again. Retry-After is in whole seconds (RFC 9110, section 10.2.3), rounded up.
-func later(w http.ResponseWriter, after time.Duration, detail string) {
+func (rc *Receiver) later(
+	ctx context.Context, w http.ResponseWriter, after time.Duration, reason telemetry.Refusal, detail string,
+) {
 	seconds := max(1, (after+time.Second-1)/time.Second)
 	w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
-	refuse(w, http.StatusServiceUnavailable, detail)
+	rc.refuse(ctx, w, http.StatusServiceUnavailable, reason, detail)
 }
 
-// refuse answers with a problem (RFC 9457).
-func refuse(w http.ResponseWriter, status int, detail string) {
+// refuse answers with a problem (RFC 9457), and counts it.
+func (rc *Receiver) refuse(
+	ctx context.Context, w http.ResponseWriter, status int, reason telemetry.Refusal, detail string,
+) {
+	rc.server.Refused(ctx, rc.config.Group, rc.config.Sender, reason)
 	write(w, status, "application/problem+json",
 		map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
 }

@@ -39,6 +39,25 @@ func TestReceiver_OutageOfThePublisherUsesUpNothing(t *testing.T) {
 	})
 }
 
+func TestReceiver_OutageIsOneLineAMinute(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		var log strings.Builder
+		policy := oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		q := queue{publish: func(context.Context) error { return errDown }}
+		rc := receiver(t, newGuard(t, newStore(t), policy), &q, webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		for i := range 100 {
+			send(t, rc, fromGitHub(fmt.Sprint("d", i), "a"), http.StatusServiceUnavailable)
+			send(t, rc, fromGitHub("", "a"), http.StatusBadRequest)
+			time.Sleep(time.Second)
+		}
+		for _, line := range []string{"event is not enqueued", "holds no usable event"} {
+			if n := strings.Count(log.String(), line); n != 2 {
+				t.Errorf("%q is %d lines in 100 s, want 2", line, n)
+			}
+		}
+	})
+}
+
 func TestReceiver_PanicsOfThePublisherUseUpNothing(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
 		broken := true

@@ -17,6 +17,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -27,9 +29,13 @@ type Receiver struct {
 	publisher producer.Publisher
 	config    Config
 	log       *slog.Logger
+	server    *telemetry.Server
+
+	outage, unusable pace.Limiter // of lines about each request
 }
 
-// New returns a receiver. The error names the field of the config that is wrong, or contradicts the guard's policy.
+// New returns a receiver. The error names the field of the config that is wrong, or contradicts the guard's policy. It
+// refuses a publisher whose method JoinsInbox() bool returns true, such as an outbox, over a guard without an inbox.
 //
 // After an error or a panic of the publisher the sender may come again as often as it likes, unless the error is an
 // oncemill.Permanent one. An error whose method OtherContent() bool returns true is answered with 422: the publisher,
@@ -45,7 +51,18 @@ func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Rece
 	if err := cfg.validate(guard.Policy()); err != nil {
 		return nil, err
 	}
-	return &Receiver{guard: guard, publisher: publisher, config: cfg, log: guard.Policy().Logger}, nil
+	joins, ok := publisher.(interface{ JoinsInbox() bool })
+	if ok && joins.JoinsInbox() && !guard.Transacts() {
+		return nil, fmt.Errorf("webhook: publisher is a %T, which writes in the transaction of an inbox, and guard has "+
+			"none: make the guard over the store's Inbox(), or open a transaction in a PublisherFunc", publisher)
+	}
+	server, err := telemetry.NewServer(telemetry.Providers(guard.Policy().Telemetry))
+	if err != nil {
+		return nil, fmt.Errorf("webhook: make instruments: %w", err)
+	}
+	return &Receiver{
+		guard: guard, publisher: publisher, config: cfg, log: guard.Policy().Logger, server: server,
+	}, nil
 }
 
 // Headers that a Receiver adds to its messages.
@@ -70,18 +87,23 @@ func MessageID(tenant, sender, eventID string) string {
 
 // ServeHTTP implements [http.Handler]. The package doc has the table of answers.
 func (rc *Receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	own := w // of the server, whose connection ends when a body is too long
+	w, r, end := rc.server.Begin(w, r)
+	defer end()
+	ctx := r.Context()
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		refuse(w, http.StatusMethodNotAllowed, "webhooks are sent with POST")
+		rc.refuse(ctx, w, http.StatusMethodNotAllowed, telemetry.RefusedMethod, "webhooks are sent with POST")
 		return
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, rc.config.MaxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(own, r.Body, rc.config.MaxBody))
 	if _, long := errors.AsType[*http.MaxBytesError](err); long {
-		refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", rc.config.MaxBody))
+		rc.refuse(ctx, w, http.StatusRequestEntityTooLarge, telemetry.RefusedTooLarge,
+			fmt.Sprintf("the body is longer than %d bytes", rc.config.MaxBody))
 		return
 	}
 	if err != nil {
-		refuse(w, http.StatusBadRequest, "the body could not be read")
+		rc.refuse(ctx, w, http.StatusBadRequest, telemetry.RefusedUnread, "the body could not be read")
 		return
 	}
 	e, err := rc.verify(r.Header, body)
@@ -89,7 +111,7 @@ func (rc *Receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, e.Reply)
 		return
 	}
-	ctx, log := r.Context(), rc.log.With("sender", rc.config.Sender, "event", e.ID)
+	log := rc.log.With("sender", rc.config.Sender, "event", e.ID)
 	var m producer.Message
 	if err == nil {
 		m, err = rc.message(e, r.Header, body)
@@ -108,8 +130,10 @@ func (rc *Receiver) verify(h http.Header, body []byte) (Event, error) {
 	if err != nil || e.Sent.IsZero() || time.Since(e.Sent).Abs() <= tolerance {
 		return e, err
 	}
-	return e, &SignatureError{fmt.Sprintf("the timestamp is more than %v from this server's clock", tolerance)}
+	return e, errTooOld
 }
+
+var errTooOld = &SignatureError{fmt.Sprintf("the timestamp is more than %v from this server's clock", tolerance)}
 
 // key is what an event is claimed under.
 func (rc *Receiver) key(e Event) dedupstore.Key {

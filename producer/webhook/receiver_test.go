@@ -304,11 +304,29 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 		"publisher is nil":                second(webhook.New(guard, nil, good)),
 		"publisher is nil, in a pointer":  second(webhook.New(guard, forgotten, good)),
 		"publisher is nil, as a function": second(webhook.New(guard, webhook.PublisherFunc(nil), good)),
+		"publisher is a *webhook_test.joining, which writes in the transaction of an inbox, and guard has none": second(
+			webhook.New(guard, &joining{}, good)),
 	} {
-		says, _, _ = strings.Cut(says, ",")
+		if strings.HasPrefix(says, "publisher is nil") {
+			says, _, _ = strings.Cut(says, ",")
+		}
 		if err == nil || !strings.HasPrefix(err.Error(), "webhook: "+says) {
 			t.Errorf("%v, want %s", err, says)
 		}
+	}
+}
+
+// joining is a publisher like an outbox that joins the transaction of an inbox.
+type joining struct{ queue }
+
+func (*joining) JoinsInbox() bool { return true }
+
+func TestNew_TakesAPublisherThatJoinsTheInbox(t *testing.T) {
+	t.Parallel()
+	_, err := webhook.New(newGuard(t, &inbox{Store: newStore(t)}, oncemill.Policy{}), &joining{},
+		webhook.Config{Sender: "shop", Topic: "hooks", Verifier: must(webhook.GitHub(secret))})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

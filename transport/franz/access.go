@@ -23,12 +23,12 @@ func (w *watching) fetchFailed(ctx context.Context, topic string, partition int3
 	case refusal(w.group, topic, err) != nil:
 		w.fail(refusal(w.group, topic, err))
 	case errors.As(err, &membership):
-		if w.outage.due(sayEvery) { // the client tries again every few seconds
+		if w.outage.Due(sayEvery) { // the client tries again every few seconds
 			w.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
 				"group", w.group, "error", err)
 		}
 	default:
-		if w.broken.due(sayEvery) {
+		if w.broken.Due(sayEvery) {
 			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now; there may be more",
 				"partition", placeName(topic, partition), "error", err)
 		}

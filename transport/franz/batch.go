@@ -75,7 +75,7 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return newWorker(once, config.Config, func(h *handling) process {
+	w, err := newWorker(once, config.Config, func(h *handling) process {
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &h.pool,
 			AtOnce: max(1, config.MaxInFlight/config.MaxBatch),
@@ -90,6 +90,11 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 			}
 		}
 	})
+	if err == nil && !once.Batches(false) {
+		w.config.Logger.Warn("franz: an inbox takes one record a transaction, because Kafka does not count deliveries: "+
+			"each batch has one record; use NewWorker, or a guard without an inbox", "handler", config.Handler)
+	}
+	return w, err
 }
 
 // An offered is a record that waits for its batch.

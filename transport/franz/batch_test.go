@@ -1,10 +1,13 @@
 package franz_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -181,4 +185,27 @@ func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
 	second := b.countBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
 	b.commits(5)
 	second.leave()
+}
+
+// inbox is a store with transactions of one record.
+type inbox struct{ dedupstore.Store }
+
+func (inbox) InTx(
+	context.Context, dedupstore.Claim, func(context.Context) (dedupstore.Settlement, error),
+) error {
+	return errors.New("not called here")
+}
+
+func TestNewBatchWorker_WarnsOfBatchesOfOne(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	for i, store := range []dedupstore.Store{consumertest.NewStore(t), inbox{consumertest.NewStore(t)}} {
+		_, err := franz.NewBatchWorker(consumertest.NewProcessor(t, store, consumer.Config{}),
+			func(context.Context, []*kgo.Record) []error { return nil },
+			franz.BatchConfig{Config: franz.Config{Handler: "charge", Logger: logger}})
+		if warned := strings.Contains(log.String(), "each batch has one record"); err != nil || warned != (i == 1) {
+			t.Errorf("%T: %v; logged:\n%s", store, err, &log)
+		}
+	}
 }

@@ -205,9 +205,13 @@ func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []str
 			}
 		}
 		if kept > policy.Window {
+			shown := kept.String()
+			if kept == forever {
+				shown = "for ever"
+			}
 			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are "+
 				"set back by more than that, records run again",
-				"topic", c.Name, "retention", kept, "window", policy.Window)
+				"topic", c.Name, "retention", shown, "window", policy.Window)
 		}
 	}
 	return nil

@@ -41,12 +41,12 @@ func (r *record) conclude(ctx context.Context, decision consumer.Decision) (sett
 		if err == nil {
 			return true, 0
 		}
-		if r.uncopied.due(tellEvery) {
+		if r.uncopied.Due(tellEvery) {
 			log.WarnContext(located, "franz: record cannot be copied to its retry topic, and waits in its place",
 				"retry_topic", next.Topic, "error", err)
 		}
 	}
-	if r.offers >= manyTries && r.offers&(r.offers-1) == 0 && r.stalled.due(tellEvery) {
+	if r.offers >= manyTries && r.offers&(r.offers-1) == 0 && r.stalled.Due(tellEvery) {
 		log.WarnContext(located, "franz: record has been offered many times and waits; there may be more",
 			"offers", r.offers, "error", decision.Err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
@@ -19,8 +20,8 @@ type partition struct {
 	number int32
 	cancel context.CancelCauseFunc // ends the context of its handlers
 
-	expected int64   // the next offset to be fetched; 0: not known
-	gaps     limiter // of lines about what waits for too long
+	expected int64        // the next offset to be fetched; 0: not known
+	gaps     pace.Limiter // of lines about what waits for too long
 	order    worker.Order
 
 	mu      sync.Mutex
@@ -159,7 +160,7 @@ func (p *partition) warnOfGap(ctx context.Context) {
 	p.mu.Lock()
 	oldest := p.tracker.gap(forgets / 2)
 	p.mu.Unlock()
-	if oldest == nil || !p.gaps.due(sayEvery) {
+	if oldest == nil || !p.gaps.Due(sayEvery) {
 		return
 	}
 	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: "+

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/internal/worker"
 )
@@ -28,8 +29,8 @@ type handling struct {
 	intake    intake
 	places    places
 	pool      worker.Pool
-	stalled   limiter // of lines about records that wait
-	uncopied  limiter // of lines about copies that cannot be made
+	stalled   pace.Limiter // of lines about records that wait
+	uncopied  pace.Limiter // of lines about copies that cannot be made
 }
 
 func newHandling(once *consumer.Processor, with func(*handling) process, cl *kgo.Client, group string, log *slog.Logger,

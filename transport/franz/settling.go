@@ -11,6 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // errGeneration keeps a commit from being sent by another membership than the one that its offsets belong to.
@@ -29,7 +31,7 @@ func (c *settling) regularly(ctx context.Context) {
 	s := c.s
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
-	var failure limiter
+	var failure pace.Limiter
 	for {
 		select {
 		case <-tick.C:
@@ -41,7 +43,7 @@ func (c *settling) regularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			if failure.due(sayEvery) {
+			if failure.Due(sayEvery) {
 				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it",
 					"group", s.group, "error", err)
 			}

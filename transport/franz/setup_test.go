@@ -313,7 +313,7 @@ func TestWorker_WarnsOfCompactedTopicsThatOutliveTheWindow(t *testing.T) {
 	if err := w.Check(t.Context(), b.newClient(append(w.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("latest"))...)); err != nil {
 		t.Fatal(err)
 	}
-	wantLog(t, b, "level=WARN", "topic keeps records for longer", "topic=latest")
+	wantLog(t, b, "level=WARN", "topic keeps records for longer", "topic=latest", `retention="for ever"`)
 }
 
 func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {

@@ -189,7 +189,7 @@ func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 		return err
 	}
 	defer w.client.end()
-	return s.run(ctx)
+	return s.tell(ctx, w.config.Handler, cl.GetConsumeTopics(), s.run)
 }
 
 func (w *ShareWorker) retry() []RetryTopic { return []RetryTopic{{Topic: w.config.RetryTopic}} }

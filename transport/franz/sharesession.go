@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -96,10 +97,10 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 
 // poll takes records as long as there is room, until ctx ends, which it does when the worker fails.
 func (s *shareSession) poll(ctx, handlers context.Context) {
-	var lines limiter
+	var lines pace.Limiter
 	for ctx.Err() == nil {
 		if room, waiting := s.room(); !room {
-			if waiting > 0 && lines.due(sayEvery) {
+			if waiting > 0 && lines.Due(sayEvery) {
 				s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of "+
 					"them are settled", "group", s.group, "waiting", waiting)
 			}

@@ -5,21 +5,22 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // watching is how a group's member says what goes wrong.
 type watching struct {
 	group  string
 	log    *slog.Logger
-	failed chan error // holds the first error that the worker cannot go on after
-	outage limiter    // of lines about an interrupted membership
-	broken limiter    // of lines about partitions that cannot be fetched
+	failed chan error   // holds the first error that the worker cannot go on after
+	outage pace.Limiter // of lines about an interrupted membership
+	broken pace.Limiter // of lines about partitions that cannot be fetched
 }
 
 func newWatching(group string, log *slog.Logger) *watching {
@@ -29,20 +30,20 @@ func newWatching(group string, log *slog.Logger) *watching {
 // sayEvery is how often is logged what goes wrong again and again.
 const sayEvery = time.Minute
 
-// A limiter lets one line through in a while.
-type limiter struct{ last atomic.Int64 } // Unix nanoseconds
-
-func (l *limiter) due(every time.Duration) bool {
-	now, last := time.Now().UnixNano(), l.last.Load()
-	return now-last >= int64(every) && l.last.CompareAndSwap(last, now)
-}
-
 // fail ends the run with an error.
 func (w *watching) fail(err error) {
 	select {
 	case w.failed <- err:
 	default: // there is one
 	}
+}
+
+// tell says when a run begins and ends.
+func (w *watching) tell(ctx context.Context, handler string, topics []string, run func(context.Context) error) error {
+	log := w.log.With("handler", cmp.Or(handler, "a Router's"), "group", w.group, "topics", topics)
+	log.InfoContext(ctx, "franz: consuming begins")
+	defer log.InfoContext(ctx, "franz: consuming has ended")
+	return run(ctx)
 }
 
 // failure waits until ctx ends, or until the worker cannot go on, and returns why it cannot.
@@ -69,7 +70,7 @@ func (w *watching) lookOut(ctx context.Context, every, timeout time.Duration, me
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var failed bool
-	var lines limiter
+	var lines pace.Limiter
 	for {
 		select {
 		case <-tick.C:
@@ -80,7 +81,7 @@ func (w *watching) lookOut(ctx context.Context, every, timeout time.Duration, me
 		err := member(look)
 		cancel()
 		gone := ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed)
-		if err != nil && failed && !gone && lines.due(sayEvery) {
+		if err != nil && failed && !gone && lines.Due(sayEvery) {
 			w.log.ErrorContext(ctx, "franz: nothing may be consumed for now", "group", w.group, "error", err)
 		}
 		failed = err != nil

@@ -135,7 +135,7 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		return err
 	}
 	defer w.client.end()
-	return s.run(ctx)
+	return s.tell(ctx, w.config.Handler, cl.GetConsumeTopics(), s.run)
 }
 
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {

@@ -30,6 +30,9 @@ func TestWorker_HandlesEachRecordAndCommitsIt(t *testing.T) {
 			if diff := cmp.Diff(map[int32]int64{0: n / 3, 1: n / 3, 2: n / 3}, b.committed("orders")); diff != "" {
 				t.Errorf("committed (-want +got):\n%s", diff)
 			}
+			for _, says := range []string{"consuming begins", "consuming has ended"} {
+				wantLog(t, b, "level=INFO", says, "handler=charge", "group="+group, "topics=[orders]")
+			}
 		})
 	}
 }

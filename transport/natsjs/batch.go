@@ -75,6 +75,10 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 	if err != nil {
 		return nil, err
 	}
+	if !once.Batches(true) {
+		w.engine.config.Logger.Warn("natsjs: this inbox takes one message a transaction: each batch has one message; "+
+			"use NewWorker, pgstore's inbox without Park, or a guard without an inbox", "handler", config.Handler)
+	}
 	w.process = func(work context.Context, f *inFlight) process {
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &f.pool,

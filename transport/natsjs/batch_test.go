@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -365,5 +366,28 @@ func TestNewBatchWorker_RefusesWhatCannotWork(t *testing.T) {
 		if _, err := make(); err == nil || err.Error() != want {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// inbox is a store with transactions of one message.
+type inbox struct{ dedupstore.Store }
+
+func (inbox) InTx(
+	context.Context, dedupstore.Claim, func(context.Context) (dedupstore.Settlement, error),
+) error {
+	return errors.New("not called here")
+}
+
+func TestNewBatchWorker_WarnsOfBatchesOfOne(t *testing.T) {
+	t.Parallel()
+	r := newBatchRig(t)
+	r.worker(nil)
+	if r.log.String() != "" {
+		t.Errorf("logged without an inbox:\n%s", r.log.String())
+	}
+	r.store = inbox{r.store}
+	r.worker(nil)
+	if log := r.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "each batch has one message") {
+		t.Errorf("logged:\n%s", log)
 	}
 }

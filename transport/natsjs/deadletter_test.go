@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -327,7 +328,7 @@ func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) 
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("orders.dead")
 	r.policy = oncemill.Irreversible()
-	r.config.Grace = 1
+	r.config.Grace = time.Millisecond
 	r.publish(1, oneKey)
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		<-ctx.Done()

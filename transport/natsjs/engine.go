@@ -1,6 +1,7 @@
 package natsjs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,6 +72,9 @@ func (e *engine) run(ctx context.Context, topic string, with func(context.Contex
 	if err != nil {
 		return err
 	}
+	log := l.log.With("handler", cmp.Or(e.config.Handler, "a Router's"), "group", e.once.Group())
+	log.InfoContext(ctx, "natsjs: consuming begins")
+	defer log.InfoContext(ctx, "natsjs: consuming has ended")
 	stopWatching := e.watchMaxDeliveries(ctx, l)
 	defer stopWatching()
 	detached := telemetry.Spanless(context.WithoutCancel(ctx)) // the end of ctx is not that of the handlers

@@ -3,6 +3,7 @@ package natsjs
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,8 +18,8 @@ type settler struct {
 	*session
 
 	mu      sync.Mutex
-	kept    int // messages that wait here for their next try
-	delayed int // naks whose delay is not over: their messages are still pending
+	kept    int         // messages that wait here for their next try
+	delayed []time.Time // the ends of naks' delays: until then their messages are pending
 }
 
 // settle carries a decision out. It reports whether to try the message again now.
@@ -115,7 +116,9 @@ func (s *settler) keep(m *message, d consumer.Decision, delay time.Duration) (ke
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	tooMany := s.delayed >= s.limits.delayed
+	now := time.Now()
+	s.delayed = slices.DeleteFunc(s.delayed, now.After)
+	tooMany := len(s.delayed) >= s.limits.delayed
 	roomy := s.kept < s.limits.maxInFlight/2
 	switch {
 	case m.ordered, m.scarce: // others would overtake it; it would use up deliveries
@@ -128,15 +131,18 @@ func (s *settler) keep(m *message, d consumer.Decision, delay time.Duration) (ke
 	if keep {
 		s.kept++
 	} else {
-		s.delayed++
-		time.AfterFunc(delay, func() { s.less(&s.delayed) })
+		s.delayed = append(s.delayed, now.Add(delay))
 	}
 	return keep
 }
 
 // await waits until a kept message is due. It reports false if the drain comes first.
 func (s *settler) await(ctx context.Context, m *message, delay time.Duration) bool {
-	defer s.less(&s.kept)
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.kept--
+	}()
 	draining := s.draining
 	if m.last {
 		draining = nil // it would be lost; it has until the grace ends
@@ -150,13 +156,6 @@ func (s *settler) await(ctx context.Context, m *message, delay time.Duration) bo
 	case <-ctx.Done():
 	}
 	return false
-}
-
-// less counts one less.
-func (s *settler) less(count *int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*count--
 }
 
 // giveBack has the server deliver a message again at once, to somebody else. It waits until our own requests are over,

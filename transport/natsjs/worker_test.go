@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
@@ -29,6 +30,12 @@ func TestWorker_EachMessageRunsOnceAndIsAcked(t *testing.T) {
 			r.acked(300)
 			if _, runs := r.done(); runs != 300 {
 				t.Errorf("%d runs", runs)
+			}
+			for _, says := range []string{"consuming begins", "consuming has ended"} {
+				line := regexp.MustCompile("level=INFO .*" + says + ".* stream=.* consumer=.* handler=charge group=billing")
+				if n := len(line.FindAllString(r.log.String(), -1)); n != 1 {
+					t.Errorf("%d lines %q:\n%s", n, says, r.log.String())
+				}
 			}
 		})
 	}
