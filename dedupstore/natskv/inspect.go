@@ -46,13 +46,16 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	var unreadable []error
 	for _, m := range values {
 		subject := m.Header.Get(jetstream.SubjectHeader)
+		key, ok := s.key(subject)
+		if !ok { // what is known of scopes
+			continue
+		}
 		rec, err := s.decode(subject, m.Header, m.Data)
 		if err != nil {
 			unreadable = append(unreadable, err)
 			continue
 		}
-		key, ok := s.key(subject)
-		if seen := rec.Look(key, now.Early); ok && f.Matches(&seen) {
+		if seen := rec.Look(key, now.Early); f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 	}

@@ -63,20 +63,40 @@ WHERE schemaname = $1 AND relname LIKE 'oncemill_dedup%' AND relname <> 'oncemil
 func TestStore_ReadsNoMoreOfALargeTable(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
-	s := newStore(t, direct, Config{})
-	if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, "seed"), success); err != nil {
-		t.Fatal(err)
+	config := direct.Config()
+	schema := config.ConnConfig.RuntimeParams["search_path"]
+	config.ConnConfig.RuntimeParams["application_name"] = schema
+	// A session reports what it has read when it ends.
+	with := func(do func(*pgxpool.Pool)) {
+		pool, err := pgxpool.NewWithConfig(context.Background(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(pool)
+		pool.Close()
+		until(t, "the end of the sessions", func() (gone bool) {
+			err := direct.QueryRow(t.Context(), `SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = $1`,
+				schema).Scan(&gone)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return gone
+		})
 	}
 	const rows = 40_000
-	mustExec(t, direct, `
+	with(func(pool *pgxpool.Pool) {
+		s := newStore(t, pool, Config{})
+		if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, "seed"), success); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, pool, `
 INSERT INTO oncemill_dedup SELECT c.* FROM oncemill_dedup x CROSS JOIN generate_series(1, $1) AS i
 CROSS JOIN LATERAL (SELECT x.key || '-' || i AS key) AS k
 CROSS JOIN LATERAL jsonb_populate_record(x, jsonb_build_object('key', k.key,
 	'id', '\x' || encode(substring(sha256(k.key::bytea) FOR 16), 'hex'))) AS c`, rows)
-	mustExec(t, direct, `INSERT INTO oncemill_dedup_duplicates SELECT id, 1, first_at, first_at FROM oncemill_dedup`)
-	mustExec(t, direct, `VACUUM ANALYZE oncemill_dedup, oncemill_dedup_duplicates`)
-	config := direct.Config()
-	schema := config.ConnConfig.RuntimeParams["search_path"]
+		mustExec(t, pool, `INSERT INTO oncemill_dedup_duplicates SELECT id, 1, first_at, first_at FROM oncemill_dedup`)
+		mustExec(t, pool, `VACUUM ANALYZE oncemill_dedup, oncemill_dedup_duplicates`)
+	})
 	read := func() (n int) {
 		if err := direct.QueryRow(t.Context(), `
 SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname <> 'effects')
@@ -86,22 +106,7 @@ SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = $1 
 		return n
 	}
 	before := read()
-	config.ConnConfig.RuntimeParams["application_name"] = schema
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	useAll(t, unmigrated(t, pool, Config{}), pool, "large")
-	pool.Close()
-	until(t, "the end of the sessions, which report then", func() bool {
-		var gone bool
-		err := direct.QueryRow(t.Context(), `SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = $1`,
-			schema).Scan(&gone)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return gone
-	})
+	with(func(pool *pgxpool.Pool) { useAll(t, unmigrated(t, pool, Config{}), pool, "large") })
 	if n := read() - before; n < pageSize || n > rows/2 {
 		t.Errorf("%d rows and index entries were read of %d", n, rows)
 	}

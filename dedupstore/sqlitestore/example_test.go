@@ -70,7 +70,7 @@ func ExampleNew() {
 	_, err = sqlitestore.New(db, sqlitestore.Config{Table: "my dedup"})
 	fmt.Println(err)
 	// Output:
-	// oncemill: Config.Table is "my dedup", want up to 40 ASCII letters, digits and underscores, not beginning with a digit
+	// sqlitestore: Config.Table is "my dedup", want up to 40 ASCII letters, digits and underscores, not beginning with a digit
 }
 
 func ExampleStore_Join() {
