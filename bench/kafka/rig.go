@@ -150,13 +150,20 @@ func (r *rig) committed(ctx context.Context, j *task) error {
 	return nil
 }
 
-// records counts what deduplication has left in Redis.
+// records counts what deduplication has left in Redis, beside what it knows of the handler's name.
 func (r *rig) records(ctx context.Context, j *task) error {
 	want := int64(0)
 	if j.dedup {
 		want = int64(j.messages)
 	}
 	n, err := r.redis.Admin.DBSize(ctx).Result()
+	if err == nil {
+		names, cursor, err := r.redis.Admin.Scan(ctx, 0, "*?scopes", 1<<20).Result()
+		if err != nil || cursor != 0 {
+			return fmt.Errorf("scan for scopes: cursor %d, %w", cursor, err)
+		}
+		n -= int64(len(names))
+	}
 	if err == nil && n != want {
 		return fmt.Errorf("there are %d records, want %d", n, want)
 	}

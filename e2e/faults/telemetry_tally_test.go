@@ -103,7 +103,7 @@ func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore
 	case err != nil: // on a machine that is slow, the context has ended
 		f.tally.failed("claim")
 		return a, err
-	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy:
+	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy && a.Status != dedupstore.Suspect:
 		f.tally.tookOver()
 		if a.Status == dedupstore.AcquiredPublish { // nobody else has seen this outcome
 			f.tally.ended(a.Outcome)
