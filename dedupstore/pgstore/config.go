@@ -49,6 +49,9 @@ func (c Config) validate() error {
 	if _, known := sqlLevels[c.Isolation]; known {
 		return nil
 	}
-	return &dedupstore.InvalidError{Package: "pgstore", Field: "Config.Isolation", Problem: fmt.Sprintf("is %q, want %q, %q or %q",
-		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)}
+	return &dedupstore.InvalidError{
+		Package: "pgstore", Field: "Config.Isolation",
+		Problem: fmt.Sprintf("is %q, want %q, %q or %q",
+			c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable),
+	}
 }

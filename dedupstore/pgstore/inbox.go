@@ -249,7 +249,9 @@ func (i *inbox) note(ctx context.Context, used bool) {
 // again.
 func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
 	if _, ok := s.(dedupstore.Finish); !ok {
-		return nil, &dedupstore.InvalidError{Package: "pgstore", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
+		return nil, &dedupstore.InvalidError{
+			Package: "pgstore", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s),
+		}
 	}
 	return newSettling(r.claim, s)
 }

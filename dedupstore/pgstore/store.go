@@ -56,8 +56,10 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 		return nil, &dedupstore.InvalidError{Package: "pgstore", Field: "pool", Problem: "is nil"}
 	}
 	if pool.Config().MaxConns < leastConns {
-		return nil, &dedupstore.InvalidError{Package: "pgstore", Field: "pool", Problem: "has MaxConns 1: handlers need a connection, " +
-			"and heartbeats another one, so at least 2"}
+		return nil, &dedupstore.InvalidError{
+			Package: "pgstore", Field: "pool",
+			Problem: "has MaxConns 1: handlers need a connection, and heartbeats another one, so at least 2",
+		}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -187,7 +187,9 @@ func (p place) String() string {
 
 func parsePlace(s string) (p place, err error) {
 	if _, err = fmt.Sscanf(s, "%d.%d.%d.%d", &p.total, &p.layout, &p.node, &p.cursor); err != nil || p.String() != s {
-		err = &dedupstore.InvalidError{Package: "redisstore", Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", s)}
+		err = &dedupstore.InvalidError{
+			Package: "redisstore", Field: "after", Problem: fmt.Sprintf("is %q, want the Next of a page", s),
+		}
 	}
 	return p, err
 }

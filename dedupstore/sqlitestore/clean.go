@@ -22,7 +22,9 @@ const (
 // left. It works in small transactions, and claims get the write lock in between. Several processes may call it.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 {
-		return 0, &dedupstore.InvalidError{Package: "sqlitestore", Field: "limit", Problem: fmt.Sprintf("is %d, want at least 1", limit)}
+		return 0, &dedupstore.InvalidError{
+			Package: "sqlitestore", Field: "limit", Problem: fmt.Sprintf("is %d, want at least 1", limit),
+		}
 	}
 	if err := s.usable(ctx); err != nil {
 		return 0, err

@@ -27,7 +27,9 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	if strings.HasPrefix(strings.ToLower(c.Table), "sqlite_") {
-		return &dedupstore.InvalidError{Package: "sqlitestore", Field: "Config.Table", Problem: `begins with "sqlite_", which is SQLite's own`}
+		return &dedupstore.InvalidError{
+			Package: "sqlitestore", Field: "Config.Table", Problem: `begins with "sqlite_", which is SQLite's own`,
+		}
 	}
 	return sqlstore.ValidateName("sqlitestore", "Config.Table", c.Table)
 }

@@ -27,14 +27,14 @@ type Subject struct {
 	// stays. Zero: larger than any that the suite stores.
 	MaxBytes int
 
-	// For RunStuck. Lock stands for a process that stands still in a transaction in which it changes the record of a key, or makes it
-	// if there is none. Release ends that transaction, and the record is as it was; it may be called again. Nil: no
-	// operation waits for another's transaction, or each waits for all of them.
+	// For RunStuck. Lock stands for a process that stands still in a transaction in which it changes the record of a
+	// key, or makes it if there is none. Release ends that transaction, and the record is as it was; it may be called
+	// again. Nil: no operation waits for another's transaction, or each waits for all of them.
 	Lock func(key dedupstore.Key) (release func())
 
-	// For RunStuck. Stall keeps one connection of the store waiting, that which commits next, until over is called, which may be
-	// called again. If the commit arrives, its answer does not; else the server hears nothing more of the connection,
-	// not even its end. Nil: the store has no transactions of several round trips.
+	// For RunStuck. Stall keeps one connection of the store waiting, that which commits next, until over is called,
+	// which may be called again. If the commit arrives, its answer does not; else the server hears nothing more of the
+	// connection, not even its end. Nil: the store has no transactions of several round trips.
 	Stall func(arrives bool) (over func())
 }
 
