@@ -43,8 +43,8 @@ const contendedWait = 5 * time.Millisecond
 
 var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
 
-// claim answers requests. It looks before it inserts: an insert would wait for whoever has a record locked. Only requests
-// that change a record lock it, and look again.
+// claim answers requests. It looks before it inserts, because an insert would wait for the lock of a record that is
+// there. Only requests that change a record lock it, and look again.
 func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 	var made time.Time // when records were made here
 	for limit := contendedFor; ; {

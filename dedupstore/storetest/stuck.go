@@ -135,8 +135,8 @@ func (k *kit) running(n int) (settlings []dedupstore.Settling, extensions []dedu
 	return settlings, extensions
 }
 
-// beside makes a batch of which one operation is stuck, and wants the others to be made. It reports whether that one was,
-// too.
+// beside makes a batch with one operation that is stuck, and wants the others to be made. It reports whether the stuck
+// one was made, too.
 func (k *kit) beside(stuck int, what string, do func(context.Context) []error) (made bool) {
 	k.Helper()
 	errs := timed(k, do)

@@ -178,7 +178,10 @@ func TestKafkaChild(t *testing.T) {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
-	config := franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)}
+	config := franz.Config{
+		Handler: "charge", Order: c.Order, MaxInFlight: c.Window, Grace: kafkaGrace,
+		Logger: slog.New(slog.DiscardHandler),
+	}
 	handle := c.handler(home, ctx.Done())
 	w, err := franz.NewWorker(once, func(ctx context.Context, rec *kgo.Record) error {
 		return handle(ctx, oncemill.FromContext(ctx), rec)

@@ -58,7 +58,8 @@ func TestRelay_SendsArePartOfTheirMessagesTraces(t *testing.T) {
 	}
 	if second.Parent().IsValid() || second.SpanContext().TraceID() == all.SpanContext().TraceID() ||
 		second.SpanKind() != trace.SpanKindProducer || second.Status().Code != codes.Error {
-		t.Errorf("the send of a message without begins a trace: parent %v, kind %v, status %v", second.Parent(), second.SpanKind(), second.Status())
+		t.Errorf("the send of a message without begins a trace: parent %v, kind %v, status %v",
+			second.Parent(), second.SpanKind(), second.Status())
 	}
 	if len(all.Links()) != 2 || all.Links()[1].SpanContext.SpanID() != second.SpanContext().SpanID() ||
 		all.Name() != "oncemill.outbox.relay" {

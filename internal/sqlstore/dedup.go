@@ -37,8 +37,8 @@ func MicrosAt(t time.Time) int64 {
 	return t.Add(time.Microsecond - 1).UnixMicro()
 }
 
-// ValidateName checks the name of a table or schema for a package. It needs no escaping in quotes, and has room for endings within
-// PostgreSQL's 63 bytes.
+// ValidateName checks the name of a table or schema for a package. It needs no escaping in quotes, and has room for
+// endings within PostgreSQL's 63 bytes.
 func ValidateName(pkg, field, name string) error {
 	if problem := NameProblem(name, 40); problem != "" {
 		return &dedupstore.InvalidError{Package: pkg, Field: field, Problem: problem}

@@ -59,7 +59,8 @@ func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := strings.Join(plan, "; ")
-		if !strings.Contains(got, tc.index) || strings.Contains(got, "TEMP B-TREE") || strings.Contains(got+";", "SCAN oncemill_outbox;") {
+		if !strings.Contains(got, tc.index) || strings.Contains(got, "TEMP B-TREE") ||
+			strings.Contains(got+";", "SCAN oncemill_outbox;") {
 			t.Errorf("plan %q, want the index %s and no sorting, for %s", got, tc.index, tc.query)
 		}
 	}

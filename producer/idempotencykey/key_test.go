@@ -69,7 +69,9 @@ func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
 }
 
 func FuzzParseKey(f *testing.F) {
-	for _, seed := range []string{`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`, `"a";b=-1.5; c=:aGk=:;d=?1;e=@1;f=t`} {
+	for _, seed := range []string{
+		`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`, `"a";b=-1.5; c=:aGk=:;d=?1;e=@1;f=t`,
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
