@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,9 +52,16 @@ func TestStore_LeavesTheNextTransactionsOfThePoolAsTheyAre(t *testing.T) {
 	}
 }
 
-// runsAt reports whether a transaction that has written has a level. The view that shows it is old by some 100 ms.
+// looksAtLevels: the server makes the view anew only when nobody has looked at it for 100 ms, so that tests which look
+// side by side would keep it old.
+var looksAtLevels sync.Mutex
+
+// runsAt reports whether a transaction that has written has a level.
 func runsAt(ctx context.Context, tx *sql.Tx, level string) (is bool) {
-	for end := time.Now().Add(5 * time.Second); !is && time.Now().Before(end); <-time.After(50 * time.Millisecond) {
+	looksAtLevels.Lock()
+	defer looksAtLevels.Unlock()
+	for end := time.Now().Add(5 * time.Second); !is && time.Now().Before(end); {
+		<-time.After(120 * time.Millisecond)
 		_ = tx.QueryRowContext(ctx, "SELECT count(*) > 0 FROM information_schema.innodb_trx WHERE "+
 			"trx_mysql_thread_id = CONNECTION_ID() AND trx_isolation_level = ?", level).Scan(&is)
 	}
