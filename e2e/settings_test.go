@@ -172,10 +172,13 @@ func TestSettings_WhatCanNeverWorkIsRefused(t *testing.T) {
 
 	js := natstest.Start(t).JetStream()
 	cons := natstest.Ask(t, "a consumer", func(ctx context.Context) (jetstream.Consumer, error) {
-		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
+		stream := jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}
+		if _, err := js.CreateOrUpdateStream(ctx, stream); err != nil {
 			return nil, err
 		}
-		return js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+		return js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{
+			Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy,
+		})
 	})
 	refused("natskv: ", second(natskv.New(nil, natskv.Config{})))
 	refused("natskv: Config.Bucket", second(natskv.New(js, natskv.Config{Bucket: "a.b"})))
@@ -198,7 +201,8 @@ func TestSettings_WhatCanNeverWorkIsRefused(t *testing.T) {
 		c.Config = named(c.Config)
 		refused("natsjs: BatchConfig."+names, second(natsjs.NewBatchWorker(once, js, cons, handleAll, c)))
 	}
-	refused("natsjs: ", second(natsjs.NewBatchWorker(once, js, cons, nil, natsjs.BatchConfig{Config: named(natsjs.Config{})})))
+	batches := natsjs.BatchConfig{Config: named(natsjs.Config{})}
+	refused("natsjs: ", second(natsjs.NewBatchWorker(once, js, cons, nil, batches)))
 	refused("natsjs: ", second(natsjs.NewPublisher(nil, natsjs.PublisherConfig{})))
 	refused("natsjs: PublisherConfig.AckTimeout", second(natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: -1})))
 	refused("natsjs: PublisherConfig.MaxPending", second(natsjs.NewPublisher(js, natsjs.PublisherConfig{MaxPending: -1})))

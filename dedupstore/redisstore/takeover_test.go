@@ -96,7 +96,8 @@ func drawRun(rt *rapid.T, owner []byte, now uint64) string {
 	}
 	b = appendTrace(b, rapid.SampledFrom([]string{request("k").Trace, "", "odd"}).Draw(rt, "its trace"))
 	if !sometimes("no w", 4) {
-		b = appendText(b, 'w', rapid.SampledFrom([]string{"", "b:2", "b:\x00l\xff", strings.Repeat("w", 255)}).Draw(rt, "its holder"))
+		holders := []string{"", "b:2", "b:\x00l\xff", strings.Repeat("w", 255)}
+		b = appendText(b, 'w', rapid.SampledFrom(holders).Draw(rt, "its holder"))
 	}
 	for _, letter := range []byte("SMHZ") { // Z is of a later version
 		if sometimes(string(letter), 20) {
