@@ -199,7 +199,8 @@ func openMySQLBoxes(ctx context.Context, b *kit.Bench) (*kit.Pair[*box], error) 
 	}
 	return boxes(ctx, b, d, filled.Differing{
 		Columns: map[string]string{
-			"number": "NULL", "name": "UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256))",
+			"number": "NULL", // names as those of IDs that begin with a time
+			"name": "CONCAT(UNHEX(LPAD(HEX(n.i), 12, '0')), LEFT(UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256)), 26))",
 			"id": "CONCAT(LPAD(n.i, 10, '0'), '-', x.id)",
 			"at": "x.at - n.i * 1000000 * (x.state = 3)",
 		},

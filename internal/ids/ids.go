@@ -37,6 +37,15 @@ func Derive(namespace string, parts ...string) string {
 	return id.String()
 }
 
+// Time returns the first 6 bytes of a UUIDv7 in its usual form, which are its time. Of other IDs it returns nothing.
+func Time(id string) []byte {
+	u, err := uuid.Parse(id)
+	if err != nil || u.Version() != 7 || u.String() != id {
+		return nil
+	}
+	return u[:6:6]
+}
+
 // IsUUID reports whether s is a UUID in the usual form of 36 characters.
 func IsUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
 

@@ -1,8 +1,10 @@
 package ids_test
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -78,6 +80,18 @@ func TestToken_IsWhatStoresAccept(t *testing.T) {
 	}
 	if len(seen) != 1000 {
 		t.Errorf("%d different tokens of 1000", len(seen))
+	}
+}
+
+func TestTime(t *testing.T) {
+	const id = "0198c5b0-5b3c-7c0e-8f00-000000000000"
+	if got := ids.Time(id); !bytes.Equal(got, []byte{0x01, 0x98, 0xc5, 0xb0, 0x5b, 0x3c}) {
+		t.Errorf("the time of %s is %x", id, got)
+	}
+	for _, other := range []string{"", "order-17", ids.Derive("a", "b"), strings.ToUpper(id), "{" + id + "}"} {
+		if got := ids.Time(other); got != nil {
+			t.Errorf("%q has the time %x", other, got)
+		}
 	}
 }
 

@@ -41,7 +41,7 @@ var parts = [...][]outbox.State{pending: waiting, suspect: waiting, dead: {outbo
 
 // List implements [outbox.Inspector]. A filter by message ID reads all rows: they have no index for it.
 func (o *Outbox) List(ctx context.Context, f outbox.Filter, after string) (page outbox.Page, err error) {
-	page.Next, page.Looked, err = o.look(ctx, f, after, func(r outbox.RowInfo, _ time.Duration) (more bool) {
+	page.Next, page.Looked, err = o.look(ctx, f, after, outgoing.PageRows, func(r outbox.RowInfo, _ time.Duration) bool {
 		page.Rows = append(page.Rows, r)
 		return len(page.Rows) < outgoing.PageRows
 	})
@@ -58,7 +58,8 @@ func (o *Outbox) Count(ctx context.Context, f outbox.Filter, after string) (coun
 		state outbox.State
 	}
 	tallies := map[group]outbox.Tally{}
-	count.Next, count.Looked, err = o.look(ctx, f, after, func(r outbox.RowInfo, age time.Duration) (more bool) {
+	all := outgoing.LookedRows
+	count.Next, count.Looked, err = o.look(ctx, f, after, all, func(r outbox.RowInfo, age time.Duration) bool {
 		g := group{r.Topic, r.State}
 		t := tallies[g]
 		t.Topic, t.State, t.Rows = r.Topic, r.State, t.Rows+1
@@ -75,10 +76,11 @@ func (o *Outbox) Count(ctx context.Context, f outbox.Filter, after string) (coun
 	return count, nil
 }
 
-// look reads the first part behind after that has rows, and calls a function for those that the filter lets through,
-// with their age. It says where the next page begins.
+// look reads the first part behind after that has rows, so many with a statement, and calls a function for those that
+// the filter lets through, with their age, until it wants no more. It says where the next page begins.
 func (o *Outbox) look(
-	ctx context.Context, f outbox.Filter, after string, row func(r outbox.RowInfo, age time.Duration) (more bool),
+	ctx context.Context, f outbox.Filter, after string, together int,
+	row func(r outbox.RowInfo, age time.Duration) (more bool),
 ) (next string, looked int, err error) {
 	if err := f.Validate(); err != nil {
 		return "", 0, err
@@ -90,27 +92,31 @@ func (o *Outbox) look(
 	if err := o.check(ctx, o.db); err != nil {
 		return "", 0, err
 	}
-	for ; at.Part < len(parts); at = outgoing.Part(at.Part + 1) {
+	for more := true; at.Part < len(parts); {
 		if !f.Wants(parts[at.Part]...) {
+			at = outgoing.Part(at.Part + 1)
 			continue
 		}
-		last := at
+		read := 0
 		query := o.sql("SELECT %s, number, at, token IS NOT NULL, id, topic, message_key, IF(%t, header, ''), "+
 			"written_at, not_before, failures, unknowns, replays, last_error FROM `{table}` "+
 			"FORCE INDEX (`{table}_next`) WHERE state = %d AND at >= %d AND (at > %[4]d OR number > %d) "+
-			"ORDER BY at, number LIMIT %d", now, f.Header, at.Part, at.At, at.Number, outgoing.LookedRows)
+			"ORDER BY at, number LIMIT %d", now, f.Header, at.Part, at.At, at.Number, together)
 		err := sqlstore.EachRow(ctx, o.db, query, func(rows *sql.Rows) error {
-			r, age, err := scanInfo(rows, f, &last)
-			if looked++; err == nil && wanted(&r, f) && !row(r, age) {
-				err = io.EOF
+			r, age, err := scanInfo(rows, f, &at)
+			if read++; err == nil && wanted(&r, f) && !row(r, age) {
+				more, err = false, io.EOF
 			}
 			return err
 		})
 		if err != nil {
 			return "", 0, o.explain(err)
 		}
-		if last != at {
-			return last.String(), looked, nil
+		switch looked += read; {
+		case looked > 0 && (!more || read < together || looked >= outgoing.LookedRows):
+			return at.String(), looked, nil
+		case looked == 0:
+			at = outgoing.Part(at.Part + 1)
 		}
 	}
 	return "", 0, nil

@@ -22,8 +22,11 @@ var schema string
 // pending rows in the order in which they were written.
 const orderedKeys = ",\n\tKEY `{table}_order` (order_hash, number),\n\tKEY `{table}_waiting` (state, number)"
 
-// upgradeSQL makes tables of version 2 of those of version 1.
-const upgradeSQL = "ALTER TABLE `{table}` DROP PRIMARY KEY, ADD PRIMARY KEY (name), DROP KEY `{table}_name`, " +
+// upgradeSQL makes tables of version 2 of those of version 1. There every name is a hash alone; see nameOf.
+const upgradeSQL = "UPDATE `{table}` SET name = CONCAT(UNHEX(LEFT(REPLACE(id, '-', ''), 12)), LEFT(name, 26)) " +
+	"WHERE CONVERT(id USING utf8mb4) COLLATE utf8mb4_bin REGEXP '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$' " +
+	"AND LEFT(name, 6) <> UNHEX(LEFT(REPLACE(id, '-', ''), 12));\n" +
+	"ALTER TABLE `{table}` DROP PRIMARY KEY, ADD PRIMARY KEY (name), DROP KEY `{table}_name`, " +
 	"ADD KEY `{table}_number` (number), DROP KEY `{table}_next`, ADD KEY `{table}_next` (state, at, number)%s;\n" +
 	"UPDATE `{table}_settings` SET version = 2"
 

@@ -1,7 +1,7 @@
 -- The tables of an outbox. Every statement may be repeated. All times are microseconds since 1970, UTC. Texts are
 -- VARBINARY, so that no character set or collation changes or confuses them. The name is the primary key, because a
 -- repeated INSERT locks the row alone there; in any other unique key it would lock what lies between two names, and so
--- other messages.
+-- other messages. It begins with the time of the ID if that is a UUIDv7, so that rows of one time lie together.
 CREATE TABLE IF NOT EXISTS `{table}` (
 	name       BINARY(32)     NOT NULL PRIMARY KEY, -- of topic, id and copy: a message has one row
 	number     BIGINT         NOT NULL AUTO_INCREMENT,

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
@@ -92,8 +93,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 		if err != nil {
 			return fmt.Errorf("messages[%d]: %w", i, err)
 		}
-		name := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", made.Topic, made.ID, made.Copy))
-		records = append(records, record{made, string(name[:])})
+		records = append(records, record{made, nameOf(made)})
 	}
 	if len(records) == 0 {
 		return nil
@@ -105,6 +105,14 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 		return fmt.Errorf("write outbox: %w", w.outbox.explain(err))
 	}
 	return nil
+}
+
+// nameOf is where the row of a message lies: a hash, behind the time of its ID if that begins with one. Rows that are
+// written, leased and removed together then lie together.
+func nameOf(r outgoing.Record) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", r.Topic, r.ID, r.Copy))
+	name := append(ids.Time(r.ID), sum[:]...)
+	return string(name[:len(sum)])
 }
 
 // write writes records by as few statements as fit.

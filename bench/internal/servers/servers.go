@@ -35,12 +35,13 @@ func StartMySQL(connections int) (db *sql.DB, giveBack func() error, err error) 
 	return db, giveBack, err
 }
 
-// SQLite is the name of a database in a new folder, as the driver reads it. Its pages stay in memory.
+// SQLite is the name of a database in a new folder, as the driver reads it. All connections see the pages that the system
+// keeps in memory: the cache of a connection would be empty again after each write of another.
 func SQLite() (name string, remove func() error, err error) {
 	dir, err := os.MkdirTemp("", "oncemill-bench-")
 	settings := url.Values{
 		"_busy_timeout": {"10000"}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"},
-		"_pragma": {"cache_size(-1048576)"}, // KiB
+		"_pragma": {"mmap_size(2147418112)"},
 	}
 	name = "file:" + filepath.Join(dir, "bench.db") + "?" + settings.Encode()
 	return name, func() error { return os.RemoveAll(dir) }, err
