@@ -398,7 +398,7 @@ func (l *consoleLetters) Predict(
 // Redrive implements [console.DeadLetters].
 func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveRequest) error {
 	plan, ok := request.Plan.(*shown)
-	if !ok || len(plan.letters) == 0 {
+	if !ok || len(plan.all) == 0 {
 		return nil
 	}
 	a, r, err := l.open(ctx, request.DeadLetterFilter, true)

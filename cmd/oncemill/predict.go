@@ -105,9 +105,9 @@ func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []lette
 // A shown is what a prediction has shown of each letter that would be sent: its fate and its topic. A redrive does
 // nothing else. It takes some 20 bytes a letter.
 type shown struct {
-	seed    maphash.Seed
-	letters map[uint64]struct{}
-	newest  time.Time // NATS delivers letters in this order: those that came later need not be read
+	seed   maphash.Seed
+	all    map[uint64]struct{}
+	newest time.Time // NATS delivers letters in this order: those that came later need not be read
 }
 
 // of stands for a letter, its fate and its topic.
@@ -119,10 +119,10 @@ func (s *shown) of(c *rerunCase) uint64 {
 	}{c.mark(), c.fence, bound{c.fate, c.again.Topic}})
 }
 
-func (s *shown) add(c *rerunCase) { s.letters[s.of(c)] = struct{}{} }
+func (s *shown) add(c *rerunCase) { s.all[s.of(c)] = struct{}{} }
 
 func (s *shown) has(c *rerunCase) bool {
-	_, ok := s.letters[s.of(c)]
+	_, ok := s.all[s.of(c)]
 	return ok
 }
 
@@ -167,7 +167,7 @@ func (f *foreseen) of(what fate) *int {
 
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
-		shown: &shown{seed: maphash.MakeSeed(), letters: map[uint64]struct{}{}},
+		shown: &shown{seed: maphash.MakeSeed(), all: map[uint64]struct{}{}},
 		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{},
 		cannot: map[string]int{}, samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}

@@ -79,7 +79,7 @@ func TestRedrive_DoesOnlyWhatItsPlanShowed(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	for name, c := range map[string]struct {
 		all  bool
-		then func(t *testing.T, store *dedupstore.Memory, letters *heldLetters, made map[string]dedupstore.Record)
+		then func(t *testing.T, store *dedupstore.Memory, dead *heldLetters, made map[string]dedupstore.Record)
 		want string
 	}{
 		"nothing else happens": {want: "orders/0 orders/1"},
@@ -113,27 +113,27 @@ func TestRedrive_DoesOnlyWhatItsPlanShowed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			made, letters := map[string]dedupstore.Record{}, &heldLetters{store: store}
+			made, dead := map[string]dedupstore.Record{}, &heldLetters{store: store}
 			for i := range 2 {
 				id := fmt.Sprint(i)
 				made[id] = failed(t, store, id)
-				letters.all = append(letters.all, deadLetter(id, "orders", made[id].Fence, at))
-				letters.all[i].position = id
+				dead.all = append(dead.all, deadLetter(id, "orders", made[id].Fence, at))
+				dead.all[i].position = id
 			}
 			var log strings.Builder
 			a := &app{out: io.Discard, log: &log, in: meanwhile(func() {
 				if c.then != nil {
-					c.then(t, store, letters, made)
+					c.then(t, store, dead, made)
 				}
 			})}
 			r := &redriving{
-				consent: consent{verb: "redrive", rate: 1000, every: c.all}, topic: "dead", store: store, source: letters,
+				consent: consent{verb: "redrive", rate: 1000, every: c.all}, topic: "dead", store: store, source: dead,
 			}
 			if err := a.redrives(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
 			var sent []string
-			for _, m := range letters.sent {
+			for _, m := range dead.sent {
 				sent = append(sent, m.Topic+"/"+m.ID)
 			}
 			slices.Sort(sent)

@@ -92,7 +92,7 @@ func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
 			s := newStore(t, db)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			held := make(chan struct{})
+			end := make(chan struct{})
 			inside := make(chan struct{}, pool)
 			var outers []dedupstore.Claim
 			var all, begun sync.WaitGroup
@@ -106,7 +106,7 @@ func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
 						begun.Wait()
 						return success, s.Inbox().InTx(ctx, inner, func(context.Context) (dedupstore.Settlement, error) {
 							inside <- struct{}{}
-							<-held
+							<-end
 							return success, nil
 						})
 					})
@@ -124,7 +124,7 @@ func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
 					t.Errorf("the renewal of run %d: %v", i, err)
 				}
 			}
-			close(held)
+			close(end)
 			all.Wait()
 		})
 	}
