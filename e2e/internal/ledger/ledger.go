@@ -114,9 +114,10 @@ func (l *Ledger) AskInOrder(id string, p Place) {
 	l.with(id, func(a *account) { a.Asked, a.Place = true, p })
 }
 
-// Want notes that a message is to make these rows, and no others. With no row, it is to make none.
+// Want notes that a message is to make these rows, beside those of earlier calls, and no others. With no row, it is to make
+// none.
 func (l *Ledger) Want(id string, rows ...string) {
-	l.with(id, func(a *account) { a.Asked, a.Wanted = true, append([]string{}, rows...) })
+	l.with(id, func(a *account) { a.Asked, a.Wanted = true, append(append([]string{}, a.Wanted...), rows...) })
 }
 
 // Found notes a row that a message has made.
@@ -257,3 +258,6 @@ func (l *Ledger) Runs(yield func(Run) bool) {
 		}
 	}
 }
+
+// Ended is how many runs ended in a way.
+func (l *Ledger) Ended(how End) int { return l.Count(func(r Run) bool { return r.End == how }) }

@@ -246,7 +246,7 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 	l.Does(oncemill.Run{Key: recorded.Key, Fence: recorded.Fence})
 	l.Receives(oncemill.Run{Key: recorded.Key, Fence: recorded.Fence}, 7)
 	l.Fails(oncemill.Run{Key: released.Key, Fence: released.Fence})
-	refused.Owner = "another"
+	refused.Owner = "another-owner-of-it"
 	if err := dedupstore.ExtendOne(t.Context(), l, dedupstore.Extension{Claim: open, Lease: 2 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
