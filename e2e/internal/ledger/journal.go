@@ -16,7 +16,7 @@ import (
 )
 
 // Keep returns a ledger for a process that may be killed at any moment. Whenever something happens to a run, the ledger
-// appends the run to a file, in its new state. A killed process did only what it wrote: the effect is the line itself.
+// appends the run to a file, in its new state. Dead letters have lines of their own. A killed process did only what it wrote: the effect is the line itself.
 func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -35,13 +35,19 @@ func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 	return l
 }
 
-// write appends a run to the journal, if there is one. The ledger is locked.
-func (l *Ledger) write(r *Run) {
+// An entry is a line of a journal: a run so far, or dead letters of a message.
+type entry struct {
+	*Run
+	Buried int `json:",omitzero"`
+}
+
+// write appends a line to the journal, if there is one. The ledger is locked.
+func (l *Ledger) write(e entry) {
 	if l.journal == nil {
 		return
 	}
-	r.PID = os.Getpid()
-	line, err := json.Marshal(r)
+	e.PID = os.Getpid()
+	line, err := json.Marshal(e)
 	if err == nil {
 		_, err = l.journal.Write(append(line, '\n'))
 	}
@@ -51,11 +57,15 @@ func (l *Ledger) write(r *Run) {
 // Read reads what was added to the journals of a folder, while processes write them.
 func (l *Ledger) Read(dir string) error {
 	return l.tail(dir, "*.journal", func(line []byte) error {
-		r := new(Run)
-		if err := json.Unmarshal(line, r); err != nil {
+		e := entry{Run: new(Run)}
+		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}
-		a := l.of(r.ID)
+		r, a := e.Run, l.of(e.ID)
+		if e.Buried > 0 {
+			a.DeadLetters += e.Buried
+			return nil
+		}
 		l.sum.Effects += r.effects()
 		if known := a.run(r.Fence); known != nil {
 			l.sum.Effects -= known.effects()

@@ -24,6 +24,7 @@ type Ledger struct {
 	events   []Event
 	sum      Sum
 	failures map[string]Failure
+	tally    Tally
 
 	journal *os.File         // see journal.go
 	wrong   error            // the first that a write of the journal got
@@ -74,6 +75,7 @@ type Place struct {
 func New(store dedupstore.Store) *Ledger {
 	return &Ledger{
 		Store: store, accounts: map[string]*account{}, failures: map[string]Failure{}, read: map[string]int64{},
+		tally: Tally{},
 	}
 }
 
@@ -134,7 +136,10 @@ func (l *Ledger) Over(ids ...string) {
 
 // Buried notes dead letters of a message.
 func (l *Ledger) Buried(id string, n int) {
-	l.with(id, func(a *account) { a.DeadLetters += n })
+	l.with(id, func(a *account) {
+		a.DeadLetters += n
+		l.write(entry{Run: &Run{ID: id}, Buried: n})
+	})
 }
 
 // Does notes the effect of a handler.
@@ -148,7 +153,7 @@ func (l *Ledger) Does(r oncemill.Run) {
 		granted.Effect = time.Now()
 		granted.Effects++
 		l.sum.Effects++
-		l.write(granted)
+		l.write(entry{Run: granted})
 	})
 }
 
@@ -164,7 +169,7 @@ func (l *Ledger) mark(r oncemill.Run, change func(*Run)) {
 	l.with(r.Key.ID, func(a *account) {
 		if granted := a.run(r.Fence); granted != nil {
 			change(granted)
-			l.write(granted)
+			l.write(entry{Run: granted})
 		}
 	})
 }

@@ -286,8 +286,10 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 			t.Errorf("the lease that was extended lasts %v", rest)
 		}
 	}
-	if a := l.Message("buried"); a.DeadLetters != 1 || !a.Finished() || l.Message("open").Finished() {
-		t.Errorf("%v", a)
+	for _, known := range []*Ledger{l, other} {
+		if a := known.Message("buried"); a.DeadLetters != 1 || !a.Finished() || known.Message("open").Finished() {
+			t.Errorf("%v", a)
+		}
 	}
 	if s := l.Sum(); s != (Sum{Claims: 4, Renewals: 1, Effects: 1, Runs: 4}) {
 		t.Errorf("%+v", s)
@@ -323,5 +325,21 @@ func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	want := []string{"cut off", "never seen", "no effect", "no outcome"}
 	if diff := cmp.Diff(want, b.Of(Missing)); diff != "" || len(b.Faults) != len(want) || b.Effects != 2 || b.DeadLetters != 1 || l.Done() != 2 {
 		t.Errorf("%v; missing (-want +got):\n%s", b, diff)
+	}
+}
+
+func TestTally_AddsUp(t *testing.T) {
+	t.Parallel()
+	l := New(nil)
+	l.Note("runs", "panic")
+	l.Note("runs", "panic")
+	l.Note("answers", "busy")
+	all := Tally{}
+	for range 2 {
+		all.AddAll(l.Tally())
+	}
+	want := Tally{"runs": {"panic": 4}, "answers": {"busy": 2}}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

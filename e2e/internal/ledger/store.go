@@ -40,7 +40,7 @@ func (l *Ledger) answered(r dedupstore.Request, result *dedupstore.ClaimResult) 
 		Found: answer.Found, Granted: time.Now(), Until: a.asked[r.Owner].Add(r.Lease),
 	}
 	l.add(a, run)
-	l.write(run)
+	l.write(entry{Run: run})
 }
 
 // failed notes an error that a caller got. The ledger is locked.
@@ -62,7 +62,7 @@ func (l *Ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) 
 		if r := l.of(x.Claim.Key.ID).run(x.Claim.Fence); errs[i] == nil && r != nil {
 			r.Until = sent.Add(x.Lease)
 			l.sum.Renewals++
-			l.write(r)
+			l.write(entry{Run: r})
 		}
 	}
 	return errs
@@ -78,7 +78,7 @@ func (l *Ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []
 		l.failed("settle", errs[i])
 		if r := l.of(s.Claim.Key.ID).run(s.Claim.Fence); r != nil {
 			r.settled(s.Settlement, sent, errs[i])
-			l.write(r)
+			l.write(entry{Run: r})
 		}
 	}
 	return errs
