@@ -322,7 +322,7 @@ func (s *shop) books(messages, deliveries int) ledger.Books {
 	s.t.Helper()
 	s.refresh()
 	for id, n := range s.deadLetters() {
-		s.Buried(id, n)
+		s.DeadLettered(id, n)
 	}
 	for n := range messages {
 		s.Ask(orderID(n))

@@ -129,8 +129,8 @@ func (db paymentsDB) each(ctx context.Context, columns, table string, read func(
 	return rows.Err()
 }
 
-// ledger tells a ledger what each payment was to make, and what it made: two entries and a receipt that was published, or
-// nothing if it is over the limit. Accounts have the balance of their payments.
+// ledger tells a ledger what each payment was to make, and what it made: two entries and a receipt that was published,
+// or nothing if it is over the limit. Accounts have the balance of their payments.
 func (p paymentsTables) ledger() (l *ledger.Ledger, charged int) {
 	l = ledger.New(nil)
 	balances := map[string]int64{}
@@ -215,11 +215,13 @@ func TestPaymentsAudit_FindsEachKindOfMistake(t *testing.T) {
 		}, []string{"p3"}},
 		"a payment that is not there": {func(p *paymentsTables) { p.Payments = p.Payments[1:] },
 			[]string{"balance of ann", "balance of shop", "p1"}},
-		"a balance was changed twice":    {func(p *paymentsTables) { p.Balances[0].Cents *= 2 }, []string{"balance of ann"}},
-		"a balance is missing":           {func(p *paymentsTables) { p.Balances = p.Balances[1:] }, []string{"balance of ann"}},
-		"an account that no payment has": {func(p *paymentsTables) { p.Balances = append(p.Balances, balanceRow{"eve", 0}) }, []string{"balance of eve"}},
-		"a receipt is missing":           {func(p *paymentsTables) { p.Receipts = p.Receipts[1:] }, []string{"p1"}},
-		"a payment has two receipts":     {func(p *paymentsTables) { p.Receipts = append(p.Receipts, p.Receipts[0]) }, []string{"p1"}},
+		"a balance was changed twice": {func(p *paymentsTables) { p.Balances[0].Cents *= 2 }, []string{"balance of ann"}},
+		"a balance is missing":        {func(p *paymentsTables) { p.Balances = p.Balances[1:] }, []string{"balance of ann"}},
+		"an account that no payment has": {func(p *paymentsTables) { p.Balances = append(p.Balances, balanceRow{"eve", 0}) },
+			[]string{"balance of eve"}},
+		"a receipt is missing": {func(p *paymentsTables) { p.Receipts = p.Receipts[1:] }, []string{"p1"}},
+		"a payment has two receipts": {func(p *paymentsTables) { p.Receipts = append(p.Receipts, p.Receipts[0]) },
+			[]string{"p1"}},
 		"a payment has another one's receipt": {func(p *paymentsTables) { p.Receipts[1] = p.Receipts[0] },
 			[]string{"p1", "p2"}},
 		"a receipt says another amount": {func(p *paymentsTables) { p.Receipts[0].Payload = `{"cents":11}` }, []string{"p1"}},
@@ -266,8 +268,10 @@ func TestPaymentsAudit_ReadsWhatIsThere(t *testing.T) {
 			`CREATE TABLE {s}entries (payment varchar(64), account varchar(64), cents bigint)`,
 			`CREATE TABLE {s}balances (account varchar(64), cents bigint)`,
 			`CREATE TABLE {s}oncemill_outbox (topic varchar(64), {key} varchar(64), payload {bytes}, {state} integer)`,
-			`INSERT INTO {s}payments VALUES ('p1', 'ann', 'shop', 10), ('p2', 'bob', 'shop', 20), ('p3', 'bob', 'shop', 1000001)`,
-			`INSERT INTO {s}entries VALUES ('p1', 'ann', -10), ('p1', 'shop', 10), ('p2', 'bob', -20), ('p2', 'shop', 20)`,
+			`INSERT INTO {s}payments VALUES
+				('p1', 'ann', 'shop', 10), ('p2', 'bob', 'shop', 20), ('p3', 'bob', 'shop', 1000001)`,
+			`INSERT INTO {s}entries VALUES
+				('p1', 'ann', -10), ('p1', 'shop', 10), ('p2', 'bob', -20), ('p2', 'shop', 20)`,
 			`INSERT INTO {s}balances VALUES ('ann', -10), ('bob', -20), ('shop', 30)`,
 			`INSERT INTO {s}oncemill_outbox VALUES ('x.receipts', 'p1', '{"cents":10}', {published}),
 				('x.taken', 'ann', '{"cents":10}', {published}), ('x.receipts', 'p2', '{"cents":20}', {waiting})`,

@@ -61,7 +61,7 @@ func (l *Ledger) Balance(deliveries int) Books {
 		case a.Wanted != nil || len(a.Rows) > 0:
 			b.rows(id, a)
 		default:
-			b.runs(id, a, &told{id, l.events, map[int]bool{}})
+			b.runs(id, a, &evidence{id, l.events, map[int]bool{}})
 		}
 	}
 	b.order(l)
@@ -97,7 +97,7 @@ func (b *Books) expects(id string, a *account, effects int) {
 }
 
 // runs looks at the effects of handlers.
-func (b *Books) runs(id string, a *account, told *told) {
+func (b *Books) runs(id string, a *account, events *evidence) {
 	var before *Run
 	effects := 0
 	for _, r := range a.runs {
@@ -109,7 +109,7 @@ func (b *Books) runs(id string, a *account, told *told) {
 			b.fault(id, Unexplained, "%d effects of one run: %+v", r.effects(), *r)
 		}
 		if before != nil {
-			b.again(id, explain(*before, *r, told), fmt.Sprintf("%+v after %+v", *r, *before))
+			b.again(id, explain(*before, *r, events), fmt.Sprintf("%+v after %+v", *r, *before))
 		}
 		before = r
 	}

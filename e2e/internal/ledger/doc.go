@@ -4,7 +4,7 @@
 // and confirm, what handlers do and what relays send, in this process or in files of others. [Ledger.Balance] compares
 // the two: each message has its effect or a dead letter, and each further effect needs an event of its own.
 //
-// The rules are those of docs/guarantees.md. One event explains at most one extra effect of a message. Some events are
-// seen: a lease ends, an outcome cannot be recorded, a handler fails after its effect, an answer is lost. Others only the
-// rig knows: it has to tell them with [Ledger.Happened], and when they were.
+// The rules are those of docs/guarantees.md. One event explains at most one extra effect of a message. The ledger sees
+// some events: a lease ends, an outcome cannot be recorded, a handler fails after its effect, an answer is lost. The
+// others it learns from the rig, through [Ledger.Happened], with their times.
 package ledger

@@ -16,7 +16,8 @@ import (
 )
 
 // Keep returns a ledger for a process that may be killed at any moment. Whenever something happens to a run, the ledger
-// appends the run to a file, in its new state. Dead letters have lines of their own. A killed process did only what it wrote: the effect is the line itself.
+// appends the run to a file, in its new state. Dead letters have lines of their own. A killed process did only what it
+// wrote: the effect is the line itself.
 func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -38,7 +39,7 @@ func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 // An entry is a line of a journal: a run so far, or dead letters of a message.
 type entry struct {
 	*Run
-	Buried int `json:",omitzero"`
+	DeadLetters int `json:",omitzero"`
 }
 
 // write appends a line to the journal, if there is one. The ledger is locked.
@@ -62,8 +63,8 @@ func (l *Ledger) Read(dir string) error {
 			return err
 		}
 		r, a := e.Run, l.of(e.ID)
-		if e.Buried > 0 {
-			a.DeadLetters += e.Buried
+		if e.DeadLetters > 0 {
+			a.DeadLetters += e.DeadLetters
 			return nil
 		}
 		l.sum.Effects += r.effects()
@@ -78,8 +79,8 @@ func (l *Ledger) Read(dir string) error {
 	})
 }
 
-// tail calls a function for each line that was added to files, with the ledger locked. A line that is not whole is that of
-// a process that was killed, or is not done.
+// tail calls a function for each line that was added to files, with the ledger locked. It leaves a line that is not
+// whole: its process was killed, or is not done.
 func (l *Ledger) tail(dir, pattern string, read func(line []byte) error) error {
 	names, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil {

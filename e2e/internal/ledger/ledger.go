@@ -116,8 +116,8 @@ func (l *Ledger) AskInOrder(id string, p Place) {
 	l.with(id, func(a *account) { a.Asked, a.Place = true, p })
 }
 
-// Want notes that a message is to make these rows, beside those of earlier calls, and no others. With no row, it is to make
-// none.
+// Want notes that a message is to make these rows, beside those of earlier calls, and no others. With no row, it is to
+// make none.
 func (l *Ledger) Want(id string, rows ...string) {
 	l.with(id, func(a *account) { a.Asked, a.Wanted = true, append(append([]string{}, a.Wanted...), rows...) })
 }
@@ -134,11 +134,11 @@ func (l *Ledger) Over(ids ...string) {
 	}
 }
 
-// Buried notes dead letters of a message.
-func (l *Ledger) Buried(id string, n int) {
+// DeadLettered notes dead letters of a message.
+func (l *Ledger) DeadLettered(id string, n int) {
 	l.with(id, func(a *account) {
 		a.DeadLetters += n
-		l.write(entry{Run: &Run{ID: id}, Buried: n})
+		l.write(entry{Run: &Run{ID: id}, DeadLetters: n})
 	})
 }
 

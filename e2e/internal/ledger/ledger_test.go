@@ -164,7 +164,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 		"attempts did not grow":                    {first(2, "", false), second("retryable", 1, 0.9), loss, LostRecord},
 		"a run was finished, and nobody knows why": {first(2, Recorded, false), second("running", 2, 60), kill, ""},
 		"attempts did not grow, nobody knows why":  {first(2, "", false), second("retryable", 1, 0.9), kill, ""},
-		"the outcome was not recorded in time":     {first(2, Unrecorded, false), second("running", 2, 60), loss, LostOutcome},
+		"not recorded in time":                     {first(2, Unrecorded, false), second("running", 2, 60), loss, LostOutcome},
 		"the outcome was refused":                  {first(1, Refused, false), second("running", 2, 60), kill, LostLease},
 		"the run went on":                          {first(2, "", false), second("running", 2, 60), loss, LostLease},
 		"two owners at once":                       {first(2, "", false), second("running", 2, 0.1), loss, ""},
@@ -183,7 +183,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 		"failed, and the record is gone": {first(2, Released, true), second("absent", 2, 0.9), loss, LostRecord},
 		"released although it succeeded": {first(2, Released, false), second("retryable", 2, 0.1), kill, ""},
 	} {
-		if got := explain(tc.first, tc.second, &told{"m", []Event{tc.event}, map[int]bool{}}); got != tc.want {
+		if got := explain(tc.first, tc.second, &evidence{"m", []Event{tc.event}, map[int]bool{}}); got != tc.want {
 			t.Errorf("%s: explained by %q, want %q", name, got, tc.want)
 		}
 	}
@@ -192,6 +192,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 // Rows are made once, whatever happens.
 func TestBooks_Rows(t *testing.T) {
 	t.Parallel()
+	over := func(l *Ledger) { l.Ask("m"); l.Over("m") }
 	for name, tc := range map[string]struct {
 		tell func(l *Ledger)
 		want []string
@@ -200,14 +201,15 @@ func TestBooks_Rows(t *testing.T) {
 		"none wanted":      {func(l *Ledger) { l.Want("m") }, nil},
 		"none wanted, one": {func(l *Ledger) { l.Want("m"); l.Found("m", "a") }, []string{"m unexplained"}},
 		"one missing":      {func(l *Ledger) { l.Want("m", "a", "b"); l.Found("m", "b") }, []string{"m missing"}},
-		"twice":            {func(l *Ledger) { l.Want("m", "a"); l.Found("m", "a"); l.Found("m", "a") }, []string{"m unexplained"}},
-		"another":          {func(l *Ledger) { l.Want("m", "a"); l.Found("m", "b") }, []string{"m missing", "m unexplained"}},
-		"nobody asked":     {func(l *Ledger) { l.Found("n", "a") }, []string{"n phantom"}},
-		"any one":          {func(l *Ledger) { l.Ask("m"); l.Over("m"); l.Found("m", "a") }, nil},
-		"any two":          {func(l *Ledger) { l.Ask("m"); l.Over("m"); l.Found("m", "a"); l.Found("m", "b") }, []string{"m unexplained"}},
-		"any one, and a dead letter": {func(l *Ledger) { l.Ask("m"); l.Over("m"); l.Found("m", "a"); l.Buried("m", 1) },
+		"twice": {func(l *Ledger) { l.Want("m", "a"); l.Found("m", "a"); l.Found("m", "a") },
 			[]string{"m unexplained"}},
-		"a dead letter":      {func(l *Ledger) { l.Ask("m"); l.Over("m"); l.Buried("m", 1) }, nil},
+		"another":      {func(l *Ledger) { l.Want("m", "a"); l.Found("m", "b") }, []string{"m missing", "m unexplained"}},
+		"nobody asked": {func(l *Ledger) { l.Found("n", "a") }, []string{"n phantom"}},
+		"any one":      {func(l *Ledger) { over(l); l.Found("m", "a") }, nil},
+		"any two":      {func(l *Ledger) { over(l); l.Found("m", "a"); l.Found("m", "b") }, []string{"m unexplained"}},
+		"any one, and a dead letter": {func(l *Ledger) { over(l); l.Found("m", "a"); l.DeadLettered("m", 1) },
+			[]string{"m unexplained"}},
+		"a dead letter":      {func(l *Ledger) { over(l); l.DeadLettered("m", 1) }, nil},
 		"without an outcome": {func(l *Ledger) { l.Ask("m"); l.Found("m", "a") }, []string{"m missing"}},
 	} {
 		l := New(nil)
@@ -234,8 +236,8 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 	l := Keep(t, store, filepath.Join(dir, "1.journal"))
 	claim := func(id string) dedupstore.Claim {
 		a, err := dedupstore.ClaimOne(t.Context(), l, dedupstore.Request{
-			Key: dedupstore.Key{Tenant: "t", Group: "g", Handler: "h", ID: id}, Owner: "owner-of-the-key-" + id, Lease: time.Hour,
-			Retention: time.Hour, MaxAttempts: 9,
+			Key:   dedupstore.Key{Tenant: "t", Group: "g", Handler: "h", ID: id},
+			Owner: "owner-of-the-key-" + id, Lease: time.Hour, Retention: time.Hour, MaxAttempts: 9,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -252,9 +254,11 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 	}
 	finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}
 	for _, s := range []dedupstore.Settling{
-		{Claim: recorded, Settlement: finish}, {Claim: refused, Settlement: finish}, {Claim: released, Settlement: dedupstore.Release{}},
+		{Claim: recorded, Settlement: finish}, {Claim: refused, Settlement: finish},
+		{Claim: released, Settlement: dedupstore.Release{}},
 	} {
-		if err := dedupstore.SettleOne(t.Context(), l, s.Claim, s.Settlement); err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
+		err := dedupstore.SettleOne(t.Context(), l, s.Claim, s.Settlement)
+		if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatal(err)
 		}
 	}
@@ -296,7 +300,7 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 	}
 }
 
-// A line that is not whole is that of a process that was killed. A journal of an earlier version does not count effects.
+// A killed process may have written half a line. A journal of an earlier version does not count effects.
 func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	t.Parallel()
 	l, dir := New(nil), t.TempDir()
@@ -315,7 +319,7 @@ func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 			l.Over(id)
 		}
 	}
-	l.Buried("buried", 1)
+	l.DeadLettered("buried", 1)
 	for range 2 { // what was read is not read again
 		if err := l.Read(dir); err != nil {
 			t.Fatal(err)
@@ -323,7 +327,8 @@ func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	}
 	b := l.Balance(0)
 	want := []string{"cut off", "never seen", "no effect", "no outcome"}
-	if diff := cmp.Diff(want, b.Of(Missing)); diff != "" || len(b.Faults) != len(want) || b.Effects != 2 || b.DeadLetters != 1 || l.Done() != 2 {
+	if diff := cmp.Diff(want, b.Of(Missing)); diff != "" || len(b.Faults) != len(want) ||
+		b.Effects != 2 || b.DeadLetters != 1 || l.Done() != 2 {
 		t.Errorf("%v; missing (-want +got):\n%s", b, diff)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Relay is what a relay notes of its work, in a file that outlives it, however it ends. A line is written before messages
-// are sent: what a killed relay did not write, it did not send.
+// A Relay is what a relay notes of its work, in a file that outlives it, however it ends. It writes a line before it
+// sends messages: what a killed relay did not write, it did not send.
 type Relay struct {
 	number int
 	file   *os.File
@@ -184,8 +184,8 @@ func (l *Ledger) ReadRelays(dir string) error {
 	return nil
 }
 
-// Relayed tells the ledger how long relays lease messages, and the IDs in the stream that they publish to, in order. From
-// then on an effect is a message in that stream, and a sending after the first needs an explanation.
+// Relayed tells the ledger how long relays lease messages, and the IDs in the stream that they publish to, in order.
+// From then on an effect is a message in that stream, and a sending after the first needs an explanation.
 func (l *Ledger) Relayed(lease time.Duration, stream []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

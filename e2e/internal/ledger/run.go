@@ -46,23 +46,23 @@ func (r Run) effects() int {
 	return 0
 }
 
-// explain says why a run had an effect after another one had; "" if nothing explains it. Only the run before matters, as
+// explain says why a run had an effect after another one had; "" if nothing explains it. Only the run before matters:
 // the store's record is of that one.
-func explain(before, again Run, told *told) Why {
+func explain(before, again Run, events *evidence) Why {
 	switch {
 	case again.Found == "":
 		return ""
 	case again.Found == dedupstore.Absent:
-		return told.take(0, before.Granted, again.Granted, LostRecord, Expired)
+		return events.take(0, before.Granted, again.Granted, LostRecord, Expired)
 	case before.End == Recorded, again.Attempt <= before.Attempt:
-		return told.take(0, before.Granted, again.Granted, LostRecord, Redriven)
+		return events.take(0, before.Granted, again.Granted, LostRecord, Redriven)
 	case before.Failed:
 		return HandlerFailed
 	case again.Granted.Before(before.Until): // two owners at once
 		return ""
 	case before.End == Unrecorded:
 		return LostOutcome
-	case before.End == "" && told.take(before.PID, before.Granted, again.Granted, HolderKilled) != "":
+	case before.End == "" && events.take(before.PID, before.Granted, again.Granted, HolderKilled) != "":
 		return HolderKilled
 	}
 	return LostLease

@@ -15,8 +15,8 @@ type Sending struct {
 	Settled  time.Time // when the store had confirmed that it is published; zero: the relay did not get to note it
 }
 
-// A fate is what happened to a sending: its lease ended, or its answer was not good. It is an event: it explains one more
-// sending of the message.
+// A fate is what happened to a sending: its lease ended, or its answer was not good. It is an event: it explains one
+// more sending of the message.
 type fate struct {
 	relay int
 	since time.Time // of the lease, or of the sending
@@ -29,8 +29,9 @@ type sender struct {
 	events []Event
 }
 
-// explain says why a message was sent again, after an earlier sending; no fate if nothing explains it. Unless the database
-// forgot the lease of the earlier one, or its answer was not good, that lease must have ended, or the later one's.
+// explain says why a message was sent again, after an earlier sending; no fate if nothing explains it. Unless the
+// database forgot the lease of the earlier one, or its answer was not good, that lease must have ended, or the later
+// one's.
 func (s sender) explain(before, again Sending) fate {
 	switch {
 	case before.Answer != "":
@@ -73,8 +74,8 @@ func (s sender) happened(why Why, relay int, from, to time.Time) bool {
 	})
 }
 
-// again says why a message was sent once more. Each earlier sending must allow it, and the fate of one of them must not have
-// explained another sending. If not, it returns the one that forbids it.
+// again says why a message was sent once more. Each earlier sending must allow it, and the fate of one of them must not
+// have explained another sending. If nothing explains it, again returns a sending that forbids it.
 func (s sender) again(before []Sending, again Sending, taken map[fate]bool) (why Why, forbids Sending) {
 	var fates []fate
 	for _, b := range before {

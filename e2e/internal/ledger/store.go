@@ -112,7 +112,7 @@ func (r *Run) settled(s dedupstore.Settlement, sent time.Time, err error) {
 // Publish takes dead letters.
 func (l *Ledger) Publish(_ context.Context, messages ...producer.Message) error {
 	for _, m := range messages {
-		l.Buried(m.Header.Get(producer.HeaderOriginalID), 1)
+		l.DeadLettered(m.Header.Get(producer.HeaderOriginalID), 1)
 	}
 	return nil
 }

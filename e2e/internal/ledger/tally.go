@@ -2,8 +2,8 @@ package ledger
 
 import "maps"
 
-// A Tally counts what happened, by its kind and a value: deliveries by how they were answered, runs by their error, and so
-// on. The kinds are the rig's.
+// A Tally counts what happened, by its kind and a value: deliveries by how they were answered, runs by their error, and
+// so on. The rig chooses the kinds.
 type Tally map[string]map[string]int
 
 // Add counts what happened n times.
