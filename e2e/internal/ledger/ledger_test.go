@@ -153,6 +153,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 	second := func(found dedupstore.State, attempt int, granted float64) Run {
 		return *ran(attempt, found, granted, "")
 	}
+	later := second("running", 2, 60)
 	for name, tc := range map[string]struct {
 		first, second Run // the lease of the first was a second
 		event         Event
@@ -160,24 +161,24 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 	}{
 		"nothing is found where a run was":         {first(2, Unrecorded, false), second("absent", 1, 0.9), loss, LostRecord},
 		"nothing is found, and nobody knows why":   {first(2, Unrecorded, false), second("absent", 1, 0.9), kill, ""},
-		"a run is found that was finished":         {first(2, Recorded, false), second("running", 2, 60), loss, LostRecord},
+		"a run is found that was finished":         {first(2, Recorded, false), later, loss, LostRecord},
 		"attempts did not grow":                    {first(2, "", false), second("retryable", 1, 0.9), loss, LostRecord},
-		"a run was finished, and nobody knows why": {first(2, Recorded, false), second("running", 2, 60), kill, ""},
+		"a run was finished, and nobody knows why": {first(2, Recorded, false), later, kill, ""},
 		"attempts did not grow, nobody knows why":  {first(2, "", false), second("retryable", 1, 0.9), kill, ""},
-		"not recorded in time":                     {first(2, Unrecorded, false), second("running", 2, 60), loss, LostOutcome},
-		"the outcome was refused":                  {first(1, Refused, false), second("running", 2, 60), kill, LostLease},
-		"the run went on":                          {first(2, "", false), second("running", 2, 60), loss, LostLease},
+		"not recorded in time":                     {first(2, Unrecorded, false), later, loss, LostOutcome},
+		"the outcome was refused":                  {first(1, Refused, false), later, kill, LostLease},
+		"the run went on":                          {first(2, "", false), later, loss, LostLease},
 		"two owners at once":                       {first(2, "", false), second("running", 2, 0.1), loss, ""},
 		"not recorded, and taken over at once":     {first(2, Unrecorded, false), second("running", 2, 0.1), loss, ""},
 		"a handler that runs without a claim":      {first(2, Recorded, false), second("", 0, 60), loss, ""},
 		"without a claim, after a crash":           {first(1, "", false), second("", 2, 60), kill, ""},
 		"without a claim, after a failure":         {first(2, Released, true), second("", 2, 60), kill, ""},
-		"killed":                                   {first(1, "", false), second("running", 2, 60), kill, HolderKilled},
+		"killed":                                   {first(1, "", false), later, kill, HolderKilled},
 		"killed, taken over too early":             {first(1, "", false), second("running", 2, 0.1), kill, ""},
-		"killed after its outcome":                 {first(1, Recorded, false), second("running", 2, 60), kill, ""},
-		"killed after its outcome, which is lost":  {first(1, Recorded, false), second("running", 2, 60), loss, LostRecord},
-		"another process was killed":               {first(2, "", false), second("running", 2, 60), kill, LostLease},
-		"killed later": {first(1, "", false), second("running", 2, 60),
+		"killed after its outcome":                 {first(1, Recorded, false), later, kill, ""},
+		"killed after its outcome, which is lost":  {first(1, Recorded, false), later, loss, LostRecord},
+		"another process was killed":               {first(2, "", false), later, kill, LostLease},
+		"killed later": {first(1, "", false), later,
 			Event{Why: HolderKilled, Holder: 1, From: at(90), To: at(91)}, LostLease},
 		"failed":                         {first(2, Released, true), second("retryable", 2, 0.1), kill, HandlerFailed},
 		"failed, and the record is gone": {first(2, Released, true), second("absent", 2, 0.9), loss, LostRecord},
