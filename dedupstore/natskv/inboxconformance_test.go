@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 
@@ -31,6 +32,19 @@ func TestInbox_ConformsOnACluster(t *testing.T) {
 	cluster := natstest.StartCluster(t, 3)
 	s := newInbox(t, cluster.JetStream(), Stream("ORDERS", 3, "orders.>")).Store
 	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, s, upToDate{s, cluster}) })
+	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream()) })
+}
+
+// ONCEMILL_TEST_NATS names the program of another nats-server, such as the oldest that may be used.
+func TestInbox_ConformsOnAGivenServer(t *testing.T) {
+	t.Parallel()
+	program := os.Getenv("ONCEMILL_TEST_NATS")
+	if program == "" {
+		t.Skip("without ONCEMILL_TEST_NATS, a program")
+	}
+	cluster := natstest.StartClusterOfProcesses(t, 3, program)
+	in := newInbox(t, cluster.JetStream(), Stream("ORDERS", 3, "orders.>"))
+	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, in.Store, upToDate{in.Store, cluster}) })
 	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream()) })
 }
 

@@ -157,10 +157,11 @@ var (
 
 // Write sends. What holds batches may be sent in part, up to the end of a message.
 func (c *spoiltConn) Write(p []byte) (int, error) {
+	batch := bytes.Contains(p, batchEnds)
 	if c.task.Control {
-		return c.Conn.Write(bytes.ReplaceAll(p, batchHeader, []byte("Lost-Batch-")))
+		p = bytes.ReplaceAll(p, batchHeader, []byte("Lost-Batch-"))
 	}
-	if !bytes.Contains(p, batchEnds) || rand.Float64() >= c.task.Faults {
+	if !batch || rand.Float64() >= c.task.Faults {
 		return c.Conn.Write(p)
 	}
 	fault := rand.IntN(4)
