@@ -48,7 +48,7 @@ func (i *Inbox) InTx(ctx context.Context, c dedupstore.Claim,
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if !i.records.Holds(c) {
+	if !i.records.Owns(c) {
 		if finished, err := i.finished(ctx, c); finished || err != nil {
 			return err
 		}

@@ -132,10 +132,10 @@ func TestPublish_ARunHasAtMost999Messages(t *testing.T) {
 	}
 }
 
-// guardOf is a processor over the inbox.
-func processorOf(t *testing.T, in *Inbox, letters producer.Publisher) *consumer.Processor {
+// processorOf is a processor over the inbox.
+func processorOf(t *testing.T, in *Inbox, dead producer.Publisher) *consumer.Processor {
 	t.Helper()
-	p, err := consumer.New(in, consumer.Config{Group: "pricing", DeadLetters: letters, DeadLetterTopic: "dead.pricing"})
+	p, err := consumer.New(in, consumer.Config{Group: "pricing", DeadLetters: dead, DeadLetterTopic: "dead.pricing"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,8 +67,8 @@ func (r *Records) DoBy(ctx context.Context, w *Work, write Write) error {
 	return r.change(ctx, w, seen, known, write)
 }
 
-// Holds reports that the record was the claim's, and running, when this store wrote it last.
-func (r *Records) Holds(c dedupstore.Claim) bool {
+// Owns reports that the record was the claim's, and running, when this store wrote it last.
+func (r *Records) Owns(c dedupstore.Claim) bool {
 	seen, known := r.recent.get(c.Key)
 	return known && seen.Record.State == dedupstore.Running && seen.Record.Owner == c.Owner && seen.Record.Fence == c.Fence
 }
