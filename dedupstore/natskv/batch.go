@@ -15,7 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// A batcher publishes atomic batches (ADR-50 of NATS): a stream gets all messages of one, one behind the other, or none.
+// A batcher publishes atomic batches (ADR-50 of NATS): a stream gets all messages of one, one behind the other, or
+// none.
 type batcher struct {
 	conn   *nats.Conn
 	stream string
@@ -58,8 +59,8 @@ func (b *batcher) open(conn *nats.Conn, stream string) {
 	b.waiting = map[string]chan answer{}
 }
 
-// publish publishes messages as a batch, with new headers of a batch. It waits for no answer before it sends the last: if
-// the first is refused, all are. See proves for what an error says.
+// publish publishes messages as a batch, with new headers of a batch. It waits for no answer before it sends the last:
+// if the first is refused, all are. See proves for what an error says.
 func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64, err error) {
 	b.subscribe.Do(func() {
 		b.answers = b.conn.NewInbox() + "."

@@ -21,8 +21,8 @@ const noTTL = "allows no TTL of keys: with nats-server 2.11 or later, create it 
 
 // Check implements [dedupstore.Checker]. It returns a [*dedupstore.SetupError] for a bucket that is missing, has no
 // TTLs of keys, keeps more than one revision of a key or refuses a second one, mirrors another or is sealed, and for a
-// user who may not read or write it. For a stream with other messages, see docs/nats-exactly-once.md. It writes nothing. It
-// cannot see sync_interval of the servers: see the package doc.
+// user who may not read or write it. For a stream with other messages, see docs/nats-exactly-once.md. It writes
+// nothing. It cannot see sync_interval of the servers: see the package doc.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	info, err := s.look(ctx)
 	if err != nil {
@@ -96,8 +96,8 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, version string) string {
 	records := s.prefix + ".>"
 	switch {
 	case tooOld(version):
-		return fmt.Sprintf("is on nats-server %s, whose atomic batches have faults: run 2.14.3 or later, or 2.12.12 or later "+
-			"of 2.12", version)
+		return fmt.Sprintf("is on nats-server %s, whose atomic batches have faults: run 2.14.3 or later, or 2.12.12 "+
+			"or later of 2.12", version)
 	case c.Mirror != nil:
 		return "is a mirror, which nobody can publish to: use the stream that it mirrors"
 	case c.Sealed:
@@ -170,8 +170,8 @@ func covers(pattern, records string) bool {
 	return false
 }
 
-// tooOld reports whether batches of a server have faults: some of 2.12 and 2.14 were stored in part, or stopped it. What
-// is no version is another server's, or a test's.
+// tooOld reports whether batches of a server have faults: some of 2.12 and 2.14 were stored in part, or stopped it.
+// What is no version is another server's, or a test's.
 func tooOld(version string) bool {
 	var major, minor, patch int
 	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n < 3 {
@@ -227,14 +227,14 @@ func (s *Store) losses(c jetstream.StreamConfig) (losses []string) {
 func (s *Store) warnings(info *jetstream.StreamInfo) (warnings []string) {
 	c := info.Config
 	if first := info.State.FirstTime; info.State.Msgs > 0 && info.Created.Sub(first) > clocksApart {
-		warnings = append(warnings, fmt.Sprintf("the %s was created at %s and has messages of %s: nats-server brings those of "+
-			"a stream back that was deleted just before, and what their records name would not run; unless it was restored "+
-			"from a backup, purge it before anything is published", s.kind(), info.Created.Format(time.RFC3339),
+		warnings = append(warnings, fmt.Sprintf("the %s was created at %s and has messages of %s: nats-server brings those "+
+			"of a stream back that was deleted just before, and what their records name would not run; unless it was "+
+			"restored from a backup, purge it before anything is published", s.kind(), info.Created.Format(time.RFC3339),
 			first.Format(time.RFC3339)))
 	}
 	if s.shared && c.Replicas < 2 && c.Storage == jetstream.FileStorage {
-		warnings = append(warnings, "the stream has one replica in files: the server syncs each batch, some dozens a second; "+
-			"give it 3 replicas")
+		warnings = append(warnings, "the stream has one replica in files: the server syncs each batch, some dozens a "+
+			"second; give it 3 replicas")
 	}
 	if s.shared && c.Retention == jetstream.WorkQueuePolicy {
 		warnings = append(warnings, fmt.Sprintf("the stream is a work queue: a consumer that acknowledges records deletes "+

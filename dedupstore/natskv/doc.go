@@ -1,5 +1,5 @@
-// Package natskv keeps records in NATS JetStream, in the NATS that is already there: in a key-value bucket, or in a stream
-// beside what handlers publish. A bucket needs nats-server 2.11 or later.
+// Package natskv keeps records in NATS JetStream, in the NATS that is already there: in a key-value bucket, or in a
+// stream beside what handlers publish. A bucket needs nats-server 2.11 or later.
 //
 //	_, err := js.CreateStream(ctx, natskv.Bucket("oncemill", 3)) // once
 //	store, err := natskv.New(js, natskv.Config{})

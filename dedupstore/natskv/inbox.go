@@ -26,11 +26,16 @@ var (
 )
 
 // Inbox returns the transactional form of a store over [Config].Stream. Handlers publish by [Store.Publish], with the
-// context that they get. What they return (consumer.OutputHandler, or in Watermill's Router) is in the batch, too, if its
-// subjects are the stream's; the rest is stored in the record until it is published, and must fit there.
+// context that they get. What they return (consumer.OutputHandler, or in Watermill's Router) is in the batch, too, if
+// its subjects are the stream's; the rest is stored in the record until it is published, and must fit there.
 //
-// A store over a bucket has no inbox: each operation is an error.
-func (s *Store) Inbox() *Inbox { return &Inbox{s} }
+// It panics for a store over a bucket.
+func (s *Store) Inbox() *Inbox {
+	if !s.shared {
+		panic("natskv: an inbox needs Config.Stream and Config.Subject")
+	}
+	return &Inbox{s}
+}
 
 // LeastLease implements [dedupstore.LongLeased]. A batch that got no answer is sent again after answerWithin: sent
 // sooner, to a server that is slow, copies keep it busy.
@@ -39,9 +44,6 @@ func (*Inbox) LeastLease() time.Duration { return 3 * answerWithin }
 // InTx implements [dedupstore.Transactor]. A run without outputs writes its record alone.
 func (i *Inbox) InTx(ctx context.Context, c dedupstore.Claim,
 	work func(context.Context) (dedupstore.Settlement, error)) error {
-	if !i.shared {
-		return &dedupstore.InvalidError{Package: "natskv", Field: "Config.Stream", Problem: noStream}
-	}
 	if err := c.Validate(); err != nil {
 		return err
 	}

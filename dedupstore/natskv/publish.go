@@ -24,7 +24,7 @@ var _ producer.Publisher = (*Store)(nil)
 // ErrNoRun is the error of Publish with the context of a run of an inbox that has ended.
 const ErrNoRun = txctx.NoTx("natskv: the run of the inbox has ended: what it publishes now would be of no run")
 
-const noStream = "is empty: only a store over a stream can publish, and have an inbox; set it and Config.Subject"
+const noStream = "is empty: only a store over a stream can publish; set it and Config.Subject"
 
 // publishWithin is how long Publish sends a batch again that got no answer, outside of a run.
 const publishWithin = 3 * answerWithin
@@ -39,27 +39,25 @@ type run struct {
 	messages []*nats.Msg
 }
 
-// Publish publishes messages into the stream of the records, all of them or none, in one piece and in order. A run of the
-// inbox has at most 999 messages of 64 MB in all, a call outside of one 1,000. Their subjects must be the stream's, and
-// not below Config.Subject. Messages must have an ID. Those that NATS cannot carry, or the stream would refuse, are an
-// [*dedupstore.InvalidError], and nothing of the call is published.
+// Publish publishes messages into the stream of the records, all of them or none, in one piece and in order. A run of
+// the inbox has at most 999 messages of 64 MB in all, a call outside of one 1,000. Their subjects must be the stream's,
+// and not below Config.Subject. Messages must have an ID. Those that NATS cannot carry, or the stream would refuse, are
+// an [*dedupstore.InvalidError], and nothing of the call is published.
 //
 // With the context of a run of the inbox it waits for the run's end, and asks the server for nothing. The messages are
 // published with the run's outcome, or not at all. They carry no Nats-Msg-Id: the record is what prevents a second run.
 //
 // With any other context it publishes at once, and returns when the stream has acknowledged all. Called again with the
-// same messages, in the same order, it returns nil and publishes nothing, for as long as the stream's duplicate window. A
-// batch without an answer is sent again for 15 seconds, or half that window if it is shorter. Any error but an InvalidError
-// is then a [*producer.PublishError] of all messages. If they are Unknown, all or none of them are in the stream: call
-// Publish again, with the same messages.
+// same messages, in the same order, it returns nil and publishes nothing, for as long as the stream's duplicate window.
+// A batch without an answer is sent again for 15 seconds, or half that window if it is shorter. Any error but an
+// InvalidError is then a [*producer.PublishError] of all messages. If they are Unknown, all or none of them are in the
+// stream: call Publish again, with the same messages.
 func (s *Store) Publish(ctx context.Context, messages ...producer.Message) error {
 	if !s.shared {
 		return &dedupstore.InvalidError{Package: "natskv", Field: "Config.Stream", Problem: noStream}
 	}
-	run, runs := txctx.From[*run](ctx)
-	if runs && run.store.stream != s.stream {
-		runs = false
-	}
+	r, inRun := txctx.From[*run](ctx)
+	inRun = inRun && r.store.stream == s.stream
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -76,8 +74,8 @@ func (s *Store) Publish(ctx context.Context, messages ...producer.Message) error
 			return err
 		}
 	}
-	if runs {
-		return run.add(encoded)
+	if inRun {
+		return r.add(encoded)
 	}
 	if problem := tooMuch(encoded, maxBatch); problem != "" {
 		return &dedupstore.InvalidError{Package: "natskv", Field: "messages", Problem: problem}

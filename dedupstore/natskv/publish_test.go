@@ -34,7 +34,9 @@ func many(n int) (all []producer.Message) {
 // stored are the subjects of what a stream has, without records.
 func stored(t *testing.T, in *Inbox) (subjects []string) {
 	t.Helper()
-	s := natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) { return in.js.Stream(ctx, in.stream) })
+	s := natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
+		return in.js.Stream(ctx, in.stream)
+	})
 	for seq := uint64(1); seq <= s.CachedInfo().State.LastSeq; seq++ {
 		m, err := s.GetMsg(t.Context(), seq)
 		if err == nil && !strings.HasPrefix(m.Subject, in.prefix) {
@@ -101,7 +103,8 @@ func TestPublish_RefusesWhatTheStreamWould(t *testing.T) {
 		}
 	}
 	wantStored(t, in)
-	if err := bucket.Publish(t.Context(), message("1", "a")); err == nil || !strings.Contains(err.Error(), "Config.Stream") {
+	err := bucket.Publish(t.Context(), message("1", "a"))
+	if err == nil || !strings.Contains(err.Error(), "Config.Stream") {
 		t.Errorf("over a bucket: %v", err)
 	}
 }
@@ -166,7 +169,8 @@ func TestInbox_ReturnedOutputsOfTheStreamAreInTheBatch(t *testing.T) {
 		t.Error(err)
 	}
 	wantStored(t, in, "orders.a", "orders.b", "orders.d")
-	if again := p.ProcessOutputs(t.Context(), d, outputs); again.Action != consumer.Ack || again.Result.Publication != nil {
+	again := p.ProcessOutputs(t.Context(), d, outputs)
+	if again.Action != consumer.Ack || again.Result.Publication != nil {
 		t.Errorf("a duplicate: %+v", again)
 	}
 	wantStored(t, in, "orders.a", "orders.b", "orders.d")
@@ -232,7 +236,8 @@ func TestInbox_AMissingRightIsSaid(t *testing.T) {
 			return succeeded(""), in.Publish(ctx, message("1", "orders.a"), message("2", topic))
 		})
 		var setup *dedupstore.SetupError
-		if allowed != (err == nil) || !allowed && (!errors.As(err, &setup) || !strings.Contains(err.Error(), "lacks a right")) {
+		said := errors.As(err, &setup) && strings.Contains(err.Error(), "lacks a right")
+		if allowed != (err == nil) || allowed == said {
 			t.Errorf("%s: %v", topic, err)
 		}
 	}

@@ -51,8 +51,8 @@ func Bucket(name string, replicas int) jetstream.StreamConfig {
 }
 
 // Stream is a stream for records and what handlers publish, to create by JetStream.CreateStream. Its subjects are those
-// of the outputs and, for [Config].Subject "orders.once", "orders.once.>"; "orders.>" has both. Less than three replicas
-// are slow and can lose what they had. Placement, MaxBytes and the like are the owner's choice.
+// of the outputs and, for [Config].Subject "orders.once", "orders.once.>"; "orders.>" has both. Less than three
+// replicas are slow and can lose what they had. Placement, MaxBytes and the like are the owner's choice.
 func Stream(name string, replicas int, subjects ...string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: name, Subjects: subjects, Replicas: replicas, Storage: jetstream.FileStorage,

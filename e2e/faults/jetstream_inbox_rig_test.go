@@ -251,8 +251,8 @@ func (v inboxVerdict) violations() int {
 }
 
 func (v inboxVerdict) String() string {
-	return fmt.Sprintf("%d outputs; inputs without outputs %d, outputs twice %d, of two runs %d, inputs with a part %d, not in "+
-		"one piece %d, without an outcome %d", v.outputs, v.missing, v.twice, v.mixed, v.partial, v.apart, v.open)
+	return fmt.Sprintf("%d outputs; inputs without outputs %d, outputs twice %d, of two runs %d, inputs with a part %d, "+
+		"not in one piece %d, without an outcome %d", v.outputs, v.missing, v.twice, v.mixed, v.partial, v.apart, v.open)
 }
 
 // judge reads the stream, under several leaders, and the records.

@@ -4,9 +4,9 @@
 //
 //	go run ./examples/pricing
 //
-// It needs nothing but Go, and no database: see docs/nats-exactly-once.md. You would write pricing.go yourself. It takes
-// half a minute, because the orders of a killed worker wait for the end of their leases. Exit status: 0 if the books
-// balance, 1 if they do not or something broke, 2 for wrong flags.
+// It needs nothing but Go, and no database: see docs/nats-exactly-once.md. You would write pricing.go yourself. It
+// takes half a minute, because the orders of a killed worker wait for the end of their leases. Exit status: 0 if the
+// books balance, 1 if they do not or something broke, 2 for wrong flags.
 package main
 
 import (

@@ -77,8 +77,8 @@ func (l *link) mend() {
 	close(l.whole)
 }
 
-// Isolate lets a node and the others hear nothing of each other, until the function it returns is called. What they send
-// meanwhile arrives then.
+// Isolate lets a node and the others hear nothing of each other, until the function it returns is called. What they
+// send meanwhile arrives then.
 func (c *Cluster) Isolate(node int) (mend func()) {
 	var cut []*link
 	for ends, l := range c.links {
