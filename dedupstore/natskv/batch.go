@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -21,6 +22,7 @@ type batcher struct {
 	conn   *nats.Conn
 	stream string
 	room   chan struct{} // has one for each batch in flight
+	within time.Duration // for an answer; answerWithin, but in tests
 	fault  batchFault    // of a test; nil: none
 
 	subscribe sync.Once
@@ -56,7 +58,7 @@ const (
 
 func (b *batcher) open(conn *nats.Conn, stream string) {
 	b.conn, b.stream, b.room, b.token = conn, stream, make(chan struct{}, maxInFlight), ids.Token()
-	b.waiting = map[string]chan answer{}
+	b.waiting, b.within = map[string]chan answer{}, answerWithin
 }
 
 // publish publishes messages as a batch, with new headers of a batch. It waits for no answer before it sends the last:

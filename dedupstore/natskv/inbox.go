@@ -100,7 +100,7 @@ func (r *run) call(
 // commit settles with the outputs, until it is known whether that has happened, or the lease is over. It may be tried
 // again and again: a batch whose record is not the one that was seen is refused, and so is one that comes late.
 func (i *Inbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement, outputs []*nats.Msg) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(c.Lease, answerWithin))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(c.Lease, i.batches.within))
 	defer cancel()
 	unknown := false
 	write := func(ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time) (
@@ -144,7 +144,7 @@ func (s *Store) writeBatch(ctx context.Context, outputs []*nats.Msg, record *nat
 		return s.publish(ctx, record.Subject, record.Data, seen, record.Header)
 	}
 	s.condition(record.Header, seen)
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, s.batches.within)
 	defer cancel()
 	return s.batches.publish(ctx, append(slices.Clip(outputs), record))
 }
