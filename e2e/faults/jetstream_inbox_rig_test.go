@@ -23,6 +23,15 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
+// clockFormat is how the log tells times.
+const clockFormat = "15:04:05.000"
+
+// does notes what is done to a server.
+func (r *inboxRig) does(what string, node int) {
+	r.servers[what]++
+	r.events = append(r.events, fmt.Sprintf("%s %s %d", time.Now().UTC().Format(clockFormat), what, node))
+}
+
 // An inboxRig runs workers over the inbox of natskv and harms them and the servers. In the end it looks at each input.
 type inboxRig struct {
 	t       *testing.T
@@ -34,6 +43,7 @@ type inboxRig struct {
 
 	inputs, copies, killed, died, stopped, started atomic.Int64
 	servers                                        map[string]int // what was done to them, how often
+	events                                         []string       // the same, with times
 }
 
 func newInboxRig(t *testing.T, nodes int, task inboxTask) *inboxRig {
@@ -145,25 +155,26 @@ func (r *inboxRig) harm(ctx context.Context) {
 		what, node := rand.IntN(10), rand.IntN(r.nodes)
 		switch {
 		case r.nodes == 1 || what < 4:
-			r.servers["killed"]++
 			if what == 0 {
 				node = r.cluster.StreamLeader(pricesStream)
 			}
+			r.does("killed", node)
 			r.cluster.Kill(node)
 			lasts(rand.N(2 * time.Second))
 			r.cluster.Restart(node)
 		case what < 7:
 			r.stepDown([]string{pricesStream, pricesStream, ordersStream}[rand.IntN(3)])
 		case what == 7:
-			r.servers["leaders stopped"]++
-			resume := r.cluster.Pause(r.cluster.StreamLeader(pricesStream))
+			node = r.cluster.StreamLeader(pricesStream)
+			r.does("leaders stopped", node)
+			resume := r.cluster.Pause(node)
 			lasts(time.Second + rand.N(6*time.Second))
 			resume()
 		case what == 8:
-			r.servers["isolated"]++
 			if rand.IntN(2) == 0 {
 				node = r.cluster.StreamLeader(pricesStream)
 			}
+			r.does("isolated", node)
 			mend := r.cluster.Isolate(node)
 			lasts(time.Second + rand.N(5*time.Second))
 			mend()
@@ -173,19 +184,20 @@ func (r *inboxRig) harm(ctx context.Context) {
 			r.scale(r.nodes)
 		}
 		r.settleDown()
+		r.events = append(r.events, time.Now().UTC().Format(clockFormat)+" all are back")
 	}
 }
 
 func (r *inboxRig) stepDown(stream string) {
 	reply, err := r.js.Conn().Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, 2*time.Second)
 	if err == nil && strings.Contains(string(reply.Data), `"success":true`) {
-		r.servers["stepped down"]++
+		r.does("stepped down", 0)
 	}
 }
 
 // scale changes which servers have the stream: fewer, then others.
 func (r *inboxRig) scale(replicas int) {
-	r.servers["scaled"]++
+	r.does("scaled", replicas)
 	natstest.Ask(r.t, "another size", func(ctx context.Context) (jetstream.Stream, error) {
 		return r.js.UpdateStream(ctx, r.prices(replicas))
 	})
@@ -280,6 +292,8 @@ type ofInput struct {
 	run   string
 	first uint64
 	seen  []bool
+	lines []string // what the log says of it if it is wrong
+	wrong bool
 }
 
 // read judges the outputs that the stream has.
@@ -308,7 +322,7 @@ func (r *inboxRig) read() (v inboxVerdict) {
 				r.t.Fatal(err)
 			}
 			next = meta.Sequence.Stream + 1
-			v.note(inputs, m.Data(), meta.Sequence.Stream)
+			v.note(inputs, m, meta)
 		}
 	}
 	for i := range r.inputs.Load() {
@@ -325,6 +339,12 @@ func (r *inboxRig) read() (v inboxVerdict) {
 					break
 				}
 			}
+		}
+	}
+	for id, of := range inputs {
+		if of.wrong {
+			r.t.Logf("input %s, with what was done to servers at that time:\n%s", id,
+				strings.Join(append(of.lines, r.events...), "\n"))
 		}
 	}
 	return v
@@ -352,17 +372,23 @@ func fetch(ctx context.Context, stream jetstream.Stream, from uint64, n int) (al
 	return all, batch.Error()
 }
 
-func (v *inboxVerdict) note(inputs map[string]*ofInput, data []byte, sequence uint64) {
+func (v *inboxVerdict) note(inputs map[string]*ofInput, m jetstream.Msg, meta *jetstream.MsgMetadata) {
 	var p price
-	if err := json.Unmarshal(data, &p); err != nil {
+	if err := json.Unmarshal(m.Data(), &p); err != nil {
 		v.mixed++
 		return
 	}
-	of := inputs[p.Input]
+	sequence, of := meta.Sequence.Stream, inputs[p.Input]
+	defer func() {
+		inputs[p.Input].lines = append(inputs[p.Input].lines, fmt.Sprintf("%d %s %s %s", sequence,
+			meta.Timestamp.Format(clockFormat), m.Data(), m.Headers().Get("Nats-Batch-Id")))
+	}()
 	if of == nil {
 		of = &ofInput{run: p.Run, first: sequence - uint64(p.N), seen: make([]bool, p.Of)}
 		inputs[p.Input] = of
 	}
+	wrong := of.wrong
+	of.wrong = true
 	switch {
 	case of.run != p.Run:
 		v.mixed++
@@ -371,7 +397,7 @@ func (v *inboxVerdict) note(inputs map[string]*ofInput, data []byte, sequence ui
 	case sequence != of.first+uint64(p.N):
 		v.apart++
 	default:
-		of.seen[p.N] = true
+		of.seen[p.N], of.wrong = true, wrong
 	}
 }
 
