@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 
@@ -22,17 +23,21 @@ import (
 func TestInbox_ConformsOnASingleServer(t *testing.T) {
 	t.Parallel()
 	js := natstest.Start(t).JetStream()
-	s := newInbox(t, js, Stream("ORDERS", 1, "orders.>")).Store
+	s := newInbox(t, js, Stream("RECORDS", 1, "records.>")).Store
 	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, s, s) })
-	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, js) })
+	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, js, 1) })
 }
 
 func TestInbox_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
-	cluster := natstest.StartCluster(t, 3)
-	s := newInbox(t, cluster.JetStream(), Stream("ORDERS", 3, "orders.>")).Store
+	conformsOn(t, natstest.StartCluster(t, 3))
+}
+
+// conformsOn tests records, whose lists must not lag, and batches in streams of their own.
+func conformsOn(t *testing.T, cluster *natstest.Cluster) {
+	s := newInbox(t, cluster.JetStream(), Stream("RECORDS", 3, "records.>")).Store
 	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, s, upToDate{s, cluster}) })
-	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream()) })
+	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream(), 3) })
 }
 
 // ONCEMILL_TEST_NATS names the program of another nats-server, such as the oldest that may be used.
@@ -42,10 +47,7 @@ func TestInbox_ConformsOnAGivenServer(t *testing.T) {
 	if program == "" {
 		t.Skip("without ONCEMILL_TEST_NATS, a program")
 	}
-	cluster := natstest.StartClusterOfProcesses(t, 3, program)
-	in := newInbox(t, cluster.JetStream(), Stream("ORDERS", 3, "orders.>"))
-	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, in.Store, upToDate{in.Store, cluster}) })
-	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream()) })
+	conformsOn(t, natstest.StartClusterOfProcesses(t, 3, program))
 }
 
 // newInbox makes a stream, and its inbox.
@@ -57,7 +59,7 @@ func newInbox(t testing.TB, js jetstream.JetStream, c jetstream.StreamConfig) *I
 
 func inboxOf(t testing.TB, js jetstream.JetStream, stream string) *Inbox {
 	t.Helper()
-	s, err := New(js, Config{Stream: stream, Subject: "orders.once"})
+	s, err := New(js, Config{Stream: stream, Subject: strings.ToLower(stream) + ".once"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +67,8 @@ func inboxOf(t testing.TB, js jetstream.JetStream, stream string) *Inbox {
 	return s.Inbox()
 }
 
-func inboxConforms(t *testing.T, js jetstream.JetStream) {
+func inboxConforms(t *testing.T, js jetstream.JetStream, replicas int) {
+	newInbox(t, js, Stream("ORDERS", replicas, "orders.>"))
 	storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject { return inboxSubject(t, inboxOf(t, js, "ORDERS")) })
 }
 
