@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -32,9 +33,8 @@ type batcher struct {
 
 	wire sync.Mutex // held while a batch is sent: a server bounds how many are unfinished
 
-	mu      sync.Mutex
-	number  uint64
-	waiting map[string]chan answer
+	number  atomic.Uint64
+	waiting sync.Map // channels of answers, by number
 }
 
 // A batchFault sends a batch, or does not, and returns the answer, or another.
@@ -58,7 +58,7 @@ const (
 
 func (b *batcher) open(conn *nats.Conn, stream string) {
 	b.conn, b.stream, b.room, b.token = conn, stream, make(chan struct{}, maxInFlight), ids.Token()
-	b.waiting, b.within = map[string]chan answer{}, answerWithin
+	b.within = answerWithin
 }
 
 // publish publishes messages as a batch, with new headers of a batch. It waits for no answer before it sends the last:
@@ -77,8 +77,9 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64
 	case <-ctx.Done():
 		return 0, &unsentError{context.Cause(ctx)}
 	}
-	number, got := b.begin()
-	defer b.end(number)
+	number, got := strconv.FormatUint(b.number.Add(1), 36), make(chan answer, 1)
+	b.waiting.Store(number, got)
+	defer b.waiting.Delete(number)
 	for i, m := range messages {
 		m.Header.Set(batchID, b.token+"-"+number)
 		m.Header.Set(batchSeq, strconv.Itoa(i+1))
@@ -108,21 +109,6 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64
 		return b.fault(messages, send)
 	}
 	return send()
-}
-
-func (b *batcher) begin() (number string, got chan answer) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.number++
-	number, got = strconv.FormatUint(b.number, 36), make(chan answer, 1)
-	b.waiting[number] = got
-	return number, got
-}
-
-func (b *batcher) end(number string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.waiting, number)
 }
 
 func (b *batcher) send(messages []*nats.Msg) error {
@@ -161,11 +147,11 @@ func (b *batcher) take(m *nats.Msg) {
 			a.err = errNoBatch
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	select {
-	case b.waiting[strings.TrimPrefix(m.Subject, b.answers)] <- a: // a nil channel takes nothing
-	default:
+	if got, waits := b.waiting.Load(strings.TrimPrefix(m.Subject, b.answers)); waits {
+		select {
+		case got.(chan answer) <- a:
+		default: // there was one before
+		}
 	}
 }
 

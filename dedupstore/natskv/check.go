@@ -116,17 +116,15 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, version string) string {
 		return "refuses a second revision of a record, and so each outcome: unset DiscardNewPerSubject"
 	case c.NoAck:
 		return "acknowledges nothing: unset NoAck"
-	case !slices.ContainsFunc(c.Subjects, func(p string) bool { return covers(p, records) }):
+	case !has(c.Subjects, s.prefix+".=.=.=.="), !has(c.Subjects, s.prefix+".scopes.=.="):
 		return fmt.Sprintf("has the subjects %q, and not %q for the records: add it, or change Config.Subject", c.Subjects,
 			records)
 	case c.SubjectTransform != nil && natswire.Overlaps(cmp.Or(c.SubjectTransform.Source, ">"), records):
 		return fmt.Sprintf("changes subjects of records: let its SubjectTransform have another source than %q",
 			c.SubjectTransform.Source)
-	case c.RePublish != nil && natswire.Overlaps(template(c.RePublish.Destination), records):
-		return "republishes into the subjects of records: change the destination of RePublish"
 	}
 	for _, source := range c.Sources {
-		if into := sourced(source); slices.ContainsFunc(into, func(p string) bool { return natswire.Overlaps(p, records) }) {
+		if has(sourced(source), records) {
 			return fmt.Sprintf("gets messages of stream %q into the subjects of records: give that source a FilterSubject, or "+
 				"transforms, that leave out %q", source.Name, records)
 		}
@@ -154,20 +152,6 @@ func template(destination string) string {
 		}
 	}
 	return strings.Join(tokens, ".")
-}
-
-// covers reports whether a pattern of a stream has all subjects of the records.
-func covers(pattern, records string) bool {
-	p, r := strings.Split(pattern, "."), strings.Split(records, ".")
-	for i, token := range p {
-		if token == ">" {
-			return true
-		}
-		if i >= len(r)-1 || token != "*" && token != r[i] {
-			return false
-		}
-	}
-	return false
 }
 
 // tooOld reports whether batches of a server have faults: some of 2.12 and 2.14 were stored in part, or stopped it.

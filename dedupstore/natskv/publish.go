@@ -125,9 +125,11 @@ func (s *Store) encode(ctx context.Context, m producer.Message) (*nats.Msg, stri
 	return encoded, id, nil
 }
 
-// has reports whether a subject is the stream's, and not a record's.
-func (s *Store) has(subject string) bool {
-	return slices.ContainsFunc(s.config.Load().Subjects, func(p string) bool { return natswire.Overlaps(p, subject) })
+// has reports whether a subject is the stream's.
+func (s *Store) has(subject string) bool { return has(s.config.Load().Subjects, subject) }
+
+func has(patterns []string, subject string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return natswire.Overlaps(p, subject) })
 }
 
 func tooMuch(messages []*nats.Msg, most int) string {
