@@ -61,9 +61,9 @@ func (b *batcher) open(conn *nats.Conn, stream string) {
 	b.within = answerWithin
 }
 
-// publish publishes messages as a batch, with new headers of a batch. It waits for no answer before it sends the last:
-// if the first is refused, all are. See proves for what an error says.
-func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64, err error) {
+// publish publishes messages as a batch, with new headers of a batch, and returns the sequence of the last. It asks for
+// no answer to the others: if one of them is refused, the last is. See proves for what an error says.
+func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (int64, error) {
 	b.subscribe.Do(func() {
 		b.answers = b.conn.NewInbox() + "."
 		_, b.failed = b.conn.Subscribe(b.answers+"*", b.take)
@@ -84,11 +84,11 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64
 		m.Header.Set(batchID, b.token+"-"+number)
 		m.Header.Set(batchSeq, strconv.Itoa(i+1))
 		m.Header.Set(jetstream.ExpectedStreamHeader, b.stream)
-		if m.Reply = ""; i == 0 || i == len(messages)-1 {
-			m.Reply = b.answers + number
-		}
+		m.Reply = ""
 	}
-	messages[len(messages)-1].Header.Set(batchCommit, "1")
+	last := messages[len(messages)-1]
+	last.Reply = b.answers + number
+	last.Header.Set(batchCommit, "1")
 	before := b.conn.LastError()
 	send := func() (int64, error) {
 		if err := b.send(messages); err != nil {
@@ -96,9 +96,9 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (last int64
 		}
 		select {
 		case a := <-got:
-			if last := b.conn.LastError(); isCode(a.err, codeBatchIncomplete) && last != before && //nolint:errorlint // itself
-				errors.Is(last, nats.ErrPermissionViolation) { // only the connection hears it
-				return 0, &unsentError{last}
+			if said := b.conn.LastError(); isCode(a.err, codeBatchIncomplete) && said != before && //nolint:errorlint // itself
+				errors.Is(said, nats.ErrPermissionViolation) { // only the connection hears it
+				return 0, &unsentError{said}
 			}
 			return a.last, a.err
 		case <-ctx.Done():
@@ -122,7 +122,7 @@ func (b *batcher) send(messages []*nats.Msg) error {
 	return nil
 }
 
-// take takes what the server says to the first and to the last message of a batch. The first that counts, counts.
+// take takes what the server says to the last message of a batch.
 func (b *batcher) take(m *nats.Msg) {
 	var reply struct {
 		Error *jetstream.APIError `json:"error"`
@@ -131,8 +131,6 @@ func (b *batcher) take(m *nats.Msg) {
 	}
 	var a answer
 	switch {
-	case len(m.Data) == 0 && m.Header.Get("Status") == "":
-		return // the first message is staged
 	case len(m.Data) == 0:
 		a.err = jetstream.ErrNoStreamResponse
 	default:
@@ -150,7 +148,7 @@ func (b *batcher) take(m *nats.Msg) {
 	if got, waits := b.waiting.Load(strings.TrimPrefix(m.Subject, b.answers)); waits {
 		select {
 		case got.(chan answer) <- a:
-		default: // there was one before
+		default: // a second answer
 		}
 	}
 }
