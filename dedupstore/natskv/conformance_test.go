@@ -37,12 +37,12 @@ type upToDate struct {
 }
 
 func (s upToDate) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
-	s.cluster.AwaitCurrent(s.stream())
+	s.cluster.AwaitCurrent(s.stream)
 	return s.Store.List(ctx, f, after)
 }
 
 func (s upToDate) Count(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Count, error) {
-	s.cluster.AwaitCurrent(s.stream())
+	s.cluster.AwaitCurrent(s.stream)
 	return s.Store.Count(ctx, f, after)
 }
 

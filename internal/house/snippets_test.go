@@ -201,6 +201,15 @@ var given = map[string]map[int]string{
 			ctx context.Context
 			js  jetstream.JetStream
 		)`},
+	"docs/nats-exactly-once.md": {0: `
+		var (
+			ctx         context.Context
+			js          jetstream.JetStream
+			priced      func([]byte) []byte
+			order       struct{ ID string }
+			body, audit []byte
+			store       *natskv.Store
+		)`},
 	"docs/redis.md": {0: `
 		var rdb *redis.Client`},
 	"docs/webhooks.md": {0: `

@@ -49,7 +49,6 @@ var house = table{
 	{2, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{2, "dedupstore/dynamostore", "records in Amazon DynamoDB", awsSDK},
 	{2, "dedupstore/cassandrastore", "records in Cassandra", gocql},
-	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{2, "dedupstore/mysqlstore", "records in MySQL", mysql},
@@ -59,6 +58,9 @@ var house = table{
 
 	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", otelAPI},
 
+	{2, "internal/natswire", "how messages travel over NATS", nil},
+
+	{3, "dedupstore/natskv", "records in NATS JetStream: in a bucket, or beside what handlers publish", natsGo},
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
 	{3, "internal/consumertest", "processors, and dead letters, for tests of consumers", testLib},
