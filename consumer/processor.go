@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -332,4 +332,4 @@ func (p *Processor) unguardable(d *Delivery, err error) Decision {
 }
 
 // jitter keeps the copies of a message from coming back all at once.
-func jitter(d time.Duration) time.Duration { return rand.N(d/10 + time.Millisecond) }
+func jitter(d time.Duration) time.Duration { return pace.Draw(d/10 + time.Millisecond) }
