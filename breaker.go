@@ -218,7 +218,9 @@ func (b *breaker) probing() error {
 	return &refusalError{b.cause, max(0, time.Until(b.next))}
 }
 
-func (b *breaker) rest() { b.next = time.Now().Add(b.pause - pace.Draw(b.pause/2+1)) }
+func (b *breaker) rest() {
+	b.next = time.Now().Add(b.pause - pace.Draw(context.Background(), b.pause/2+1))
+}
 
 // recovery returns what is closed when the store answers again after it was down.
 func (b *breaker) recovery() <-chan struct{} {

@@ -186,7 +186,8 @@ func (t *Ticket) acquire(ctx context.Context) error {
 			waits = true
 			defer t.call.WaitLimit.leave()
 		}
-		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+pace.Draw(pause/4+1)), wake) {
+		left += pace.Draw(ctx, time.Microsecond) // those who began to wait together do not end together
+		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+pace.Draw(ctx, pause/4+1)), wake) {
 			return cmp.Or(context.Cause(ctx), err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -166,6 +167,18 @@ func (e *engine) do(ctx context.Context, m producer.Message, maxWait time.Durati
 		}
 		done(d, value)
 	}()
+}
+
+// newRelay makes a relay: what runs it, and what wakes it.
+func newRelay(store outbox.Store, publisher producer.Publisher) (run func(context.Context), wake func()) {
+	relay, err := outbox.NewRelay(store, publisher, outbox.Config{
+		BatchSize: 8, PublishTimeout: 3 * time.Second, Lease: 10 * time.Second, MaxAttempts: relayAttempts,
+		Backoff: oncemill.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}, Retention: time.Hour, Logger: silent,
+	})
+	if err != nil {
+		panic(err)
+	}
+	return func(ctx context.Context) { _ = relay.Run(ctx) }, relay.Wake
 }
 
 // close ends the engine, after its last call.

@@ -32,7 +32,8 @@ type history struct {
 	slots    []*slot
 	poison   map[string]string
 	ackWait  time.Duration
-	limit    int // deliveries of a message; 0: none
+	limit    int           // deliveries of a message; 0: none
+	outbox   *outboxServer // of relays
 	closing  bool
 	closed   int
 }
@@ -87,14 +88,15 @@ func newHistory(w *world) *history {
 	h := &history{world: w, server: newServer(), poison: map[string]string{}}
 	h.judge = &judge{
 		w: w, subjects: map[string]*subject{}, letters: map[string]int{}, payloads: map[string]string{},
-		mismatches: map[string]int{},
+		mismatches: map[string]int{}, processes: map[string]*process{},
 	}
 	h.server.watch = h.judge
-	h.face = []string{"single", "single", "single", "outputs", "outputs", "batch", "batch", "batch", "do", "inbox", "inbox", "inbox batch"}[w.roll("face", 12)]
+	h.face = []string{"single", "single", "single", "outputs", "outputs", "batch", "batch", "batch", "do", "inbox", "inbox", "inbox batch", "relay"}[w.roll("face", 13)]
 	h.ackWait = []time.Duration{6 * time.Second, 15 * time.Second}[w.roll("ack wait", 2)]
+	// The odd nanoseconds keep timeouts, which are a sixth, from ending at a look at the leases, which is each 24th.
 	h.versions = [2]version{
-		{lease: 3 * time.Second, window: 5 * time.Minute, maxWait: time.Second, backoff: 100 * time.Millisecond, attempts: 4},
-		{lease: 5 * time.Second, window: 10 * time.Minute, maxWait: 300 * time.Millisecond, backoff: 40 * time.Millisecond, attempts: 6},
+		{lease: 3300*time.Millisecond + 23, window: 5 * time.Minute, maxWait: time.Second, backoff: 100 * time.Millisecond, attempts: 4},
+		{lease: 5*time.Second + 15, window: 10 * time.Minute, maxWait: 300 * time.Millisecond, backoff: 40 * time.Millisecond, attempts: 6},
 	}
 	parks := w.roll("policies", 20)
 	for i := range h.versions {
@@ -122,18 +124,10 @@ func newHistory(w *world) *history {
 func (h *history) play() {
 	w := h.world
 	w.say("seed %d: %s, versions %+v", w.seed, h.face, h.versions)
-	for i := range workers {
-		h.workers = append(h.workers, &worker{number: i + 1})
-		h.start(h.workers[i])
-	}
-	h.plan()
-	w.run(w.began.Add(faulty))
-	if w.broken == nil {
-		h.heal()
-		for end := time.Now().Add(2 * time.Hour); w.broken == nil && !h.settled() && time.Now().Before(end); {
-			w.run(time.Now().Add(5 * time.Second))
-		}
-		h.balance()
+	if h.face == "relay" {
+		h.playRelays()
+	} else {
+		h.playMessages()
 	}
 	if w.broken == nil {
 		h.closeAll(false)
@@ -154,12 +148,36 @@ func (h *history) play() {
 	}
 }
 
+// playMessages makes a history of messages that workers get.
+func (h *history) playMessages() {
+	w := h.world
+	for i := range workers {
+		h.workers = append(h.workers, &worker{number: i + 1})
+		h.start(h.workers[i])
+	}
+	h.messages()
+	h.disturb()
+	w.run(w.began.Add(faulty))
+	if w.broken != nil {
+		return
+	}
+	h.heal()
+	for end := time.Now().Add(2 * time.Hour); w.broken == nil && !h.settled() && time.Now().Before(end); {
+		w.run(time.Now().Add(5 * time.Second))
+	}
+	h.balance()
+}
+
 // closeAll closes the engines. With force all processes end as if killed.
 func (h *history) closeAll(force bool) {
 	h.closing = true
 	for _, p := range h.lives {
 		if force && !p.dead {
 			p.end()
+		}
+		if h.face == "relay" {
+			p.kill(errDead) // it stops cleanly
+			continue
 		}
 		if p.engine == nil {
 			continue
@@ -173,12 +191,12 @@ func (h *history) closeAll(force bool) {
 	}
 }
 
-// plan decides what happens when.
-func (h *history) plan() {
+// messages decides which copies of messages there are, and when.
+func (h *history) messages() {
 	w := h.world
 	for k := range keys {
 		id := fmt.Sprint("k", k)
-		for n := range 4 + w.roll("copies of "+id, 5) {
+		for n := range 5 + w.roll("copies of "+id, 5) {
 			name := fmt.Sprintf("copy %d of %s", n, id)
 			if n > 0 && !w.once(name) {
 				continue
@@ -194,6 +212,11 @@ func (h *history) plan() {
 			w.after(w.between("when "+name, 0, most), func() { h.publish(m) })
 		}
 	}
+}
+
+// disturb decides what goes wrong, and when.
+func (h *history) disturb() {
+	w := h.world
 	at := func(what string, chance, most int, do func(n string)) {
 		if w.roll("chance of "+what, 100) >= chance {
 			return
@@ -265,6 +288,9 @@ func (h *history) plan() {
 			}
 		}
 	})
+	if h.face == "relay" {
+		return
+	}
 	at("operator", 40, 4, func(n string) { h.operate(n) })
 }
 
@@ -290,6 +316,11 @@ func (h *history) operate(n string) {
 			s.outcome.gone = time.Now()
 			s.outcome, s.attempts, s.returned, s.crashes = nil, 0, 0, 0
 		}
+	case seen.State == dedupstore.Finished && seen.Outcome.Kind == dedupstore.Succeeded && w.roll("what "+n, 2) == 0:
+		w.saw("rerun that names a success")
+		h.publish(producer.Message{ID: id, Topic: topic, Payload: []byte("pay " + id), Header: producer.Header{
+			producer.HeaderRerun: strconv.FormatUint(seen.Decided, 10),
+		}})
 	case seen.State == dedupstore.Finished:
 		_, err := rec.Change(seen, dedupstore.Forget{}, now)
 		w.say("operator: forget %s: %s", id, sayError(err))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -69,14 +70,18 @@ func exchange[O, R any](
 		}
 	}
 	names := make([]string, len(ops))
+	ids := make([]string, len(ops))
 	for i, op := range ops {
-		names[i] = id(op)
+		ids[i] = id(op)
+		names[i] = ids[i] + traceOf(op)
 	}
 	order := make([]int, len(ops))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(names[a], names[b]) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(names[a], names[b])
+	})
 	w.arrive(fmt.Sprint(p.name, " ", kind, " ", names[order[0]]), func() {
 		if p.dead {
 			release()
@@ -85,9 +90,11 @@ func exchange[O, R any](
 		p.open[done] = release
 		for _, i := range order {
 			name := w.next(p.name + " " + kind + " " + names[i])
-			p.send(kind, names[i], name, func(late bool) func() {
+			p.send(kind, ids[i], name, func(late bool) func() {
 				r := apply(p.name, ops[i])
-				w.say("%s%s: %s", name, map[bool]string{true: " (late copy)"}[late], text(ops[i], r))
+				if text := text(ops[i], r); text != "" {
+					w.say("%s%s: %s", name, map[bool]string{true: " (late copy)"}[late], text)
+				}
 				return func() { answer(i, r) }
 			}, func(err error) {
 				answer(i, failed(err))
@@ -113,6 +120,16 @@ func exchange[O, R any](
 	}
 	w.arrive(p.name+" ~", func() { delete(p.open, done) })
 	return results
+}
+
+// traceOf tells claims of one key apart: by their deliveries.
+func traceOf(op any) string {
+	if r, ok := op.(dedupstore.Request); ok && len(r.Trace) > 15 {
+		slot, _ := strconv.ParseUint(r.Trace[5:9], 16, 16)
+		count, _ := strconv.ParseUint(r.Trace[9:13], 16, 16)
+		return fmt.Sprintf(" (%d.%d)", slot, count)
+	}
+	return ""
 }
 
 // send decides what becomes of one operation: apply makes it at the server, and returns what brings the answer.

@@ -19,7 +19,8 @@ type process struct {
 	history *history
 	world   *world
 	version version
-	engine  *engine
+	engine  *engine // of a worker
+	wake    func()  // of a relay
 	dead    bool
 	cut     bool                     // nobody hears it
 	open2   []*transaction           // that it has begun
@@ -48,6 +49,7 @@ func (h *history) start(w *worker) {
 	p.ctx, p.kill = context.WithCancelCause(context.Background())
 	p.engine = newEngine(h.store(p), p.version, p)
 	w.process = p
+	h.judge.processes[p.name] = p
 	h.lives = append(h.lives, p)
 	h.world.say("%s starts", p.name)
 }
@@ -72,7 +74,13 @@ func (p *process) die(where string) {
 			p.history.comeBack(f.slot, p.history.ackWait)
 		}
 	}
-	w.after(w.between("restart of "+p.name, 100*time.Millisecond, 4*time.Second), func() { p.history.start(p.worker) })
+	w.after(w.between("restart of "+p.name, 100*time.Millisecond, 4*time.Second), func() {
+		if p.history.face == "relay" {
+			p.history.startRelay(p.worker)
+		} else {
+			p.history.start(p.worker)
+		}
+	})
 }
 
 // end lets go of everything that stands at the border.
@@ -279,6 +287,16 @@ func (c *call) finish(cause error) {
 	for i, g := range c.grants {
 		if g != nil {
 			g.running = false
+			switch {
+			case cause != nil:
+				g.result = "cancelled"
+			case c.whole || len(c.runs) > 1 && slices.Contains(c.how, "panic"):
+				g.result = "whole"
+			case c.how[i] == "":
+				g.result = "success"
+			default:
+				g.result = c.how[i]
+			}
 			if c.whole && cause == nil || len(c.runs) > 1 && c.how[i] == "panic" {
 				g.whole++
 			}
@@ -323,7 +341,7 @@ func (f *flight) close() {
 func (p *process) take(f *flight) {
 	f.open = true
 	p.flights = append(slices.DeleteFunc(p.flights, func(f *flight) bool { return !f.open || f.decided }), f)
-	f.ctx, f.cancel = context.WithCancelCause(p.ctx)
+	f.ctx, f.cancel = context.WithCancelCause(traced(p.ctx, f.slot.number, f.slot.count))
 	f.timer = p.world.after(p.history.ackWait, func() {
 		if f.open {
 			p.world.say("%s: not acknowledged in time", f.name)
@@ -484,7 +502,7 @@ func (p *process) settleFlight(f *flight, d decision) {
 			if p.dead || p.step("before the ack of "+f.name) {
 				return
 			}
-			judge.acked(p.name, s.message.ID, f.came, d.bypassed, d.mismatch && judge.mismatches[s.message.ID] > 0)
+			judge.acked(p.name, s.message.ID, f.came, d.bypassed, d.mismatch)
 			if w.happens("ack lost", f.name, 3000) {
 				w.saw("ack lost")
 				return // the timer brings it again

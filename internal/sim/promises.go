@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,8 @@ const (
 	batchTogether = "A batch that fails as a whole costs no attempt"
 	inboxOnce     = "Inbox: no second effect in that database"
 	inboxNothing  = "Inbox: a run that errs, panics or is cancelled has no effect there"
+	failsClosed   = "A policy that fails closed holds messages while the store does not answer"
+	keptFor       = "An outcome is remembered for the dedup window"
 	replayed      = "Every duplicate within the window gets the stored outcome"
 	fenceGrows    = "A fence grows with every new owner of a key"
 )
@@ -46,10 +49,11 @@ type grant struct {
 	calls   int    // of the handler
 	whole   int    // batches that failed as a whole
 	effect  bool
-	excused bool // its effect explains one more
-	moved   int  // how often the clock had been moved when the grant was made
-	running bool // the handler is
-	first   bool // there is no record yet: it is in a transaction
+	excused bool   // its effect explains one more
+	moved   int    // how often the clock had been moved when the grant was made
+	running bool   // the handler is
+	result  string // how the handler ended: "success", or the kind of its error; empty: it has not
+	first   bool   // there is no record yet: it is in a transaction
 	suspect bool
 }
 
@@ -74,7 +78,8 @@ type subject struct {
 	expires                     time.Time // by the server's clock, as due
 	attempts, returned, crashes int
 	fence                       uint64
-	content                     string // fingerprint
+	content                     string   // fingerprint
+	settlers                    []string // the last owners that have settled it
 
 	effects  int
 	spare    []string // explanations that are left
@@ -94,6 +99,14 @@ type judge struct {
 	letters    map[string]int // of published messages, by ID
 	payloads   map[string]string
 	mismatches map[string]int // dead letters of them
+	processes  map[string]*process
+}
+
+func (j *judge) versionOf(name string) *version {
+	if p := j.processes[name]; p != nil {
+		return &p.version
+	}
+	return nil
 }
 
 func (j *judge) of(id string) *subject {
@@ -134,6 +147,7 @@ func (j *judge) forget(s *subject) {
 	if s.grant != nil {
 		s.grant.gone = true
 	}
+	s.settlers = nil
 	s.outcome, s.grant, s.due, s.attempts, s.returned, s.crashes, s.content = nil, nil, time.Time{}, 0, 0, 0, ""
 }
 
@@ -287,6 +301,9 @@ func (j *judge) same(s *subject, o dedupstore.Outcome) {
 }
 
 func (j *judge) granted(s *subject, by string, r dedupstore.Request, a dedupstore.Answer, run bool, now time.Time) {
+	if slices.Contains(s.settlers, r.Owner) {
+		j.w.breaks(counted, "%s: a late copy of a claim of %s is granted, whose owner has settled the record", s.id, by)
+	}
 	if a.Claim.Fence <= s.fence {
 		j.w.breaks(fenceGrows, "%s: fence %d after %d", s.id, a.Claim.Fence, s.fence)
 	}
@@ -296,6 +313,9 @@ func (j *judge) granted(s *subject, by string, r dedupstore.Request, a dedupstor
 	}
 	s.grant = &grant{
 		owner: r.Owner, fence: a.Claim.Fence, process: by, run: run, ends: now.Add(r.Lease), moved: j.moved,
+	}
+	if first := s.byFence[a.Claim.Fence]; first != nil {
+		s.grant.calls, s.grant.whole, s.grant.result, s.grant.running = first.calls, first.whole, first.result, first.running
 	}
 	s.due, s.expires = time.Time{}, now.Add(r.Lease+r.Retention)
 	s.byFence[a.Claim.Fence] = s.grant
@@ -356,6 +376,8 @@ func (j *judge) settled(by string, one dedupstore.Settling, err error, now time.
 		w.saw("settlement repeated")
 		return
 	}
+	s.settlers = append(s.settlers[max(0, len(s.settlers)+1-dedupstore.MaxSettled):], c.Owner)
+	j.fits(s, by, c, known, one.Settlement)
 	switch settlement := one.Settlement.(type) {
 	case dedupstore.Finish:
 		if g == nil || !g.run || g.over() {
@@ -411,11 +433,54 @@ func (j *judge) settled(by string, one dedupstore.Settling, err error, now time.
 	}
 }
 
+// fits compares a settlement with how the handler ended.
+func (j *judge) fits(s *subject, by string, c dedupstore.Claim, g *grant, settlement dedupstore.Settlement) {
+	w := j.w
+	v := j.versionOf(by)
+	if g == nil || !g.run || v == nil {
+		return
+	}
+	switch settlement := settlement.(type) {
+	case dedupstore.Finish:
+		kind := settlement.Outcome.Kind
+		if settlement.Retention != v.window {
+			w.breaks(keptFor, "%s: the outcome under fence %d is kept for %v, want %v", s.id, c.Fence, settlement.Retention,
+				v.window)
+		}
+		switch {
+		case j.inbox && kind != dedupstore.Succeeded: // perhaps the database has refused what the handler made
+		case (kind == dedupstore.Succeeded) != (g.result == "success"):
+			w.breaks(steers, "%s: the outcome under fence %d is %s, and its handler ended with %q", s.id, c.Fence, kind, g.result)
+		case kind == dedupstore.Unknown && !v.park && !j.inbox, kind == dedupstore.Unknown && g.result == "no effect":
+			w.breaks(steers, "%s: parked under fence %d after %q", s.id, c.Fence, g.result)
+		case kind == dedupstore.Failed && !settlement.Outcome.Exhausted && g.result != "permanent":
+			w.breaks(steers, "%s: failed for good under fence %d after %q", s.id, c.Fence, g.result)
+		case settlement.Outcome.Exhausted && s.attempts < v.attempts:
+			w.breaks(counted, "%s: exhausted under fence %d after %d attempts", s.id, c.Fence, s.attempts)
+		}
+	case dedupstore.Release:
+		switch {
+		case j.inbox: // the database may have refused what the handler made
+		case g.result == "success" || g.result == "permanent":
+			w.breaks(steers, "%s: released under fence %d after %q", s.id, c.Fence, g.result)
+		case g.result == "" && !settlement.Uncounted && !g.first:
+			w.breaks(counted, "%s: an attempt is counted under fence %d, and no handler has failed", s.id, c.Fence)
+		case g.result == "whole" && !settlement.Uncounted:
+			w.breaks(batchTogether, "%s: a batch that failed as a whole costs an attempt, under fence %d", s.id, c.Fence)
+		case v.park && g.result != "no effect" && g.result != "" && !j.inbox:
+			w.breaks(atMostOnce, "%s: released under fence %d by a policy that parks after %q", s.id, c.Fence, g.result)
+		}
+	}
+}
+
 // starts: a handler is called. It returns the grant under which it runs, or nil for a run that is not guarded.
 func (j *judge) starts(process, id string, fence uint64, now time.Time, beside []*grant) *grant {
 	s, w := j.of(id), j.w
 	if fence == 0 {
 		w.saw("bypassed")
+		if v := j.versionOf(process); v != nil && !v.open {
+			w.breaks(failsClosed, "%s: a handler runs in %s without a claim", id, process)
+		}
 		s.bypassed++
 		j.explain(s, "the guard was bypassed")
 		return nil
@@ -444,7 +509,7 @@ func (j *judge) starts(process, id string, fence uint64, now time.Time, beside [
 		}
 		w.saw("suspect runs")
 	}
-	if g.calls++; g.calls > 1 && g.effect {
+	if g.calls++; g.calls > 1 && g.effect && !j.park {
 		j.explain(s, "its batch failed as a whole, and it runs again")
 	}
 	g.running = true
@@ -566,7 +631,10 @@ func (j *judge) acked(by, id string, came time.Time, bypassed, mismatch bool) {
 		return
 	}
 	if mismatch {
-		return // the dead letter is looked for by its caller
+		if j.mismatches[id] == 0 {
+			w.breaks(ackRule, "%s: %s acks a mismatch, and its dead letter is not published", id, by)
+		}
+		return
 	}
 	o := s.stored(came)
 	switch {

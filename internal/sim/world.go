@@ -3,12 +3,16 @@ package sim
 import (
 	"cmp"
 	"container/heap"
+	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
@@ -63,19 +67,34 @@ func hash(seed uint64, name string) uint64 {
 var draws struct {
 	sync.Mutex
 	at     time.Time
-	equals map[time.Duration]uint64
+	equals map[draw]uint64
 }
 
 func init() {
-	pace.Draw = func(d time.Duration) time.Duration {
+	batch.Yield = func() {}
+	pace.Draw = func(ctx context.Context, d time.Duration) time.Duration {
+		of := trace.SpanContextFromContext(ctx)
 		draws.Lock()
 		defer draws.Unlock()
 		if now := time.Now(); !now.Equal(draws.at) {
-			draws.at, draws.equals = now, map[time.Duration]uint64{}
+			draws.at, draws.equals = now, map[draw]uint64{}
 		}
-		draws.equals[d]++
-		return time.Duration(hash(uint64(draws.at.UnixNano())+draws.equals[d]<<56, "") % uint64(d))
+		one := draw{of.TraceID(), d}
+		draws.equals[one]++
+		return time.Duration(hash(uint64(draws.at.UnixNano())+draws.equals[one]<<56, string(one.of[:])) % uint64(d))
 	}
+}
+
+type draw struct {
+	of trace.TraceID // the delivery
+	d  time.Duration
+}
+
+// traced gives a context the name of a delivery, as a trace ID: by it draws and claims of deliveries are told apart.
+func traced(ctx context.Context, slot, count int) context.Context {
+	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1, byte(slot >> 8), byte(slot), byte(count >> 8), byte(count)}, SpanID: trace.SpanID{1},
+	}))
 }
 
 // roll draws a number below n for a name.
@@ -227,7 +246,12 @@ func (w *world) receive() (n int) {
 	w.mu.Unlock()
 	slices.SortStableFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.name, b.name) })
 	for _, a := range arrivals {
+		if debugArrivals {
+			w.say("ARRIVES %s", a.name)
+		}
 		a.begin()
 	}
 	return len(arrivals)
 }
+
+var debugArrivals bool

@@ -1,0 +1,37 @@
+package sim
+
+import (
+	"maps"
+	"testing"
+)
+
+// mostRuns is how many histories Shrink makes at most.
+const mostRuns = 400
+
+// Shrink makes a history that breaks a promise smaller. It leaves out faults, as long as the same promise breaks.
+func Shrink(t *testing.T, r Result) Result {
+	t.Helper()
+	drop, runs := map[string]bool{}, 0
+	for size := (len(r.Faults) + 1) / 2; size > 0 && runs < mostRuns; {
+		smaller := false
+		for begin := 0; begin < len(r.Faults) && runs < mostRuns; runs++ {
+			tried := maps.Clone(drop)
+			for _, fault := range r.Faults[begin:min(begin+size, len(r.Faults))] {
+				tried[fault] = true
+			}
+			if again := Run(t, r.Seed, tried); again.Broken != nil && again.Broken.Promise == r.Broken.Promise {
+				r, drop, smaller = again, tried, true
+			} else {
+				begin += size
+			}
+		}
+		if size == 1 && !smaller {
+			break
+		}
+		size = max(1, size/2)
+		if size == 1 && runs >= mostRuns {
+			break
+		}
+	}
+	return r
+}
