@@ -186,7 +186,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 			waits = true
 			defer t.call.WaitLimit.leave()
 		}
-		left += pace.Draw(ctx, time.Microsecond) // those who began to wait together do not end together
+		left += pace.Draw(ctx, 100*time.Microsecond) // those who began to wait together do not end together
 		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+pace.Draw(ctx, pause/4+1)), wake) {
 			return cmp.Or(context.Cause(ctx), err)
 		}

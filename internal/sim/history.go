@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,6 +63,9 @@ type Result struct {
 func Run(t *testing.T, seed uint64, drop map[string]bool) (r Result) {
 	t.Helper()
 	r.Seed = seed
+	if made++; made%16 == 0 {
+		runtime.GC() // not within a history, whose goroutines it would stop: see TestMain
+	}
 	defer func() {
 		if v := recover(); v != nil {
 			r.Broken = &Violation{"A guard leaves no goroutine behind, and nothing panics", fmt.Sprint(v)}
@@ -83,6 +87,8 @@ func Run(t *testing.T, seed uint64, drop map[string]bool) (r Result) {
 	})
 	return r
 }
+
+var made int
 
 func newHistory(w *world) *history {
 	h := &history{world: w, server: newServer(), poison: map[string]string{}}

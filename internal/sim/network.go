@@ -52,6 +52,7 @@ func exchange[O, R any](
 	p, w := c.process, c.process.world
 	answered, left, done := make([]bool, len(ops)), len(ops), make(chan struct{})
 	over := false
+	var gaveUp *event
 	answer := func(i int, r R) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -80,7 +81,7 @@ func exchange[O, R any](
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Compare(names[a], names[b])
+		return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(fenceOf(ops[a]), fenceOf(ops[b])))
 	})
 	w.arrive(fmt.Sprint(p.name, " ", kind, " ", names[order[0]]), func() {
 		if p.dead {
@@ -103,6 +104,16 @@ func exchange[O, R any](
 		if len(order) > 1 {
 			w.saw("batch of operations")
 		}
+		// A client gives up shortly before its context ends: contexts that were made together end together, and then
+		// chance decides who comes first.
+		if deadline, ok := ctx.Deadline(); ok {
+			early := w.between("gives up "+p.name+names[order[0]], time.Microsecond, 2*time.Millisecond)
+			gaveUp = w.after(time.Until(deadline)-early, func() {
+				for i := range ops {
+					answer(i, failed(context.DeadlineExceeded))
+				}
+			})
+		}
 	})
 	select {
 	case <-done:
@@ -118,7 +129,12 @@ func exchange[O, R any](
 		}
 		w.mu.Unlock()
 	}
-	w.arrive(p.name+" ~", func() { delete(p.open, done) })
+	w.arrive(p.name+" ~", func() {
+		delete(p.open, done)
+		if gaveUp != nil {
+			gaveUp.off = true
+		}
+	})
 	return results
 }
 
@@ -130,6 +146,17 @@ func traceOf(op any) string {
 		return fmt.Sprintf(" (%d.%d)", slot, count)
 	}
 	return ""
+}
+
+// fenceOf tells the other operations of one key apart.
+func fenceOf(op any) uint64 {
+	switch op := op.(type) {
+	case dedupstore.Extension:
+		return op.Claim.Fence
+	case dedupstore.Settling:
+		return op.Claim.Fence
+	}
+	return 0
 }
 
 // send decides what becomes of one operation: apply makes it at the server, and returns what brings the answer.

@@ -25,7 +25,7 @@ var (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	runtime.GOMAXPROCS(1) // goroutines that are ready at once then run in one order
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(-1)
 	os.Exit(m.Run())
 }
 
