@@ -8,8 +8,8 @@
 // So the order in which goroutines run changes nothing at the border.
 //
 // What is drawn follows from the seed and from the name of what it is drawn for, such as "p1.2 claim k3 #4". So a fault
-// can be left out, and the others stay: that is how a history is made smaller. Owner tokens are not drawn from the seed.
-// They are compared and nothing else, and the log does not have them.
+// can be left out, and the others stay: that is how a history is made smaller. Owner tokens are random all the same. They
+// are compared and nothing else, and the log does not have them.
 //
 // Only driver.go knows the API of the engine. Everything else knows the contracts of stores, publishers and outboxes.
 package sim

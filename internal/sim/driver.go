@@ -103,7 +103,8 @@ func decisionOf(d consumer.Decision) decision {
 
 func deliveryOf(m producer.Message, count int) consumer.Delivery {
 	return consumer.Delivery{
-		Handler: handler, Topic: topic, Header: m.Header.With(producer.HeaderID, m.ID), Payload: m.Payload, Count: count,
+		Handler: handler, Topic: topic, Count: count,
+		Header: m.Header.With(producer.HeaderID, m.ID), Payload: m.Payload,
 	}
 }
 
@@ -173,7 +174,8 @@ func (e *engine) do(ctx context.Context, m producer.Message, maxWait time.Durati
 func newRelay(store outbox.Store, publisher producer.Publisher) (run func(context.Context), wake func()) {
 	relay, err := outbox.NewRelay(store, publisher, outbox.Config{
 		BatchSize: 8, PublishTimeout: 3 * time.Second, Lease: 10 * time.Second, MaxAttempts: relayAttempts,
-		Backoff: oncemill.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}, Retention: time.Hour, Logger: silent,
+		Backoff:   oncemill.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second},
+		Retention: time.Hour, Logger: silent,
 	})
 	if err != nil {
 		panic(err)

@@ -93,16 +93,26 @@ var made int
 func newHistory(w *world) *history {
 	h := &history{world: w, server: newServer(), poison: map[string]string{}}
 	h.judge = &judge{
-		w: w, subjects: map[string]*subject{}, letters: map[string]int{}, payloads: map[string]string{},
+		w: w, subjects: map[string]*subject{}, sent: map[string]int{}, payloads: map[string]string{},
 		mismatches: map[string]int{}, processes: map[string]*process{},
 	}
 	h.server.watch = h.judge
-	h.face = []string{"single", "single", "single", "outputs", "outputs", "batch", "batch", "batch", "do", "inbox", "inbox", "inbox batch", "relay"}[w.roll("face", 13)]
+	faces := []string{
+		"single", "single", "single", "outputs", "outputs", "batch", "batch", "batch", "do", "inbox", "inbox", "inbox batch",
+		"relay",
+	}
+	h.face = faces[w.roll("face", len(faces))]
 	h.ackWait = []time.Duration{6 * time.Second, 15 * time.Second}[w.roll("ack wait", 2)]
 	// The odd nanoseconds keep timeouts, which are a sixth, from ending at a look at the leases, which is each 24th.
 	h.versions = [2]version{
-		{lease: 3300*time.Millisecond + 23, window: 5 * time.Minute, maxWait: time.Second, backoff: 100 * time.Millisecond, attempts: 4},
-		{lease: 5*time.Second + 15, window: 10 * time.Minute, maxWait: 300 * time.Millisecond, backoff: 40 * time.Millisecond, attempts: 6},
+		{
+			lease: 3300*time.Millisecond + 23, window: 5 * time.Minute, maxWait: time.Second,
+			backoff: 100 * time.Millisecond, attempts: 4,
+		},
+		{
+			lease: 5*time.Second + 15, window: 10 * time.Minute, maxWait: 300 * time.Millisecond,
+			backoff: 40 * time.Millisecond, attempts: 6,
+		},
 	}
 	parks := w.roll("policies", 20)
 	for i := range h.versions {
@@ -137,7 +147,8 @@ func (h *history) play() {
 	}
 	if w.broken == nil {
 		h.closeAll(false)
-		for end := time.Now().Add(10 * time.Minute); w.broken == nil && h.closed < len(h.lives) && time.Now().Before(end); {
+		end := time.Now().Add(10 * time.Minute)
+		for w.broken == nil && h.closed < len(h.lives) && time.Now().Before(end) {
 			w.run(time.Now().Add(time.Second))
 		}
 		if w.broken == nil && h.closed < len(h.lives) {
@@ -168,10 +179,23 @@ func (h *history) playMessages() {
 		return
 	}
 	h.heal()
-	for end := time.Now().Add(2 * time.Hour); w.broken == nil && !h.settled() && time.Now().Before(end); {
+	h.settle()
+	h.balance()
+	id := fmt.Sprint("k", w.roll("late copy of", keys))
+	if w.broken == nil && w.roll("late copy", 5) == 0 && w.once("late copy") {
+		w.run(time.Now().Add(11 * time.Minute)) // longer than the windows
+		h.publish(producer.Message{ID: id, Topic: topic, Payload: []byte("pay " + id)})
+		h.settle()
+		h.balance()
+	}
+}
+
+// settle lets time pass until every copy is acknowledged, or ought to be.
+func (h *history) settle() {
+	w := h.world
+	for end := time.Now().Add(10 * time.Minute); w.broken == nil && !h.settled() && time.Now().Before(end); {
 		w.run(time.Now().Add(5 * time.Second))
 	}
-	h.balance()
 }
 
 // closeAll closes the engines. With force all processes end as if killed.
@@ -245,7 +269,8 @@ func (h *history) disturb() {
 		var of []string
 		tail := w.roll("tail "+n, 2) == 0
 		for key := range h.server.records {
-			if tail && time.Since(h.server.changed[key]) < 2*time.Second || !tail && key.ID == fmt.Sprint("k", w.roll("of "+n, keys)) {
+			recent := time.Since(h.server.changed[key]) < 2*time.Second
+			if tail && recent || !tail && key.ID == fmt.Sprint("k", w.roll("of "+n, keys)) {
 				of = append(of, key.ID)
 			}
 		}
@@ -357,8 +382,8 @@ func (h *history) comeBack(s *slot, d time.Duration) {
 	if strings.HasSuffix(h.face, "batch") { // so that there are several at once
 		d += h.world.between(fmt.Sprint("gathers ", s.number, " ", s.count), 0, 400*time.Millisecond)
 	}
-	h.world.after(d+h.world.between(fmt.Sprint("way of ", s.number, " ", s.count), 100*time.Microsecond, 5*time.Millisecond),
-		func() { h.deliver(s) })
+	way := fmt.Sprint("way of ", s.number, " ", s.count)
+	h.world.after(d+h.world.between(way, 100*time.Microsecond, 5*time.Millisecond), func() { h.deliver(s) })
 }
 
 // deliver gives a copy to a worker that is alive.
@@ -370,8 +395,6 @@ func (h *history) deliver(s *slot) {
 	}
 	p := h.workers[w.roll(fmt.Sprint("who gets ", s.number, " ", s.count), workers)].process
 	if p.dead || p.busy() >= 12 {
-		s.count++ // another one, then
-		s.count--
 		s.waiting = true
 		w.after(w.between(w.next(fmt.Sprint("again ", s.number)), 20*time.Millisecond, 300*time.Millisecond), func() {
 			s.waiting = false
@@ -385,7 +408,7 @@ func (h *history) deliver(s *slot) {
 		s.gone = true
 		return
 	}
-	flights := []*flight{h.fly(s, p)}
+	flights := []*delivery{h.fly(s, p)}
 	if strings.HasSuffix(h.face, "batch") {
 		for _, other := range h.slots {
 			if len(flights) < 5 && other != s && other.waiting && !other.acked && !other.gone &&
@@ -402,9 +425,10 @@ func (h *history) deliver(s *slot) {
 	}
 }
 
-func (h *history) fly(s *slot, p *process) *flight {
+func (h *history) fly(s *slot, p *process) *delivery {
 	s.count++
-	f := &flight{slot: s, process: p, name: fmt.Sprintf("%s copy %d.%d (%s)", p.name, s.number, s.count, s.message.ID), came: time.Now()}
+	name := fmt.Sprintf("%s copy %d.%d (%s)", p.name, s.number, s.count, s.message.ID)
+	f := &delivery{slot: s, process: p, name: name, came: time.Now()}
 	p.take(f)
 	return f
 }
@@ -475,8 +499,9 @@ func (h *history) balance() {
 		switch {
 		case s.gone:
 		case !s.acked:
-			h.world.breaks(noLoss, "copy %d of %s is not acknowledged two hours after the last fault", s.number, s.message.ID)
-		case of.effects == 0 && len(of.letters) == 0 && !h.judge.mute && h.judge.mismatches[s.message.ID] == 0:
+			h.world.breaks(noLoss, "copy %d of %s is not acknowledged ten minutes after the last fault", s.number,
+				s.message.ID)
+		case of.effects == 0 && len(of.dead) == 0 && !h.judge.mute && h.judge.mismatches[s.message.ID] == 0:
 			h.world.breaks(noLoss, "copy %d of %s is acknowledged, and there is neither effect nor dead letter", s.number,
 				s.message.ID)
 		}

@@ -190,7 +190,9 @@ func one(s dedupstore.Settlement, err error) ([]dedupstore.Finish, error) {
 	}
 	f, ok := s.(dedupstore.Finish)
 	if !ok {
-		return nil, &dedupstore.InvalidError{Package: "sim", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
+		return nil, &dedupstore.InvalidError{
+			Package: "sim", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s),
+		}
 	}
 	return []dedupstore.Finish{f}, nil
 }

@@ -25,7 +25,7 @@ type process struct {
 	cut     bool                     // nobody hears it
 	open2   []*transaction           // that it has begun
 	open    map[chan struct{}]func() // ends calls that stand at the border
-	flights []*flight                // deliveries that it has
+	flights []*delivery              // deliveries that it has
 	calls   []*call                  // of handlers
 	ctx     context.Context
 	kill    context.CancelCauseFunc
@@ -97,11 +97,9 @@ func (p *process) end() {
 		}
 	}
 	for _, c := range p.calls {
-		if c.grant() {
-			for _, g := range c.grants {
-				if g != nil {
-					g.running = false
-				}
+		for _, g := range c.grants {
+			if g != nil {
+				g.running = false
 			}
 		}
 	}
@@ -123,8 +121,6 @@ type call struct {
 	cause   error
 	tx      *transaction // of an inbox
 }
-
-func (c *call) grant() bool { return len(c.grants) > 0 }
 
 // handle is what a handler does: it stands at the border until the world has played its script.
 func (p *process) handle(ctx context.Context, runs []run) []error {
@@ -213,6 +209,11 @@ func (c *call) begin(ctx context.Context) {
 		takes = w.between("takes long "+c.name, 500*time.Millisecond, 9*time.Second)
 	}
 	c.heeds = !w.happens("ignores its context", c.name, 50_000)
+	if w.happens("nobody hears the process of a handler", c.name, 1200) {
+		w.say("nobody hears %s", p.name)
+		takes, c.heeds, p.cut = w.between("takes long "+c.name, 7*time.Second, 9*time.Second), false, true
+		w.after(w.between("lasts "+c.name, 6*time.Second, 8*time.Second), func() { p.cut = false })
+	}
 	if len(c.runs) > 1 && w.happens("batch fails as a whole", c.name, 16_000) {
 		c.whole = true
 	}
@@ -317,8 +318,8 @@ func (c *call) finish(cause error) {
 	close(c.ret)
 }
 
-// A flight is one delivery that a process has.
-type flight struct {
+// A delivery is one that a process has.
+type delivery struct {
 	slot    *slot
 	process *process
 	name    string
@@ -330,7 +331,7 @@ type flight struct {
 	timer   *event
 }
 
-func (f *flight) close() {
+func (f *delivery) close() {
 	f.open = false
 	if f.timer != nil {
 		f.timer.off = true
@@ -338,9 +339,9 @@ func (f *flight) close() {
 }
 
 // take gives a process a message.
-func (p *process) take(f *flight) {
+func (p *process) take(f *delivery) {
 	f.open = true
-	p.flights = append(slices.DeleteFunc(p.flights, func(f *flight) bool { return !f.open || f.decided }), f)
+	p.flights = append(slices.DeleteFunc(p.flights, func(f *delivery) bool { return !f.open || f.decided }), f)
 	f.ctx, f.cancel = context.WithCancelCause(traced(p.ctx, f.slot.number, f.slot.count))
 	f.timer = p.world.after(p.history.ackWait, func() {
 		if f.open {
@@ -352,9 +353,9 @@ func (p *process) take(f *flight) {
 }
 
 // process has the production code work on deliveries.
-func (p *process) work(flights []*flight) {
+func (p *process) work(flights []*delivery) {
 	h := p.history
-	decided := func(f *flight) func(decision) {
+	decided := func(f *delivery) func(decision) {
 		return func(d decision) { p.world.arrive(f.name+" decided", func() { p.decided(f, d) }) }
 	}
 	f := flights[0]
@@ -364,12 +365,13 @@ func (p *process) work(flights []*flight) {
 			return first(p.handle(ctx, []run{r}))
 		}, decided(f))
 	case "outputs":
-		p.engine.outputs(f.ctx, f.slot.message, f.slot.count, func(ctx context.Context, r run) ([]producer.Message, error) {
+		outputs := func(ctx context.Context, r run) ([]producer.Message, error) {
 			if err := first(p.handle(ctx, []run{r})); err != nil {
 				return nil, err
 			}
 			return h.outputsOf(r), nil
-		}, decided(f))
+		}
+		p.engine.outputs(f.ctx, f.slot.message, f.slot.count, outputs, decided(f))
 	case "do":
 		p.engine.do(f.ctx, f.slot.message, p.version.maxWait, func(ctx context.Context, r run) error {
 			return first(p.handle(ctx, []run{r}))
@@ -387,7 +389,9 @@ func (p *process) work(flights []*flight) {
 		for i, f := range flights {
 			messages[i], counts[i], contexts[i] = f.slot.message, f.slot.count, f.ctx
 		}
-		p.engine.together(p.ctx, messages, counts, contexts, p.handle, func(i int, d decision) { decided(flights[i])(d) })
+		p.engine.together(p.ctx, messages, counts, contexts, p.handle, func(i int, d decision) {
+			decided(flights[i])(d)
+		})
 	}
 }
 
@@ -416,7 +420,7 @@ func (j *judge) given(id, value string) {
 }
 
 // decided: the production code says what to do with a delivery.
-func (p *process) decided(f *flight, d decision) {
+func (p *process) decided(f *delivery, d decision) {
 	w := p.world
 	if p.dead {
 		return
@@ -432,7 +436,7 @@ func (p *process) decided(f *flight, d decision) {
 }
 
 // publishOutputs does what an adapter does with a publication: publish, note, ack.
-func (p *process) publishOutputs(f *flight, d decision, n int) {
+func (p *process) publishOutputs(f *delivery, d decision, n int) {
 	w, h := p.world, p.history
 	if n == 0 && !d.bypassed {
 		h.judge.publishes(p.name, f.slot.message.ID, h.server.now())
@@ -490,7 +494,7 @@ func (p *process) publishOutputs(f *flight, d decision, n int) {
 }
 
 // settleFlight carries a decision out.
-func (p *process) settleFlight(f *flight, d decision) {
+func (p *process) settleFlight(f *delivery, d decision) {
 	w, h, s := p.world, p.history, f.slot
 	if !f.open { // the broker does not know the delivery any more
 		w.saw("stale decision")
@@ -586,6 +590,6 @@ func (p *process) Publish(ctx context.Context, messages ...producer.Message) err
 
 // busy is how many deliveries the process is at.
 func (p *process) busy() int {
-	p.flights = slices.DeleteFunc(p.flights, func(f *flight) bool { return f.decided })
+	p.flights = slices.DeleteFunc(p.flights, func(f *delivery) bool { return f.decided })
 	return len(p.flights)
 }

@@ -11,8 +11,9 @@ import (
 
 // The promises of docs/guarantees.md, in its words.
 const (
-	noLoss        = "No message is lost"
-	ackRule       = "A message is acked only after its outcome is stored and its outputs are published, or after its dead letter is published"
+	noLoss  = "No message is lost"
+	ackRule = "A message is acked only after its outcome is stored and its outputs are published, or after its " +
+		"dead letter is published"
 	oneOwner      = "A key has one owner at a time while leases hold"
 	noRerun       = "A key with an outcome does not run again within the dedup window"
 	rerunOnce     = "A stored failure runs again only on a request that names it, once"
@@ -83,7 +84,7 @@ type subject struct {
 
 	effects  int
 	spare    []string // explanations that are left
-	letters  map[uint64]map[string]bool
+	dead     map[uint64]map[string]bool
 	reruns   map[uint64]int // granted, by the fence that they named
 	bypassed int
 }
@@ -96,7 +97,7 @@ type judge struct {
 	mute       bool // there are no dead letters
 	inbox      bool
 	moved      int            // how often the server's clock was moved
-	letters    map[string]int // of published messages, by ID
+	sent       map[string]int // of published messages, by ID
 	payloads   map[string]string
 	mismatches map[string]int // dead letters of them
 	processes  map[string]*process
@@ -112,7 +113,9 @@ func (j *judge) versionOf(name string) *version {
 func (j *judge) of(id string) *subject {
 	s := j.subjects[id]
 	if s == nil {
-		s = &subject{id: id, byFence: map[uint64]*grant{}, letters: map[uint64]map[string]bool{}, reruns: map[uint64]int{}}
+		s = &subject{
+			id: id, byFence: map[uint64]*grant{}, dead: map[uint64]map[string]bool{}, reruns: map[uint64]int{},
+		}
 		j.subjects[id] = s
 	}
 	return s
@@ -206,12 +209,14 @@ func (j *judge) claimed(by string, r dedupstore.Request, a dedupstore.Answer, no
 			w.saw("takeover")
 			s.crashes++
 			if r.ParkExpired && g.started {
-				w.breaks(atMostOnce, "%s: the started run under fence %d is taken over by a policy that parks", s.id, g.fence)
+				w.breaks(atMostOnce, "%s: the started run under fence %d is taken over by a policy that parks", s.id,
+					g.fence)
 			}
 			j.end(s, g, "its lease ended before its outcome was stored")
 		}
 		if r.SuspectAfter > 0 && s.crashes >= r.SuspectAfter {
-			w.breaks(suspectAlone, "%s: a run is granted after %d crashes in a row to one who refuses those", s.id, s.crashes)
+			w.breaks(suspectAlone, "%s: a run is granted after %d crashes in a row to one who refuses those", s.id,
+				s.crashes)
 		}
 		s.attempts++
 		if a.Claim.Attempt != s.attempts || s.attempts > r.MaxAttempts {
@@ -315,7 +320,8 @@ func (j *judge) granted(s *subject, by string, r dedupstore.Request, a dedupstor
 		owner: r.Owner, fence: a.Claim.Fence, process: by, run: run, ends: now.Add(r.Lease), moved: j.moved,
 	}
 	if first := s.byFence[a.Claim.Fence]; first != nil {
-		s.grant.calls, s.grant.whole, s.grant.result, s.grant.running = first.calls, first.whole, first.result, first.running
+		g := s.grant
+		g.calls, g.whole, g.result, g.running = first.calls, first.whole, first.result, first.running
 	}
 	s.due, s.expires = time.Time{}, now.Add(r.Lease+r.Retention)
 	s.byFence[a.Claim.Fence] = s.grant
@@ -329,7 +335,7 @@ func (j *judge) end(s *subject, g *grant, why string) {
 	}
 }
 
-// current returns the grant that a claim stands for, if it holds: a lease that has ended holds until somebody else comes.
+// current returns the grant that a claim stands for, if it holds. A lease that has ended holds until somebody comes.
 func (s *subject) current(c dedupstore.Claim) *grant {
 	if g := s.grant; g != nil && g.owner == c.Owner && g.fence == c.Fence {
 		return g
@@ -376,7 +382,9 @@ func (j *judge) settled(by string, one dedupstore.Settling, err error, now time.
 		w.saw("settlement repeated")
 		return
 	}
-	s.settlers = append(s.settlers[max(0, len(s.settlers)+1-dedupstore.MaxSettled):], c.Owner)
+	if how != "published" { // whose owners stores do not remember
+		s.settlers = append(s.settlers[max(0, len(s.settlers)+1-dedupstore.MaxSettled):], c.Owner)
+	}
 	j.fits(s, by, c, known, one.Settlement)
 	switch settlement := one.Settlement.(type) {
 	case dedupstore.Finish:
@@ -450,7 +458,8 @@ func (j *judge) fits(s *subject, by string, c dedupstore.Claim, g *grant, settle
 		switch {
 		case j.inbox && kind != dedupstore.Succeeded: // perhaps the database has refused what the handler made
 		case (kind == dedupstore.Succeeded) != (g.result == "success"):
-			w.breaks(steers, "%s: the outcome under fence %d is %s, and its handler ended with %q", s.id, c.Fence, kind, g.result)
+			w.breaks(steers, "%s: the outcome under fence %d is %s, and its handler ended with %q", s.id, c.Fence, kind,
+				g.result)
 		case kind == dedupstore.Unknown && !v.park && !j.inbox, kind == dedupstore.Unknown && g.result == "no effect":
 			w.breaks(steers, "%s: parked under fence %d after %q", s.id, c.Fence, g.result)
 		case kind == dedupstore.Failed && !settlement.Outcome.Exhausted && g.result != "permanent":
@@ -587,7 +596,7 @@ func (j *judge) rolledBack(c dedupstore.Claim, refused bool) {
 // published: a message reached the broker.
 func (j *judge) published(by, id, of string, fence uint64, outcome, payload string) {
 	s, w := j.of(of), j.w
-	j.letters[id]++
+	j.sent[id]++
 	content := id + " " + outcome // that of another outcome may have other bytes
 	if before, known := j.payloads[content]; known && before != payload {
 		w.breaks(outputsKeep, "%s: message %s is published with %q, and was with %q", of, id, payload, before)
@@ -601,10 +610,10 @@ func (j *judge) published(by, id, of string, fence uint64, outcome, payload stri
 			w.breaks(inboxNothing, "%s: %s publishes a dead letter of the success under fence %d", of, by, fence)
 		}
 	}
-	if s.letters[fence] == nil {
-		s.letters[fence] = map[string]bool{}
+	if s.dead[fence] == nil {
+		s.dead[fence] = map[string]bool{}
 	}
-	if s.letters[fence][id] = true; len(s.letters[fence]) > 1 {
+	if s.dead[fence][id] = true; len(s.dead[fence]) > 1 {
 		w.breaks(oneLetter, "%s: %s publishes a second dead letter of the failure under fence %d", of, by, fence)
 	}
 	w.saw("dead letter " + outcome)
@@ -641,12 +650,12 @@ func (j *judge) acked(by, id string, came time.Time, bypassed, mismatch bool) {
 	case o == nil:
 		w.breaks(ackRule, "%s: %s acks, and there is no outcome", id, by)
 		return
-	case o.outcome.Kind != dedupstore.Succeeded && len(s.letters[o.fence]) == 0 && !j.mute:
+	case o.outcome.Kind != dedupstore.Succeeded && len(s.dead[o.fence]) == 0 && !j.mute:
 		w.breaks(ackRule, "%s: %s acks, and the dead letter of %s under fence %d is not published", id, by,
 			o.outcome.Kind, o.fence)
 	}
 	for _, p := range o.outcome.Produced {
-		if j.letters[p.ID] == 0 {
+		if j.sent[p.ID] == 0 {
 			w.breaks(ackRule, "%s: %s acks, and its output %s is not published", id, by, p.ID)
 		}
 	}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -45,47 +44,23 @@ type outboxServer struct {
 
 func (s *outboxServer) write(m producer.Message) {
 	s.rows = append(s.rows, &row{
-		Row: outbox.Row{Number: int64(len(s.rows) + 1), Message: m, OrderKey: m.Key}, due: time.Now(), state: outbox.Pending,
+		Row: outbox.Row{Number: int64(len(s.rows) + 1), Message: m, OrderKey: m.Key},
+		due: time.Now(), state: outbox.Pending,
 	})
 }
 
 func (s *outboxServer) lease(by string, r outbox.LeaseRequest) (leased []outbox.Row) {
 	now := time.Now()
 	blocked := map[string]bool{}
-	due := slices.Clone(s.rows)
-	slices.SortStableFunc(due, func(a, b *row) int {
-		if a.OrderKey != "" && a.OrderKey == b.OrderKey {
-			return 0
-		}
-		return cmp.Compare(a.due.UnixNano(), b.due.UnixNano())
-	})
-	for _, one := range s.rows { // in the order of each key
-		if one.OrderKey == "" || blocked[one.OrderKey] {
-			continue
-		}
-		suspect := one.Unknowns > 0 || one.token != ""
-		switch {
-		case one.state == outbox.Published:
-		case one.state == outbox.Dead, now.Before(one.due), now.Before(one.ends), suspect != r.Suspects:
-			blocked[one.OrderKey] = true
-		}
-	}
-	order := map[string]bool{}
-	for _, one := range s.rows {
-		if one.state == outbox.Pending && one.OrderKey != "" && (now.Before(one.due) || now.Before(one.ends)) {
-			order[one.OrderKey] = true
-		}
-	}
-	held := map[string]bool{}
 	for _, one := range s.rows {
 		suspect := one.Unknowns > 0 || one.token != ""
 		switch {
 		case one.state == outbox.Published:
 			continue
-		case one.OrderKey != "" && held[one.OrderKey]:
+		case one.OrderKey != "" && blocked[one.OrderKey]:
 			continue
 		case one.state == outbox.Dead, now.Before(one.due), now.Before(one.ends), suspect != r.Suspects:
-			held[one.OrderKey] = one.OrderKey != ""
+			blocked[one.OrderKey] = one.OrderKey != ""
 			continue
 		case len(leased) == r.Limit:
 			return leased
@@ -187,9 +162,7 @@ func (c *outboxConn) Settle(ctx context.Context, token string, results []outbox.
 // Clean implements [outbox.Store].
 func (c *outboxConn) Clean(context.Context, time.Duration, int) (int, error) { return 0, nil }
 
-// Stats implements a part of [outbox.Inspector] that relays do not ask for.
-
-// A relayProcess publishes rows, until it dies.
+// startRelay starts a process that publishes rows.
 func (h *history) startRelay(w *worker) {
 	if h.closing {
 		return
@@ -225,7 +198,8 @@ func (h *history) playRelays() {
 		if !w.once(name) {
 			continue
 		}
-		m := producer.Message{ID: fmt.Sprint("m", n), Topic: fmt.Sprint("t", w.roll("topic of "+name, 3)), Payload: []byte(name)}
+		topic := fmt.Sprint("t", w.roll("topic of "+name, 3))
+		m := producer.Message{ID: fmt.Sprint("m", n), Topic: topic, Payload: []byte(name)}
 		if k := w.roll("key of "+name, 5); k < 2 {
 			m.Key = fmt.Sprint("key", k)
 		}

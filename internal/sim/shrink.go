@@ -3,18 +3,23 @@ package sim
 import (
 	"maps"
 	"testing"
+	"time"
 )
 
-// mostRuns is how many histories Shrink makes at most.
-const mostRuns = 400
+// Shrink makes no more histories than that, and takes no longer.
+const (
+	mostRuns = 400
+	longest  = 20 * time.Second
+)
 
 // Shrink makes a history that breaks a promise smaller. It leaves out faults, as long as the same promise breaks.
 func Shrink(t *testing.T, r Result) Result {
 	t.Helper()
-	drop, runs := map[string]bool{}, 0
-	for size := (len(r.Faults) + 1) / 2; size > 0 && runs < mostRuns; {
+	drop, runs, began := map[string]bool{}, 0, time.Now()
+	goesOn := func() bool { return runs < mostRuns && time.Since(began) < longest }
+	for size := (len(r.Faults) + 1) / 2; size > 0 && goesOn(); {
 		smaller := false
-		for begin := 0; begin < len(r.Faults) && runs < mostRuns; runs++ {
+		for begin := 0; begin < len(r.Faults) && goesOn(); runs++ {
 			tried := maps.Clone(drop)
 			for _, fault := range r.Faults[begin:min(begin+size, len(r.Faults))] {
 				tried[fault] = true
@@ -29,9 +34,6 @@ func Shrink(t *testing.T, r Result) Result {
 			break
 		}
 		size = max(1, size/2)
-		if size == 1 && runs >= mostRuns {
-			break
-		}
 	}
 	return r
 }

@@ -128,7 +128,10 @@ func (s *server) settle(by string, one dedupstore.Settling) error {
 
 var errLocked = errors.New("sim: the record is locked")
 
-func unjoined(err error) error { return err.(interface{ Unwrap() []error }).Unwrap()[0] } //nolint:errorlint // see settle
+// unjoined returns the first error of errors.Join.
+func unjoined(err error) error {
+	return err.(interface{ Unwrap() []error }).Unwrap()[0] //nolint:errorlint // it is one
+}
 
 // A conn is a Store: what a process sees of a server. Without a process nothing is between the two.
 type conn struct {

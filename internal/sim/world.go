@@ -246,12 +246,7 @@ func (w *world) receive() (n int) {
 	w.mu.Unlock()
 	slices.SortStableFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.name, b.name) })
 	for _, a := range arrivals {
-		if debugArrivals {
-			w.say("ARRIVES %s", a.name)
-		}
 		a.begin()
 	}
 	return len(arrivals)
 }
-
-var debugArrivals bool
