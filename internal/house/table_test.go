@@ -76,6 +76,8 @@ var house = table{
 	{4, "internal/goldentest/goldenrows", "rows of outboxes as earlier versions wrote them", testLib},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
+	{4, "internal/sim", "histories that follow from a seed, in virtual time", these(testLib, otelAPI)},
+
 	{4, "console", "the web console, a handler for any mux", nil},
 
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
