@@ -108,11 +108,15 @@ func sides(diff string) (removed, added string) {
 	return removed, added
 }
 
+// shLimit bounds what lines of a page may take. They build programs: a machine whose cache is cold, and that has much else
+// to do, takes minutes.
+const shLimit = 8 * time.Minute
+
 // sh runs lines of a page, and returns what they print.
 func (f folder) sh(lines string) (printed string) {
 	f.t.Helper()
 	bash := testserver.NeedProgram(f.t, "bash", "Debian: apt-get install bash")
-	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(f.t.Context(), shLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bash, "-euo", "pipefail", "-c", lines)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it is killed together with what it has started
