@@ -53,6 +53,8 @@ type folder struct {
 	t   *testing.T
 	dir string
 	env []string // of what runs there
+
+	ended <-chan struct{} // what runs there now needs a program, which has ended when this is closed; nil: nothing
 }
 
 func newFolder(t *testing.T, name string) folder {
@@ -118,6 +120,13 @@ func (f folder) sh(lines string) (printed string) {
 	bash := testserver.NeedProgram(f.t, "bash", "Debian: apt-get install bash")
 	ctx, cancel := context.WithTimeout(f.t.Context(), shLimit)
 	defer cancel()
+	go func() {
+		select {
+		case <-f.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	cmd := exec.CommandContext(ctx, bash, "-euo", "pipefail", "-c", lines)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it is killed together with what it has started
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

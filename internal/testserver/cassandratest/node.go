@@ -20,7 +20,7 @@ import (
 const version = "5.0.3"
 
 // startLimit bounds the wait for a node: a large Java program on a busy machine.
-const startLimit = 4 * time.Minute
+const startLimit = 6 * time.Minute
 
 // jars returns the folder of the node's jars. Asked again in the same process, it gives the same answer.
 var jars = sync.OnceValues(func() (string, error) {
