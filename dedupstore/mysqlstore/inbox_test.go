@@ -58,7 +58,7 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	db := newDB(t)
 	db.SetMaxOpenConns(5)
 	s := newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var begun, all sync.WaitGroup
 	begun.Add(3) // as many as there are places
@@ -554,7 +554,7 @@ func TestInbox_HandlersLeaveConnectionsToHeartbeats(t *testing.T) {
 	db := newDB(t)
 	db.SetMaxOpenConns(4)
 	s := newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var runs sync.WaitGroup
 	for i := range 12 {

@@ -436,7 +436,7 @@ func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement de
 	}
 	if s.breaks("commit-locks-the-record") {
 		s.locked.Add(1)
-		<-time.After(5 * time.Second)
+		<-time.After(time.Minute)
 		s.locked.Add(-1)
 	}
 	ended := ctx.Err() != nil

@@ -60,7 +60,7 @@ func (s *shop) endsByItself(w workerProcess, names ...string) {
 	start := time.Now()
 	select {
 	case <-w.Ended():
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		s.t.Fatalf("the worker goes on\n%s", w.output())
 	}
 	out := w.output()

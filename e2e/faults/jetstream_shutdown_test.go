@@ -181,7 +181,7 @@ func TestJetStream_ShutdownEndsWithinGrace(t *testing.T) {
 	s.inFlight(100)
 	took := s.terminate(w)
 	t.Logf("the process ended %v after SIGTERM", took)
-	if bound := grace + full(2*time.Second, 8*time.Second); took > bound {
+	if bound := grace + full(2*time.Second, 30*time.Second); took > bound {
 		t.Errorf("the process took %v to end, want its grace and little more: %v", took, bound)
 	}
 	s.checkAcks(50)

@@ -93,7 +93,7 @@ func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	if most := int(5 * seconds); claims > most {
 		t.Errorf("%d claims during the outage, want at most %d: 5 a second", claims, most)
 	}
-	if most := full(10*time.Second, 40*time.Second); took > most {
+	if most := full(10*time.Second, waitLimit); took > most {
 		t.Errorf("the backlog was caught up with in %v, want at most %v", took, most)
 	}
 }

@@ -71,7 +71,7 @@ func (m *mint) newRole() string {
 // complains waits for words in a relay's log.
 func (m *mint) complains(r relayProcess, from int, words string) {
 	m.t.Helper()
-	deadline := time.Now().Add(waitLimit / 4)
+	deadline := time.Now().Add(waitLimit)
 	until(m.t, "a relay to complain", func() bool {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("the relay does not say %q:\n%s", words, r.says(from))

@@ -59,7 +59,7 @@ func TestWorker_WhatIsNotStartedIsGivenBackOnce(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, func() { close(stopping) })
 	ended := time.Now()
 	r.stops(stop)
-	if took := time.Since(ended); took > 5*time.Second {
+	if took := time.Since(ended); took > longWait {
 		t.Errorf("the drain took %v", took)
 	}
 	finished, _ := r.done()
