@@ -84,19 +84,19 @@ func TestRelease_ServerErrorOfAPolicyThatParksIsKept(t *testing.T) {
 // a response that is kept.
 func TestRelease_InboxRollsBackAReleasedResponseAndNoOther(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &keytest.Ledger{}
+	box, l := keytest.NewInbox(t), &keytest.Ledger{}
 	rg := transacted(t, box, idempotencykey.Config{Release: harmless}, func(w http.ResponseWriter, r *http.Request) {
 		status := []int{404, 402}[l.Add("")-1]
-		write(r.Context(), http.StatusText(status))
+		keytest.Write(r.Context(), http.StatusText(status))
 		w.WriteHeader(status)
 	})
 	keytest.Want(t, rg.Pay("k"), 404, false)
-	if box.count() != 0 {
-		t.Errorf("rows %q of a response that was released", box.rows)
+	if len(box.Rows()) != 0 {
+		t.Errorf("rows %q of a response that was released", box.Rows())
 	}
 	keytest.Want(t, rg.Pay("k"), 402, false)
 	keytest.Want(t, rg.Pay("k"), 402, true)
-	if got := strings.Join(box.rows, ", "); got != http.StatusText(402) {
+	if got := strings.Join(box.Rows(), ", "); got != http.StatusText(402) {
 		t.Errorf("rows %q, want the one of the response that was kept", got)
 	}
 	keytest.WantRuns(t, l, 2)

@@ -93,7 +93,7 @@ func (x *exchange) protected(r *http.Request) (failure error) {
 			return
 		}
 		v, stack := recover(), debug.Stack()
-		x.panics = &requests.PanicError{&oncemill.PanicError{Value: v, Stack: stack}}
+		x.panics = &requests.PanicError{PanicError: &oncemill.PanicError{Value: v, Stack: stack}}
 		if failure = x.panics; failed.Load() != nil {
 			failure = errors.Join(x.panics, failed.Load())
 		}

@@ -1,0 +1,2 @@
+// Package idempotencyconnect lets clients repeat calls of connect-go safely.
+package idempotencyconnect

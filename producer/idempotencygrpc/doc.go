@@ -1,0 +1,2 @@
+// Package idempotencygrpc lets clients repeat calls of grpc-go safely.
+package idempotencygrpc
