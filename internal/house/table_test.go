@@ -69,7 +69,6 @@ var house = table{
 	{3, "transport/franz", "Kafka, both directions", franz},
 
 	{4, "internal/keytest", "tests of idempotency keys over every store", testLib},
-	{4, "internal/rpc/rpctest", "tests of calls, for every library", these(testLib, protobuf)},
 	{4, "producer/idempotencyconnect", "connect-go: calls become runs with stable IDs", these(connect, protobuf)},
 	{4, "producer/idempotencygrpc", "grpc-go: calls become runs with stable IDs", these(grpc, protobuf)},
 	{4, "internal/relaytest", "relays in the tests of outboxes", testLib},
@@ -81,6 +80,7 @@ var house = table{
 
 	{4, "console", "the web console, a handler for any mux", nil},
 
+	{5, "internal/rpc/rpctest", "tests of calls, for every library", these(testLib, protobuf)},
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
 
 	{programs, "cmd/...", "programs", everything},

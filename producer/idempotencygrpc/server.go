@@ -42,17 +42,17 @@ func (i *Interceptor) Unary(ctx context.Context, request any, info *grpc.UnarySe
 	}
 	var response any
 	var err error
-	held := &heldMetadata{ServerTransportStream: grpc.ServerTransportStreamFromContext(ctx)}
+	kept := &heldMetadata{ServerTransportStream: grpc.ServerTransportStreamFromContext(ctx)}
 	reply := i.server.Call(ctx, info.FullMethod, metadata.ValueFromIncomingContext(ctx, keyHeader), request,
 		func(ctx context.Context) (*rpc.Reply, bool, error) {
-			held.header, held.trailer = metadata.MD{}, metadata.MD{}
-			response, err = next(grpc.NewContextWithServerTransportStream(ctx, held), request)
+			kept.header, kept.trailer = metadata.MD{}, metadata.MD{}
+			response, err = next(grpc.NewContextWithServerTransportStream(ctx, kept), request)
 			reply, coded := replyOf(response, err)
-			reply.Header, reply.Trailer = held.header, held.trailer
+			reply.Header, reply.Trailer = kept.header, kept.trailer
 			return reply, coded, err
 		})
 	if reply == nil {
-		return response, join(err, send(ctx, held.header, held.trailer))
+		return response, join(err, send(ctx, kept.header, kept.trailer))
 	}
 	bad := send(ctx, reply.Header, reply.Trailer)
 	if reply.Status != nil {

@@ -28,11 +28,11 @@ func Configs(t *testing.T, name string, make func(g *oncemill.Guard, s rpc.Setti
 		{"Config.Account is nil", guard(oncemill.Policy{}), rpc.Settings{}},
 		{"Config.Group is ", guard(oncemill.Policy{}), rpc.Settings{Account: account, Group: "a\nb"}},
 		{"Config.MaxWait is -1ns", guard(oncemill.Policy{}), rpc.Settings{Account: account, MaxWait: -1}},
-		{"Config.KeyField is oncemill.rpctest.repeated", guard(oncemill.Policy{}),
+		{"Config.KeyField is rpctest.repeated", guard(oncemill.Policy{}),
 			rpc.Settings{Account: account, KeyField: repeated}},
-		{"Config.KeyField is oncemill.rpctest.of_fields", guard(oncemill.Policy{}),
+		{"Config.KeyField is rpctest.of_fields", guard(oncemill.Policy{}),
 			rpc.Settings{Account: account, KeyField: ofFields}},
-		{"method oncemill.rpctest.Mistaken.Order has its key in the field value.no", guard(oncemill.Policy{}),
+		{"method rpctest.Mistaken.Order has its key in the field value.no", guard(oncemill.Policy{}),
 			rpc.Settings{Account: account, KeyField: mistaken}},
 	} {
 		err := make(tc.guard, tc.s)

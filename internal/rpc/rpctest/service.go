@@ -12,7 +12,7 @@ import (
 // Procedures of the service that the tests call. Requests and responses are google.protobuf.StringValue, so that no code
 // is generated.
 const (
-	Service = "oncemill.rpctest.Payments"
+	Service = "rpctest.Payments"
 	Pay     = "/" + Service + "/Pay"
 	Refund  = "/" + Service + "/Refund"
 	Put     = "/" + Service + "/Put"   // IDEMPOTENT
@@ -28,7 +28,7 @@ var KeyField = register()
 func newOption(name string, number int32, label descriptorpb.FieldDescriptorProto_Label, of string,
 ) protoreflect.ExtensionType {
 	file := newFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String("oncemill/rpctest/" + name + ".proto"), Package: proto.String("oncemill.rpctest"),
+		Name: proto.String("rpctest/" + name + ".proto"), Package: proto.String("rpctest"),
 		Dependency: []string{"google/protobuf/descriptor.proto"},
 		Extension: []*descriptorpb.FieldDescriptorProto{{
 			Name: &name, Number: &number, Extendee: proto.String(".google.protobuf." + of),
@@ -54,7 +54,7 @@ func newService(name string, methods ...*descriptorpb.MethodDescriptorProto) {
 		m.InputType, m.OutputType = proto.String(".google.protobuf.StringValue"), proto.String(".google.protobuf.StringValue")
 	}
 	newFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String("oncemill/rpctest/" + name + ".service.proto"), Package: proto.String("oncemill.rpctest"),
+		Name: proto.String("rpctest/" + name + ".service.proto"), Package: proto.String("rpctest"),
 		Dependency: []string{"google/protobuf/wrappers.proto"},
 		Service:    []*descriptorpb.ServiceDescriptorProto{{Name: &name, Method: methods}},
 	})
