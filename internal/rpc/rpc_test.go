@@ -93,7 +93,9 @@ func TestFields_PathsLeadToStrings(t *testing.T) {
 	if got := fieldValue((&apipb.Api{}).ProtoReflect(), "source_context.file_name"); got != "" {
 		t.Errorf("a field that is not set is %q", got)
 	}
-	for _, path := range []string{"no", "syntax", "methods", "methods.name", "name.x", "source_context", "source_context.no"} {
+	for _, path := range []string{
+		"no", "syntax", "methods", "methods.name", "name.x", "source_context", "source_context.no",
+	} {
 		if hasField(api.ProtoReflect().Descriptor(), path) {
 			t.Errorf("%s was taken", path)
 		}

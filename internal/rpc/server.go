@@ -145,7 +145,8 @@ func (x *exchange) prepare(ctx context.Context, procedure string, keys []string,
 	message, ok := request.(proto.Message)
 	if !ok {
 		if s.foreign.Due(sayEvery) {
-			s.log.ErrorContext(ctx, "rpc: a request is no message of protobuf: its content cannot be compared; there may be more",
+			s.log.ErrorContext(ctx, "rpc: a request is no message of protobuf: its content cannot be "+
+				"compared; there may be more",
 				"procedure", procedure)
 		}
 		return refusal(requests.Internal, "")

@@ -22,8 +22,8 @@ type Interceptor struct{ server *rpc.Server }
 
 var _ connect.Interceptor = (*Interceptor)(nil)
 
-// New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept for
-// Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
+// New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept
+// for Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
 func New(guard *oncemill.Guard, c Config) (*Interceptor, error) {
 	server, err := rpc.NewServer(guard, c.settings())
 	if err != nil {

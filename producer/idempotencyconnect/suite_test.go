@@ -61,8 +61,8 @@ func library(options ...connect.ClientOption) rpctest.Library {
 		Incoming: func(ctx context.Context, name string) string {
 			return strings.Join(infoOf(ctx).RequestHeader().Values(name), "|")
 		},
-		Set:        func(ctx context.Context, name, value string) { infoOf(ctx).ResponseHeader().Set(name, value) },
-		SetTrailer: func(ctx context.Context, name, value string) { infoOf(ctx).ResponseTrailer().Set(name, value) },
+		Add:        func(ctx context.Context, name, value string) { infoOf(ctx).ResponseHeader().Add(name, value) },
+		AddTrailer: func(ctx context.Context, name, value string) { infoOf(ctx).ResponseTrailer().Add(name, value) },
 	}
 }
 

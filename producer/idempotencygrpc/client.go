@@ -16,8 +16,8 @@ import (
 // an answer counts. The error names the field that is wrong. It is safe for concurrent use.
 //
 // Use it only for servers that honour the key: at others a repeat is another call, and its effect happens twice. The
-// key is the one in the context's outgoing metadata, or that of WithKey, or a new one, which lives for one call. Methods
-// with NO_SIDE_EFFECTS are sent as they are.
+// key is the one in the context's outgoing metadata, or that of WithKey, or a new one, which lives for one call.
+// Methods with NO_SIDE_EFFECTS are sent as they are.
 //
 // A call is sent again after a lost connection, after a code of the server's failure or ResourceExhausted, and after
 // any Aborted with a RetryInfo, but not after a stored response. Pauses double from 100 ms to 5 s, less up to a half at

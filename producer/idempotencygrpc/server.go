@@ -14,12 +14,12 @@ import (
 	"github.com/oncemill/oncemill/internal/rpc"
 )
 
-// An Interceptor runs the handlers of unary calls once for each key, and repeats the response. It is safe for concurrent
-// use.
+// An Interceptor runs the handlers of unary calls once for each key, and repeats the response. It is safe for
+// concurrent use.
 type Interceptor struct{ server *rpc.Server }
 
-// New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept for
-// Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
+// New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept
+// for Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
 func New(guard *oncemill.Guard, c Config) (*Interceptor, error) {
 	server, err := rpc.NewServer(guard, c.settings())
 	if err != nil {

@@ -46,12 +46,12 @@ func TestSuite_GRPC(t *testing.T) {
 		Incoming: func(ctx context.Context, name string) string {
 			return strings.Join(metadata.ValueFromIncomingContext(ctx, name), "|")
 		},
-		Set: func(ctx context.Context, name, value string) {
+		Add: func(ctx context.Context, name, value string) {
 			if err := grpc.SendHeader(ctx, metadata.Pairs(name, value)); err != nil {
 				panic(err)
 			}
 		},
-		SetTrailer: func(ctx context.Context, name, value string) {
+		AddTrailer: func(ctx context.Context, name, value string) {
 			if err := grpc.SetTrailer(ctx, metadata.Pairs(name, value)); err != nil {
 				panic(err)
 			}
@@ -196,6 +196,7 @@ func watch(ctx context.Context, conn *grpc.ClientConn, request, response *messag
 func answer(response *message, err error, md metadata.MD) rpctest.Answer {
 	s := status.Convert(err)
 	return rpctest.Answer{
-		Value: response.GetValue(), Code: uint32(s.Code()), Message: s.Message(), Details: s.Proto().GetDetails(), Metadata: md,
+		Value: response.GetValue(), Code: uint32(s.Code()), Message: s.Message(), Details: s.Proto().GetDetails(),
+		Metadata: md,
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -73,7 +74,17 @@ func (s suite) clientCounts(t *testing.T) {
 		}
 	}
 
-	// A conflict is over at some time, a stored failure is not.
+	// A stored failure stays what it is.
+	var calls atomic.Int32
+	set := rpc.Settings{Account: func(context.Context) (string, error) { calls.Add(1); return "a", nil }}
+	stored := s.memory(t, set, answering(&keytest.Ledger{}, s.Error(unavailable, "down")))
+	want(t, stored.pay("k"), unavailable, false)
+	want(t, s.Dial(t, stored.addr, true)(s.WithKey(t.Context(), "k"), Pay, wrapperspb.String("100")), unavailable, true)
+	if calls.Load() != 2 {
+		t.Errorf("the stored failure was asked for %d times", calls.Load()-1)
+	}
+
+	// A conflict is over at some time.
 	l := &keytest.Ledger{}
 	begun, end := make(chan struct{}), make(chan struct{})
 	guard := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{Lease: 300 * time.Millisecond})
@@ -95,12 +106,19 @@ func (s suite) clientCounts(t *testing.T) {
 	want(t, <-second, unavailable, true)
 	keytest.WantRuns(t, l, 1)
 
-	// A pause that is longer than what is left is not made.
-	slow, l, free, busy := s.occupied(t, rpc.Settings{}, oncemill.Policy{Lease: time.Hour})
-	ctx, cancel := context.WithTimeout(s.WithKey(t.Context(), "k"), 5*time.Minute)
-	defer cancel()
-	wantRefusal(t, s.Dial(t, slow.addr, true)(ctx, Pay, wrapperspb.String("100")), aborted, "IN_PROGRESS")
-	free()
-	want(t, <-busy, ok, false)
-	keytest.WantRuns(t, l, 1)
+	// A pause that is longer than what is left, to the client or to the call, is not made.
+	for lease, limit := range map[time.Duration]time.Duration{
+		time.Hour: 3 * time.Hour, 50 * time.Second: 25 * time.Second,
+	} {
+		slow, l, free, busy := s.occupied(t, rpc.Settings{}, oncemill.Policy{Lease: lease})
+		ctx, cancel := context.WithTimeout(s.WithKey(t.Context(), "k"), limit)
+		defer cancel()
+		wantRefusal(t, s.Dial(t, slow.addr, true)(ctx, Pay, wrapperspb.String("100")), aborted, "IN_PROGRESS")
+		if ctx.Err() != nil {
+			t.Errorf("with a lease of %v it waited for its end", lease)
+		}
+		free()
+		want(t, <-busy, ok, false)
+		keytest.WantRuns(t, l, 1)
+	}
 }

@@ -32,9 +32,9 @@ type Library struct {
 	// Error is the library's error with a code.
 	Error func(code uint32, message string, details ...proto.Message) error
 
-	// Incoming reads metadata of the request, and Set and SetTrailer set some of the response.
+	// Incoming reads metadata of the request, and Add and AddTrailer add some to the response.
 	Incoming        func(ctx context.Context, name string) string
-	Set, SetTrailer func(ctx context.Context, name, value string)
+	Add, AddTrailer func(ctx context.Context, name, value string)
 }
 
 // A Handler answers a call.

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// Procedures of the service that the tests call. Requests and responses are google.protobuf.StringValue, so that no code
-// is generated.
+// Procedures of the service that the tests call. Requests and responses are google.protobuf.StringValue, so that no
+// code is generated.
 const (
 	Service = "rpctest.Payments"
 	Pay     = "/" + Service + "/Pay"

@@ -506,9 +506,9 @@ func (s suite) metadata(t *testing.T) {
 		set := rpc.Settings{Metadata: []string{"location", "X-Binary-Bin"}}
 		rg := s.serve(t, keytest.NewGuard(t, store, oncemill.Policy{}), set,
 			func(ctx context.Context, _, _ string) (string, error) {
-				s.Set(ctx, "location", "/visible")
-				s.Set(ctx, "session", "hidden-response")
-				s.SetTrailer(ctx, "x-binary-bin", "AP8")
+				s.Add(ctx, "location", "/visible")
+				s.Add(ctx, "session", "hidden-response")
+				s.AddTrailer(ctx, "x-binary-bin", "AP8")
 				return "body", err
 			})
 		first := rg.pay("k", "authorization", "hidden-request")
@@ -675,8 +675,8 @@ func (s suite) inboxAgain(t *testing.T) {
 		func(ctx context.Context, _, value string) (string, error) {
 			n := l.Add("")
 			keytest.Write(ctx, value)
-			s.Set(ctx, "location", fmt.Sprint("/payments/", n))
-			s.SetTrailer(ctx, "etag", strconv.Itoa(n))
+			s.Add(ctx, "location", fmt.Sprint("/payments/", n))
+			s.AddTrailer(ctx, "etag", strconv.Itoa(n))
 			return strconv.Itoa(n), nil
 		})
 	for _, replayed := range []bool{false, true} {
@@ -696,7 +696,7 @@ func (s suite) inboxTooLarge(t *testing.T) {
 			func(ctx context.Context, _, _ string) (string, error) {
 				l.Add("")
 				keytest.Write(ctx, "row")
-				s.Set(ctx, "location", "/payments/1")
+				s.Add(ctx, "location", "/payments/1")
 				return strings.Repeat("x", 1<<11), err
 			})
 		for _, replayed := range []bool{false, true} {
