@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -41,6 +42,9 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
+	}
+	if isnil.Nil(store) {
+		return nil, invalid("store", "is nil")
 	}
 	guard, err := oncemill.NewGuard(store, config.Policy)
 	if err != nil {

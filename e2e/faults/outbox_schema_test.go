@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -55,7 +56,7 @@ func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *test
 	m.complains(relay, 0, `has schema version 0, want at least 2: call Migrate`)
 	m.fatal(m.box.Migrate(t.Context()))
 	m.goesOn()
-	m.finish(relay).mustBalance(t, answerUnknown, leaseSlow)
+	m.finish(relay).MustExplain(t, ledger.AnswerUnknown, ledger.LeaseSlow)
 }
 
 // newRole makes a database user without privileges.

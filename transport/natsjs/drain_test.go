@@ -103,6 +103,10 @@ func TestWorker_RestartKeepsTheOrder(t *testing.T) {
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config = config
 			r.publish(20, oneKey)
+			givenBack, err := r.js.Conn().SubscribeSync("$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.orders.billing")
+			if err != nil {
+				t.Fatal(err)
+			}
 			stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				if msg.Headers().Get(producer.HeaderID) == "o5" {
 					return errors.New("not yet")
@@ -111,6 +115,10 @@ func TestWorker_RestartKeepsTheOrder(t *testing.T) {
 			}))
 			until(t, "a failure", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.started["o5"] > 0 })
 			r.stops(stop)
+			// The server has read the nak of o5, and has still to carry it out: until then it delivers o6.
+			if _, err := givenBack.NextMsg(time.Minute); err != nil {
+				t.Fatalf("no message was given back: %v", err)
+			}
 			stop = r.start(r.worker(succeed))
 			r.finishes(20)
 			r.stops(stop)
