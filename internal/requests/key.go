@@ -1,18 +1,21 @@
-package idempotencykey
+package requests
 
 import (
 	"fmt"
-	"net/http"
 	"regexp"
 	"strings"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// clientKey returns the key of a request, and "" if it has none. The problem tells the client what is wrong with the
-// header. It never holds the key: a client may have sent something else by mistake.
-func clientKey(h http.Header) (key, problem string) {
-	values := h.Values(keyHeader)
+const maxKey = 255 // characters, as Stripe has it
+
+// Key returns the key that a request carries in the values of a header or of metadata, and "" if there are none. The
+// problem tells the client what is wrong with them. It never holds the key: a client may have sent something else by
+// mistake.
+func Key(values []string) (key, problem string) {
 	switch len(values) {
 	case 0:
 		return "", ""
@@ -22,9 +25,24 @@ func clientKey(h http.Header) (key, problem string) {
 		return "", "is there more than once"
 	}
 	if len(key) > maxKey {
-		return "", fmt.Sprintf("has %d characters, want 1 to %d", len(key), maxKey)
+		return "", lengthProblem(key)
 	}
 	return key, problem
+}
+
+// PlainKeyProblem says what is wrong with a key that stands in a field of its own, without quotes.
+func PlainKeyProblem(key string) string {
+	switch {
+	case len(key) > maxKey:
+		return lengthProblem(key)
+	case !Printable(key):
+		return "has a character that is not printable ASCII"
+	}
+	return ""
+}
+
+func lengthProblem(key string) string {
+	return fmt.Sprintf("has %d characters, want 1 to %d", len(key), maxKey)
 }
 
 // parseKey reads the value of the header. It is a string of structured fields (RFC 9651, section 3.3.3), whose
@@ -33,7 +51,7 @@ func clientKey(h http.Header) (key, problem string) {
 func parseKey(value string) (key, problem string) {
 	value = strings.Trim(value, " \t")
 	if !strings.HasPrefix(value, `"`) {
-		if problem := bareProblem(value); problem != "" {
+		if problem := BareProblem(value); problem != "" {
 			return "", problem
 		}
 		return value, ""
@@ -57,8 +75,9 @@ var parameters = regexp.MustCompile(`^(; *[a-z*][a-z0-9_.*-]*(=(` + strings.Join
 	`[A-Za-z*][A-Za-z0-9!#$%&'*+.^_` + "`" + `|~:/-]*`, `:[A-Za-z0-9+/]*={0,2}:`, `\?[01]`, `%"([ !#$&-~]|%[0-9a-f]{2})*"`,
 }, "|") + `))?)*$`)
 
-// bareProblem refuses characters that have a meaning in structured fields, lists or parameters.
-func bareProblem(s string) string {
+// BareProblem says what is wrong with bare text: it must have no character with a meaning in structured fields, lists or
+// parameters.
+func BareProblem(s string) string {
 	if s == "" {
 		return "is empty"
 	}
@@ -73,11 +92,23 @@ func bareProblem(s string) string {
 	return ""
 }
 
-// quoteKey writes a key as a string of structured fields.
-func quoteKey(key string) string {
+// QuoteKey writes a key as a string of structured fields.
+func QuoteKey(key string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
 }
 
-func printable(s string) bool {
+// Printable reports whether a text has printable ASCII only.
+func Printable(s string) bool {
 	return strings.IndexFunc(s, func(c rune) bool { return c < ' ' || c > '~' }) < 0
+}
+
+// ScopePart replaces a name that does not fit into a key by "=" and a hash. It also replaces a name that begins with
+// "=", so that no name looks like such a hash.
+func ScopePart(name string) string {
+	fits := name != "" && len(name) <= dedupstore.MaxScopePart && Printable(name) && name[0] != '=' &&
+		name[0] != '~' // which the engine keeps for itself
+	if fits {
+		return name
+	}
+	return "=" + ids.Derive("oncemill/idempotencykey", name)
 }

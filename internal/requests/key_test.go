@@ -1,7 +1,6 @@
-package idempotencykey
+package requests
 
 import (
-	"net/http"
 	"strings"
 	"testing"
 )
@@ -38,36 +37,6 @@ func TestKey_BothSpellingsAreReadAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
-	t.Parallel()
-	c := Config{Group: "http"}
-	long := strings.Repeat("x", 200)
-	type scope struct{ account, method, route string }
-	seen := map[string]scope{}
-	add := func(s scope) string {
-		k := c.key(s.account, s.method, s.route, "id")
-		if err := k.Validate(); err != nil {
-			t.Errorf("%v: %v", s, err)
-		}
-		if other, known := seen[k.String()]; known {
-			t.Errorf("%v and %v share a key", s, other)
-		}
-		seen[k.String()] = s
-		return k.Tenant
-	}
-	derived := add(scope{long, "POST", "/a"})
-	for _, s := range []scope{
-		{derived, "POST", "/a"}, // an account that calls itself what replaces another's name
-		{long + "x", "POST", "/a"},
-		{"acme", "POST", "/a"}, {"acme", "PUT", "/a"}, {"acme", "POST", "/a/{id}"}, {"acme", "POST", long}, {"acme",
-			"POST", long + "y"},
-		{"acme:POST", "POST", "/a"}, {"ac", "me", "POST /a"}, {"\u00e4", "POST", "/a"}, {"~acme", "POST", "/a"},
-		{"acme", "~POST", "/a"},
-	} {
-		add(s)
-	}
-}
-
 func FuzzParseKey(f *testing.F) {
 	for _, seed := range []string{
 		`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`, `"a";b=-1.5; c=:aGk=:;d=?1;e=@1;f=t`,
@@ -82,12 +51,12 @@ func FuzzParseKey(f *testing.F) {
 			}
 			return
 		}
-		if key == "" || !printable(key) {
+		if key == "" || !Printable(key) {
 			t.Fatalf("%q was read as %q", value, key)
 		}
-		again, problem := parseKey(quoteKey(key))
+		again, problem := parseKey(QuoteKey(key))
 		if problem != "" || again != key {
-			t.Fatalf("%q, quoted as %s, was read as %q, problem %q", key, quoteKey(key), again, problem)
+			t.Fatalf("%q, quoted as %s, was read as %q, problem %q", key, QuoteKey(key), again, problem)
 		}
 		if !strings.HasPrefix(strings.Trim(value, " \t"), `"`) {
 			return
@@ -102,7 +71,7 @@ func FuzzParseKey(f *testing.F) {
 				t.Fatalf("%q with %s was read as %q", value, more, got)
 			}
 		}
-		if got, problem := clientKey(http.Header{keyHeader: {value}}); problem == "" && got != key {
+		if got, problem := Key([]string{value}); problem == "" && got != key {
 			t.Fatalf("%q: header gives %q, want %q", value, got, key)
 		}
 	})
