@@ -277,7 +277,7 @@ func TestSettings_WhatCanNeverWorkIsRefused(t *testing.T) {
 	refused("idempotencykey: ", second(idempotencykey.New(nil, idempotencykey.Config{Account: account})))
 	for names, c := range map[string]idempotencykey.Config{
 		"Account": {}, "MaxRequestBody": {Account: account, MaxRequestBody: -1},
-		"MaxWait": {Account: account, MaxWait: -7}, "ServerErrors": {Account: account, ServerErrors: "perhaps"},
+		"MaxWait": {Account: account, MaxWait: -7},
 	} {
 		refused("idempotencykey: Config."+names, second(idempotencykey.New(guard, c)))
 	}
