@@ -36,16 +36,16 @@ func StartWatched(dir string, command []string, limit time.Duration, look func()
 		return nil, err
 	}
 	defer end.Close()
-	running, held, err := os.Pipe()
+	running, theirs, err := os.Pipe()
 	if err != nil {
 		alive.Close()
 		return nil, err
 	}
 	defer running.Close()
 	cmd := exec.Command("sh", append([]string{"-c", watch, "sh", dir}, command...)...)
-	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = dir, end, log, log, []*os.File{held}
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = dir, end, log, log, []*os.File{theirs}
 	err = cmd.Start()
-	held.Close()
+	theirs.Close()
 	if err != nil {
 		alive.Close()
 		return nil, err
