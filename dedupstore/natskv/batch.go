@@ -111,9 +111,13 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (int64, err
 	return send()
 }
 
+// send sends nothing while there is no connection: the client would keep it, and send it when nobody wants it any more.
 func (b *batcher) send(messages []*nats.Msg) error {
 	b.wire.Lock()
 	defer b.wire.Unlock()
+	if !b.conn.IsConnected() {
+		return &unsentError{nats.ErrDisconnected}
+	}
 	for _, m := range messages {
 		if err := b.conn.PublishMsg(m); err != nil {
 			return err

@@ -58,7 +58,7 @@ func (s *Store) look(ctx context.Context) (*jetstream.StreamInfo, error) {
 	info := stream.CachedInfo()
 	problem := unfit(info.Config)
 	if s.shared {
-		problem = s.unfitShared(info.Config, s.js.Conn().ConnectedServerVersion())
+		problem = s.unfitShared(info.Config, s.js.Conn().ConnectedServerVersion(), info.Config.Metadata["_nats.ver"])
 	}
 	if problem != "" {
 		return nil, s.setup(problem, nil)
@@ -92,12 +92,14 @@ func unfit(c jetstream.StreamConfig) string {
 }
 
 // unfitShared says why a stream cannot have records beside what handlers publish, or a server not serve it.
-func (s *Store) unfitShared(c jetstream.StreamConfig, version string) string {
+// The versions are those of the connected one and of the stream's leader.
+func (s *Store) unfitShared(c jetstream.StreamConfig, versions ...string) string {
 	records := s.prefix + ".>"
-	switch {
-	case tooOld(version):
+	if version := slices.IndexFunc(versions, tooOld); version >= 0 {
 		return fmt.Sprintf("is on nats-server %s, whose atomic batches have faults: run 2.14.3 or later, or 2.12.12 "+
-			"or later of 2.12", version)
+			"or later of 2.12", versions[version])
+	}
+	switch {
 	case c.Mirror != nil:
 		return "is a mirror, which nobody can publish to: use the stream that it mirrors"
 	case c.Sealed:
@@ -122,6 +124,11 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, version string) string {
 	case c.SubjectTransform != nil && natswire.Overlaps(cmp.Or(c.SubjectTransform.Source, ">"), records):
 		return fmt.Sprintf("changes subjects of records: let its SubjectTransform have another source than %q",
 			c.SubjectTransform.Source)
+	case c.SubjectTransform != nil && natswire.Overlaps(template(c.SubjectTransform.Destination), records):
+		return fmt.Sprintf("makes records of other messages: let its SubjectTransform have another destination than %q",
+			c.SubjectTransform.Destination)
+	case c.MaxMsgsPerSubject == 1:
+		return "keeps one message of a subject, and so one output of a run: unset MaxMsgsPerSubject"
 	}
 	for _, source := range c.Sources {
 		if has(sourced(source), records) {
@@ -147,7 +154,10 @@ func sourced(s *jetstream.StreamSource) (into []string) {
 func template(destination string) string {
 	tokens := strings.Split(destination, ".")
 	for i, token := range tokens {
-		if strings.ContainsAny(token, "${") {
+		switch name := strings.ToLower(token); {
+		case strings.Contains(name, "{{") && (strings.Contains(name, "split") || strings.Contains(name, "slice")):
+			return strings.Join(append(tokens[:i], ">"), ".") // it makes any number of tokens
+		case strings.ContainsAny(token, "${"):
 			tokens[i] = "*"
 		}
 	}
@@ -191,6 +201,14 @@ func (s *Store) losses(c jetstream.StreamConfig) (losses []string) {
 	if c.Replicas < 2 {
 		lose(" has one replica: its records are lost with the server's disk, and no claim is made while " +
 			"that server is down; give its stream 3 replicas")
+	}
+	if s.shared && c.Replicas < 2 {
+		lose(" has one replica: if the server's or the account's storage is exhausted in the middle of a batch, outputs " +
+			"may be there without their record, and again with it")
+	}
+	if s.shared && c.MaxMsgsPerSubject > 1 {
+		lose(" keeps %d messages of a subject: a run that publishes more into one loses the first of them",
+			c.MaxMsgsPerSubject)
 	}
 	if c.Storage == jetstream.MemoryStorage {
 		lose(" is in memory: its records are lost when the servers that have them stop; create it with " +

@@ -36,6 +36,14 @@ var unfitStreams = map[string]struct {
 	"transform": {func(c *jetstream.StreamConfig) {
 		c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: "orders.>", Destination: "changed.>"}
 	}, "changes subjects of records"},
+	"transform into": {func(c *jetstream.StreamConfig) {
+		c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: "orders.in.>", Destination: "orders.once.>"}
+	}, "makes records of other messages"},
+	"one message": {func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, "unset MaxMsgsPerSubject"},
+	"source that splits": {func(c *jetstream.StreamConfig) {
+		c.Sources = []*jetstream.StreamSource{{Name: "IN", SubjectTransforms: []jetstream.SubjectTransformConfig{
+			{Source: "in.*", Destination: "orders.{{split(1,-)}}"}}}}
+	}, `messages of stream "IN" into`},
 	"source": {func(c *jetstream.StreamConfig) {
 		c.Sources = []*jetstream.StreamSource{{Name: "IN"}}
 	}, `messages of stream "IN" into`},

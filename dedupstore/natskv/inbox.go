@@ -140,12 +140,12 @@ func (i *Inbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Set
 
 // writeBatch writes a record behind outputs, if its last revision is the given one: whoever sees it sees them.
 func (s *Store) writeBatch(ctx context.Context, outputs []*nats.Msg, record *nats.Msg, seen int64) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.batches.within)
+	defer cancel()
 	if len(outputs) == 0 && s.batches.fault == nil {
 		return s.publish(ctx, record.Subject, record.Data, seen, record.Header)
 	}
 	s.condition(record.Header, seen)
-	ctx, cancel := context.WithTimeout(ctx, s.batches.within)
-	defer cancel()
 	return s.batches.publish(ctx, append(slices.Clip(outputs), record))
 }
 

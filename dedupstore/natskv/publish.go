@@ -35,7 +35,6 @@ type run struct {
 
 	mu       sync.Mutex
 	over     bool
-	bytes    int
 	messages []*nats.Msg
 }
 
@@ -57,7 +56,7 @@ func (s *Store) Publish(ctx context.Context, messages ...producer.Message) error
 		return &dedupstore.InvalidError{Package: "natskv", Field: "Config.Stream", Problem: noStream}
 	}
 	r, inRun := txctx.From[*run](ctx)
-	inRun = inRun && r.store.stream == s.stream
+	inRun = inRun && r.store.sameStream(s)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -67,10 +66,13 @@ func (s *Store) Publish(ctx context.Context, messages ...producer.Message) error
 	if _, err := s.now(ctx); err != nil { // which looks at the stream, if that was long ago
 		return err
 	}
-	encoded, ids := make([]*nats.Msg, len(messages)), make([]string, len(messages))
+	encoded, ids, encode := make([]*nats.Msg, len(messages)), make([]string, len(messages)), s.encode
+	if inRun {
+		encode = r.store.encode
+	}
 	for i, m := range messages {
 		var err error
-		if encoded[i], ids[i], err = s.encode(ctx, m); err != nil {
+		if encoded[i], ids[i], err = encode(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -90,6 +92,12 @@ func (s *Store) Publish(ctx context.Context, messages ...producer.Message) error
 		failures[i] = producer.Failure{Index: i, ID: m.ID, Err: err, Unknown: unknown}
 	}
 	return &producer.PublishError{Failures: failures}
+}
+
+// sameStream reports whether what another store publishes can be in a batch of this one. A name alone says little: the
+// other may have another server, account or domain.
+func (s *Store) sameStream(other *Store) bool {
+	return s == other || s.stream == other.stream && s.api == other.api && s.js.Conn() == other.js.Conn()
 }
 
 // encode makes a message of the stream of a producer's, and returns its ID for the stream.
@@ -194,9 +202,12 @@ func (s *Store) publishAtOnce(ctx context.Context, messages []*nats.Msg) (unknow
 	pauses := pace.Pace{Shortest: 5 * time.Millisecond, Longest: 500 * time.Millisecond}
 	for began := time.Now(); ; {
 		bounded, cancel := context.WithTimeout(ctx, answerWithin)
-		if len(messages) == 1 && s.batches.fault == nil {
+		switch alone := len(messages) == 1 && s.batches.fault == nil; {
+		case alone && !s.js.Conn().IsConnected():
+			err = &unsentError{nats.ErrDisconnected}
+		case alone:
 			_, err = s.js.PublishMsg(bounded, messages[0])
-		} else {
+		default:
 			_, err = s.batches.publish(bounded, messages)
 		}
 		cancel()

@@ -277,3 +277,63 @@ func TestInbox_ManyConnectionsBesideHalfABatch(t *testing.T) {
 		t.Errorf("the stream has %d outputs, want %d", n, 2*connections)
 	}
 }
+
+// A store of the same stream's name elsewhere is another one, and what it publishes is no output of the run.
+func TestPublish_ByAStoreOfAnotherServerJoinsNoRun(t *testing.T) {
+	t.Parallel()
+	a := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
+	b := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
+	c := claim(t, a, request("1"), dedupstore.AcquiredRun).Claim
+	if err := a.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return succeeded(""), b.Publish(ctx, message("1", "orders.b"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wantStored(t, b, "orders.b")
+	wantStored(t, a)
+}
+
+func TestPublish_ByAStoreOfOtherRecordsLeavesThoseOfTheRunAlone(t *testing.T) {
+	t.Parallel()
+	js := natstest.Start(t).JetStream()
+	a := newInbox(t, js, Stream("ORDERS", 1, "orders.>"))
+	b := must(New(js, Config{Stream: "ORDERS", Subject: "orders.second"}))(t)
+	c := claim(t, a, request("1"), dedupstore.AcquiredRun).Claim
+	err := a.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return succeeded(""), b.Publish(ctx, message("1", "orders.once.a.b.c.d"))
+	})
+	if _, is := errors.AsType[*dedupstore.InvalidError](err); !is {
+		t.Errorf("it returned %v, want an InvalidError", err)
+	}
+	wantStored(t, a)
+}
+
+// The client would keep what it gets while it has no connection, and send it when it has one again.
+func TestPublish_WithoutAConnectionLeavesNothingForLater(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	admin := newInbox(t, server.JetStream(), Stream("ORDERS", 1, "orders.>"))
+	proxy := natstest.StartProxy(t, server)
+	js := proxy.JetStream(t)
+	in := inboxOf(t, js, "ORDERS")
+	if _, err := in.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Cut()
+	until(t, "the connection is lost", func() bool { return !js.Conn().IsConnected() })
+	for _, all := range [][]producer.Message{
+		{message("1", "orders.a")}, {message("2", "orders.a"), message("3", "orders.b")},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if err := in.Publish(ctx, all...); err == nil {
+			t.Error("it is published")
+		}
+		cancel()
+	}
+	proxy.Heal()
+	until(t, "the connection is back", js.Conn().IsConnected)
+	if err := in.Publish(t.Context(), message("4", "orders.c")); err != nil {
+		t.Fatal(err)
+	}
+	wantStored(t, admin, "orders.c")
+}

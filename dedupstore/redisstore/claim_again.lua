@@ -8,10 +8,11 @@ if head == '1R-' or head == '1S-' and string.sub(ARGV[1], 12, 12) ~= '1' then
   local at = sub(raw, 28, 28) == 'f' and 49 or 28
   local same = sub(raw, 28, at - 1) == sub(ARGV[1], 38, at + 9) -- the fingerprint, if the record has one
   at = sub(raw, at, at) == 't' and at + 26 or at
+  local whole = at <= #raw - 16 and sub(raw, 4, 19) ~= '0000000000000000'
   local fence, holder, lease = sub(raw, 4, 19), sub(raw, at, -18), sub(raw, -17)
   local alone = holder == '' or tonumber(string.match(holder, '^w(%x%x)') or '', 16) == #holder - 3
   local first, ends = string.match(fence, '^%d+$'), string.match(lease, '^[lL](%d+)$')
-  if same and alone and first and ends and #lease == 17 and first < now
+  if whole and same and alone and first and ends and #lease == 17 and first < now
     and (sub(lease, 1, 1) == 'L' and fence or 0) + ends <= tonumber(now)
     and sub(raw, 20, 27) ~= sub(ARGV[1], 30, 37)
     and tonumber(sub(ARGV[1], 1, 10)) > 1 and sub(ARGV[1], 11, 11) ~= '1' then

@@ -62,8 +62,9 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 func (s *Store) Close() { s.background.Wait() }
 
 // Claim implements [dedupstore.Store]. It sends pipelines of at most 256 claims, and further ones for keys that are
-// known and not done. While most are, as when a process was killed, it asks the script at once. Before the first claim it calls Check, unless the config says otherwise. While the server is
-// unfit or down, claims fail, and the next one looks again.
+// known and not done. While most are, as when a process was killed, it asks the script at once. Before the first claim
+// it calls Check, unless the config says otherwise. While the server is unfit or down, claims fail, and the next one
+// looks again.
 //
 // With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim waits for the
 // replicas even if the context ends, for at most half a second longer than they have. It may have to give the claim

@@ -75,7 +75,7 @@ func drawRequest(rt *rapid.T) dedupstore.Request {
 // drawRun draws a record, nearly always of a run, and sometimes one that cannot be read.
 func drawRun(rt *rapid.T, owner []byte, now uint64) string {
 	state := rapid.SampledFrom([]string{"R", "R", "R", "S", "T"}).Draw(rt, "state")
-	fence := rapid.SampledFrom([]uint64{1, now - 1, now - 100_000, now - 100_000, now, now + 1}).Draw(rt, "fence")
+	fence := rapid.SampledFrom([]uint64{0, 1, now - 1, now - 100_000, now - 100_000, now, now + 1}).Draw(rt, "fence")
 	b := appendDigits([]byte("1"+state+"-"), fence, fenceSize)
 	if rapid.IntRange(0, 5).Draw(rt, "same owner") == 0 {
 		b = append(b, owner...)
@@ -111,7 +111,11 @@ func drawRun(rt *rapid.T, owner []byte, now uint64) string {
 	default:
 		b = appendDigits(append(b, 'l'), rapid.SampledFrom([]uint64{1, now - 1, now, now + 1}).Draw(rt, "l"), leaseSize)
 	}
-	if sometimes("torn", 10) {
+	if sometimes("cut", 20) {
+		from := rapid.IntRange(0, len(b)-1).Draw(rt, "from")
+		b = append(b[:from:from], b[min(from+rapid.IntRange(1, 30).Draw(rt, "less"), len(b)):]...)
+	}
+	if sometimes("torn", 10) && len(b) > 0 {
 		at := rapid.IntRange(0, len(b)-1).Draw(rt, "at")
 		b[at] = rapid.SampledFrom([]byte("0x9lLw \xff")).Draw(rt, "byte")
 	}
