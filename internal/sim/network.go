@@ -217,7 +217,7 @@ func (p *process) send(kind, id, name string, apply func(late bool) (answer func
 			p.history.server.locked[keyOf(id)] = struct{}{}
 		}
 		arrives(w.between("late "+name, 500*time.Millisecond, 9*time.Second), false, true)
-	case kind == "settle" && w.happens("settlement late", name, 2500):
+	case kind == "settle" && w.happens("settlement late", name, 3500):
 		arrives(w.between("late "+name, 3*time.Second, 7*time.Second), false, true)
 	case w.happens("reply late", name, 500):
 		back = w.between("late "+name, 200*time.Millisecond, 5*time.Second)
