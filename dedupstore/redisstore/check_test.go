@@ -287,10 +287,11 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 			let := make(chan struct{})
 			defer close(let)
 			looks := make(chan struct{})
-			look := sync.OnceFunc(func() { close(looks); <-let })
+			var looked atomic.Bool
 			proxy.Inject(func(e redistest.Exchange) redistest.Fault {
-				if e.Has("\r\ninfo\r\n") {
-					look()
+				if e.Has("\r\ninfo\r\n") && looked.CompareAndSwap(false, true) {
+					close(looks)
+					<-let
 				}
 				return redistest.Fault{}
 			})

@@ -377,10 +377,7 @@ func TestStore_ManyCallersKeepTheirOwnAnswers(t *testing.T) {
 func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	options := cluster.Options()
-	options.ReadTimeout = time.Hour
-	rdb := redis.NewClusterClient(options)
-	t.Cleanup(func() { rdb.Close() })
+	rdb := cluster.Client()
 	s := newStore(t, rdb)
 	byNode := map[string][]string{}
 	for i := range 60 {
@@ -406,7 +403,7 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 		for _, id := range ids {
 			start := time.Now()
 			claim(t, s, request(id), dedupstore.AcquiredRun)
-			if took := time.Since(start); took > testserver.WaitLimit {
+			if took := time.Since(start); took > 2*time.Second { // the client gives a node that hangs up after 3 s
 				t.Errorf("a claim on a node that works took %v", took)
 			}
 		}
