@@ -46,8 +46,8 @@ var (
 // limit (SetMaxOpenConns) when the first handler runs, handlers take at most three quarters of it, and leave two
 // connections: more of them wait. Claims and heartbeats need the rest. A run inside a handler takes a place like any
 // other; while there is none, such runs take turns with one connection more. So give the pool three connections at
-// least, and one more for each run that stands inside a run inside a handler. Set SetMaxIdleConns as high, or
-// connections are made and closed all the time.
+// least; where runs inside handlers have runs inside them, nine, and four more for each further level. Set
+// SetMaxIdleConns as high, or connections are made and closed all the time.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Package: "mysqlstore", Field: "db", Problem: "is nil"}

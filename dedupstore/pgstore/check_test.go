@@ -149,9 +149,7 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 			t.Errorf("%s: %v", what, problem)
 		}
 	}
-	if n := s.pool.Stat().AcquiredConns(); n != 0 {
-		t.Errorf("%d connections are still in use", n)
-	}
+	until(t, "all connections to be given back", func() bool { return s.pool.Stat().AcquiredConns() == 0 })
 }
 
 func TestCheck_SaysWhatToGrant(t *testing.T) {

@@ -167,7 +167,11 @@ var inspectCases = []testCase{
 					}
 				}
 			}
-			if got := len(k.list(dedupstore.Filter{})); got != n {
+			got := len(k.list(dedupstore.Filter{}))
+			for end := time.Now().Add(waitLimit); got < n && time.Now().Before(end); { // a replica may answer that is behind
+				got = len(k.list(dedupstore.Filter{}))
+			}
+			if got != n {
 				k.Errorf("the list has %d records, want %d", got, n)
 			}
 			if got := k.count(); got[dedupstore.Running] != n {
