@@ -59,7 +59,8 @@ func callGRPC(t testing.TB, s *shop) caller {
 	return func(ctx context.Context, key string) (string, bool, error) {
 		var header metadata.MD
 		response := new(wrapperspb.StringValue)
-		err := conn.Invoke(idempotencygrpc.WithKey(ctx, key), procedure, wrapperspb.String("100"), response, grpc.Header(&header))
+		ctx = idempotencygrpc.WithKey(ctx, key)
+		err := conn.Invoke(ctx, procedure, wrapperspb.String("100"), response, grpc.Header(&header))
 		return response.GetValue(), len(header.Get("idempotent-replayed")) > 0, err
 	}
 }

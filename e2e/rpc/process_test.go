@@ -92,7 +92,9 @@ func runChild(path string) error {
 	if err != nil {
 		return err
 	}
-	forGRPC, err := idempotencygrpc.New(guard, idempotencygrpc.Config{Account: idempotencygrpc.SingleTenant, Group: "grpc"})
+	forGRPC, err := idempotencygrpc.New(guard, idempotencygrpc.Config{
+		Account: idempotencygrpc.SingleTenant, Group: "grpc",
+	})
 	if err != nil {
 		return err
 	}

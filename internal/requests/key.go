@@ -75,8 +75,8 @@ var parameters = regexp.MustCompile(`^(; *[a-z*][a-z0-9_.*-]*(=(` + strings.Join
 	`[A-Za-z*][A-Za-z0-9!#$%&'*+.^_` + "`" + `|~:/-]*`, `:[A-Za-z0-9+/]*={0,2}:`, `\?[01]`, `%"([ !#$&-~]|%[0-9a-f]{2})*"`,
 }, "|") + `))?)*$`)
 
-// BareProblem says what is wrong with bare text: it must have no character with a meaning in structured fields, lists or
-// parameters.
+// BareProblem says what is wrong with bare text: it must have no character with a meaning in structured fields, lists
+// or parameters.
 func BareProblem(s string) string {
 	if s == "" {
 		return "is empty"

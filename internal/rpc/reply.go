@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/internal/requests"
 )
 
-// A Status is a google.rpc.Status, and the text of its code's name is not needed.
+// A Status is a google.rpc.Status, without its Go type.
 type Status struct {
 	Code    uint32
 	Message string
@@ -159,7 +159,7 @@ type storedDetail struct {
 func (r *Reply) encode(most int, kept []string) (data []byte, whole bool) {
 	s := stored{Version: 1, Header: pick(r.Header, kept), Trailer: pick(r.Trailer, kept)}
 	var message []byte
-	err := error(nil)
+	var err error
 	switch {
 	case r.Status != nil:
 		s.Code, s.Text = r.Status.Code, r.Status.Message

@@ -118,7 +118,8 @@ func replyOf(response connect.AnyResponse, err error) (reply *rpc.Reply, coded b
 	reply = &rpc.Reply{Status: statusOf(err)}
 	known, coded := errors.AsType[*connect.Error](err)
 	if coded {
-		reply.Header = known.Meta().Clone()
+		own := *known // Meta makes a map where there is none, and calls may share an error
+		reply.Header = own.Meta().Clone()
 	}
 	return reply, coded
 }

@@ -3,6 +3,7 @@ package idempotencygrpc
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -79,14 +80,17 @@ func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.St
 	return errorOf(i.server.RefuseStream())
 }
 
-// heldMetadata holds back the metadata that a handler sends, until its run counts. One goroutine at a time uses it.
+// heldMetadata holds back the metadata that a handler sends, until its run counts.
 type heldMetadata struct {
 	grpc.ServerTransportStream
+	mu              sync.Mutex // the handler may have goroutines
 	header, trailer metadata.MD
 }
 
 // SetHeader implements grpc.ServerTransportStream.
 func (h *heldMetadata) SetHeader(md metadata.MD) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.header = metadata.Join(h.header, md)
 	return nil
 }
@@ -96,6 +100,8 @@ func (h *heldMetadata) SendHeader(md metadata.MD) error { return h.SetHeader(md)
 
 // SetTrailer implements grpc.ServerTransportStream.
 func (h *heldMetadata) SetTrailer(md metadata.MD) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.trailer = metadata.Join(h.trailer, md)
 	return nil
 }

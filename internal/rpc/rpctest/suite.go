@@ -31,6 +31,7 @@ func Run(t *testing.T, lib Library) {
 		"calls may wait for the response of the first":       s.waiting,
 		"statuses are outcomes":                              s.statuses,
 		"other errors release the key":                       s.errors,
+		"calls may share an error":                           s.shared,
 		"errors that steer":                                  s.steering,
 		"harmless refusals give the key back":                s.released,
 		"released failures of the server count":              s.releasedFailures,
@@ -224,6 +225,21 @@ func (s suite) statuses(t *testing.T) {
 		}
 		keytest.WantRuns(t, l, 1)
 	}
+}
+
+// shared returns an error that is a variable of a package, as handlers often do.
+func (s suite) shared(t *testing.T) {
+	refused := s.Error(notFound, "no")
+	rg := s.memory(t, rpc.Settings{}, func(context.Context, string, string) (string, error) { return "", refused })
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			if a := rg.pay("k" + strconv.Itoa(i)); a.Code != notFound {
+				t.Errorf("answered %d %q", a.Code, a.Message)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 var errNoLuck = errors.New("no luck")
