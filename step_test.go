@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -453,4 +454,39 @@ func TestStep_InAnInboxNamesStepIn(t *testing.T) {
 			t.Errorf("charged %d times; %v", s, err)
 		}
 	})
+}
+
+// BenchmarkStep compares a call with nothing inside, one with a step, and one with another call: what a step adds is
+// what the other call adds.
+func BenchmarkStep(b *testing.B) {
+	one := func(context.Context) (int, error) { return 1, nil }
+	for name, inside := range map[string]func(ctx context.Context, g *oncemill.Guard, id string) (int, error){
+		"nothing": func(context.Context, *oncemill.Guard, string) (int, error) { return 1, nil },
+		"step": func(ctx context.Context, _ *oncemill.Guard, _ string) (int, error) {
+			return oncemill.Step(ctx, "charge", one)
+		},
+		"do": func(ctx context.Context, g *oncemill.Guard, id string) (int, error) {
+			return oncemill.Do(ctx, g, oncemill.Call{Key: stepless(id)}, one)
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			g := newGuard(b, newStore(b).Store, oncemill.Policy{})
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				id := strconv.Itoa(n)
+				if _, err := oncemill.Do(b.Context(), g, call(id), func(ctx context.Context) (int, error) {
+					return inside(ctx, g, id)
+				}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// stepless is a key in another handler.
+func stepless(id string) dedupstore.Key {
+	k := key(id)
+	k.Handler = "charge-step-charge"
+	return k
 }
