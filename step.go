@@ -149,7 +149,9 @@ func (r *runContext) use(name string) error {
 
 // keepsSteps is how long steps are remembered: the message may end Window after them, and then be run again for as long
 // as its failure is kept.
-func (p *Policy) keepsSteps() time.Duration { return p.Window + max(p.Window, p.FailureWindow) }
+func (p *Policy) keepsSteps() time.Duration {
+	return min(p.Window+max(p.Window, p.FailureWindow), longestWindow)
+}
 
 // steers makes the error of a step say to the run around it what it would say if the handler had returned it.
 func (r *runContext) steers(name string, err error) error {
