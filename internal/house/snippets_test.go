@@ -205,8 +205,9 @@ var given = map[string]map[int]string{
 		var rdb *redis.Client`},
 	"docs/steps.md": {0: `
 		type (
-			Charge, Parcel struct{}
-			Order          struct{ Card, Amount, Address, Email string }
+			Charge struct{}
+			Parcel struct{}
+			Order  struct{ Card, Amount, Address, Email string }
 		)
 		var (
 			ctx          context.Context
