@@ -4,7 +4,7 @@
 export PATH := $(PATH):/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help check test e2e fuzz proof bench lint measure weight site
+.PHONY: help check test sim e2e fuzz proof bench lint measure weight site
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,10 @@ check: ## what a minute can say, without a server: vet, subjects, the API, the s
 
 test: ## everything that must hold before a change is kept; as root on Debian it installs what it lacks
 	@scripts/test
+
+sim: ## histories of the simulator (internal/sim), each from a seed: SEEDS=10000 FROM=1
+	@bash -c '. scripts/lib.sh; need_go; step "sim" go test -count=1 -timeout 0 -v -run "^TestSeeds$$" ./internal/sim \
+		-seeds $(or $(SEEDS),10000) -from $(or $(FROM),1); finish' sim
 
 e2e: export ONCEMILL_TEST_JAEGER = $(abspath $(JAEGER))
 e2e: ## dashboards, alerts, traces and compose.yaml; with JAEGER=path-to-a-jaeger-v2 through a real one, too

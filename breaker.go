@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
@@ -218,7 +218,9 @@ func (b *breaker) probing() error {
 	return &refusalError{b.cause, max(0, time.Until(b.next))}
 }
 
-func (b *breaker) rest() { b.next = time.Now().Add(b.pause - rand.N(b.pause/2+1)) }
+func (b *breaker) rest() {
+	b.next = time.Now().Add(b.pause - pace.Draw(context.Background(), b.pause/2+1))
+}
 
 // recovery returns what is closed when the store answers again after it was down.
 func (b *breaker) recovery() <-chan struct{} {

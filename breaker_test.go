@@ -200,7 +200,7 @@ func TestGuard_HeldCallEndsWithItsContextOrItsHold(t *testing.T) {
 		start := time.Now()
 		_, err := g.Run(t.Context(), c, nil)
 		as[*oncemill.StoreError](t, err)
-		if took := time.Since(start); took != c.MaxWait {
+		if took := time.Since(start); took < c.MaxWait || took > c.MaxWait+time.Millisecond { // which is jitter
 			t.Errorf("held for %v, want %v", took, c.MaxWait)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

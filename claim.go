@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -186,7 +186,8 @@ func (t *Ticket) acquire(ctx context.Context) error {
 			waits = true
 			defer t.call.WaitLimit.leave()
 		}
-		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+rand.N(pause/4+1)), wake) {
+		left += pace.Draw(ctx, 100*time.Microsecond) // those who began to wait together do not end together
+		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+pace.Draw(ctx, pause/4+1)), wake) {
 			return cmp.Or(context.Cause(ctx), err)
 		}
 	}

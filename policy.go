@@ -239,6 +239,10 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 // waits checks that the guard does not give up a claim while the store still waits for others. Such a claim would be
 // granted all the same and count as an attempt when its lease ends. Enough of them exhaust a message without a run.
 func (p Policy) waits(store dedupstore.Store) error {
+	if long, ok := store.(dedupstore.LongLeased); ok && p.Lease < long.LeastLease() {
+		return invalid("Policy.Lease", fmt.Sprintf("is %v, want at least %v for this store: it sends what got no answer "+
+			"again, and needs time for that", p.Lease, long.LeastLease()))
+	}
 	waiter, ok := store.(dedupstore.Waiter)
 	if !ok || p.Shadow {
 		return nil

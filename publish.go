@@ -48,10 +48,15 @@ func (t *Ticket) publishFirst(ctx context.Context, res Result, finish dedupstore
 	return t.publishUnstored(ctx, res, finish)
 }
 
-// publishUnstored publishes outputs that no record holds, and finishes then.
+// publishUnstored publishes outputs that no record holds, and finishes then. It publishes nothing when the lease cannot
+// be proven to hold: another owner may be publishing by then, and the message comes again anyway.
 func (t *Ticket) publishUnstored(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
-	if err := t.guard.renew(ctx, &t.lease, false); errors.Is(err, ErrClaimLost) {
+	l := &t.lease
+	switch err := t.guard.renew(ctx, l, false); {
+	case errors.Is(err, ErrClaimLost):
 		return Result{}, err
+	case err != nil && time.Until(l.ends()) < l.claim.Lease/margin:
+		return Result{}, &UnrecordedError{Key: l.claim.Key, Err: err}
 	}
 	finish.Outcome.Produced, finish.Published = dedupstore.Stubs(finish.Outcome.Produced), true
 	return t.publishThen(ctx, res, finish)

@@ -270,6 +270,31 @@ func TestGuard_PublisherThatLostItsLeaseMayStillAcknowledge(t *testing.T) {
 	})
 }
 
+func TestGuard_OutputsOverTheLimitAreNotPublishedAfterTheLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxProducedBytes: 1, Lease: 3 * time.Second})
+		h := counter{then: func(ctx context.Context, run int) (dedupstore.Outcome, error) {
+			store.down.Store(true)
+			time.Sleep(4 * time.Second) // it does not heed its context, which has ended
+			return producing("o1")(ctx, run)
+		}}
+		var p publisher
+		c := call("m1")
+		c.Publish = p.publish
+		_, err := g.Run(t.Context(), c, h.run)
+		as[*oncemill.UnrecordedError](t, err)
+		p.want(t) // nothing: another owner may be publishing
+		store.down.Store(false)
+		h.then = producing("o1")
+		if _, err := g.Run(t.Context(), c, h.run); err != nil {
+			t.Fatal(err)
+		}
+		p.want(t, "o1")
+		h.want(t, 2)
+	})
+}
+
 func TestGuard_InvalidOutputsBecomeAFailureNotALoop(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -207,7 +208,7 @@ func (g *Guard) retry(ctx context.Context, l *lease, err error, operation func()
 		if pause > left {
 			pause = left - left/8 // an outage may end before the lease does
 		}
-		if pause < minPoll || !sleepUntil(ctx, nil, pause, nil) {
+		if pause < minPoll || !sleepUntil(ctx, nil, pace.JitterOf(ctx, pause), nil) {
 			return err
 		}
 		err = operation()

@@ -24,6 +24,7 @@ require (
 	github.com/oncemill/oncemill/internal/testserver/cassandratest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/mysqltest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
 	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
@@ -111,6 +112,7 @@ replace (
 	github.com/oncemill/oncemill/internal/testserver/cassandratest => ../internal/testserver/cassandratest
 	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
 	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../internal/testserver/mysqltest
+	github.com/oncemill/oncemill/internal/testserver/natstest => ../internal/testserver/natstest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
 	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox

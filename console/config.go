@@ -119,7 +119,7 @@ func (c Config) validate() error {
 		case named[kind+name]:
 			return invalid(kind, fmt.Sprintf("has two with the name %q", name))
 		case missing:
-			return invalid(kind, fmt.Sprintf("has %q without a source", name))
+			return invalid(kind, fmt.Sprintf("has %q without a source, give it one", name))
 		}
 		named[kind+name] = true
 		return nil

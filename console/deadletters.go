@@ -19,18 +19,20 @@ type DeadLetters interface {
 	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
 	Show(ctx context.Context, id string) ([]DeadLetter, error)
 
-	// Predict says what a redrive would do, by reason, and when the newest of these letters came.
-	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, newest time.Time, err error)
+	// Predict says what a redrive would do, by reason. The plan is for Redrive to know what was shown; the console keeps
+	// it for some minutes, and does not look into it.
+	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, plan any, err error)
 
-	// Redrive publishes the messages that will run, and reports its progress. It sends no letter that came later than
-	// the newest of the prediction. It stops if many fail again.
+	// Redrive publishes the messages that will run, and reports its progress. It sends only letters of the plan, to the
+	// topics that were shown, and leaves those whose messages would no longer do what was shown. It stops if many fail
+	// again.
 	Redrive(ctx context.Context, r RedriveRequest) error
 }
 
 // A RedriveRequest asks for a redrive.
 type RedriveRequest struct {
 	DeadLetterFilter
-	Newest   time.Time      // of the prediction
+	Plan     any            // what Predict returned
 	Rate     int            // messages a second at most
 	Who, Why string         // for an audit log
 	On       func(Redriven) // is told the progress; never nil

@@ -462,13 +462,18 @@ func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, e
 
 func (l *toyLetters) Predict(
 	ctx context.Context, f DeadLetterFilter,
-) (all []Prediction, newest time.Time, err error) {
+) (all []Prediction, plan any, err error) {
 	found, _, err := l.List(ctx, f, 1000)
 	for _, d := range found {
-		all = append(all, Prediction{Reason: d.Reason, DeadLetters: 1, Run: 1, To: []string{d.Topic}})
-		newest = d.At
+		at := slices.IndexFunc(all, func(p Prediction) bool { return p.Reason == d.Reason })
+		if at < 0 {
+			at, all = len(all), append(all, Prediction{Reason: d.Reason})
+		}
+		all[at].DeadLetters++
+		all[at].Run++
+		all[at].To = append(all[at].To, d.Topic)
 	}
-	return all, newest, err
+	return all, all, err
 }
 
 func (l *toyLetters) Redrive(ctx context.Context, r RedriveRequest) error {

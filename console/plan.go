@@ -50,8 +50,8 @@ type plan struct {
 	Rows    []outbox.RowInfo
 	Which   DeadLetterFilter
 	Foresee []Prediction
-	Newest  time.Time // of the letters
-	Topic   string    // of a replay; empty: all
+	Bound   any    // what Predict returned with that
+	Topic   string // of a replay; empty: all
 
 	Counts  []amount // what would change, by scope and state
 	Refused []amount // what would not, by reason
@@ -318,7 +318,7 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (er
 	default:
 		p.About = "all letters"
 	}
-	p.Foresee, p.Newest, err = t.Source.Predict(ctx, p.Which)
+	p.Foresee, p.Bound, err = t.Source.Predict(ctx, p.Which)
 	return err
 }
 

@@ -104,6 +104,28 @@ func TestPlan_OfRowsInSeveralTopics(t *testing.T) {
 	}
 }
 
+// A redrive gets the plan that the page has shown, with every topic that it sends to.
+func TestPlan_OfLettersForManyTopics(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	for i := range 5 {
+		s.dead.all = append(s.dead.all, DeadLetter{ID: numbered("dead", i), Reason: "refused", Topic: numbered("topic", i)})
+	}
+	form := url.Values{"do": {"redrive"}, "in": {"dead.billing"}, "token": {s.token()}}
+	_, body, _ := s.post("plan", form)
+	for i := range 5 {
+		if topic := numbered("topic", i); !strings.Contains(body, topic) {
+			t.Errorf("no %s in\n%s", topic, body)
+		}
+	}
+	s.acts(Redrive, url.Values{"in": {"dead.billing"}}, nil)
+	s.dead.mu.Lock()
+	defer s.dead.mu.Unlock()
+	if plan, ok := s.dead.redriven[0].Plan.([]Prediction); !ok || len(plan) != 1 || len(plan[0].To) != 5 {
+		t.Errorf("the redrive got %+v", s.dead.redriven[0])
+	}
+}
+
 // Without an ID or a reason, a filter of dead letters means all of them.
 func TestPlan_OfNobodyIsNotForAll(t *testing.T) {
 	t.Parallel()

@@ -347,7 +347,7 @@ func (c *Console) redrive(ctx context.Context, t *task) error {
 	}
 	var last Redriven
 	err = d.Source.Redrive(ctx, RedriveRequest{
-		DeadLetterFilter: t.plan.Which, Newest: t.plan.Newest, Rate: c.config.Rate, Who: t.who, Why: t.why,
+		DeadLetterFilter: t.plan.Which, Plan: t.plan.Bound, Rate: c.config.Rate, Who: t.who, Why: t.why,
 		On: func(now Redriven) {
 			t.mu.Lock()
 			defer t.mu.Unlock()

@@ -140,7 +140,7 @@ func HandlerProblem(name string) string {
 	case name == "":
 		return "is empty: records are kept under it, and another name runs everything again"
 	case strings.HasPrefix(name, "~"):
-		return fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", name)
+		return fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode, choose another", name)
 	}
 	err := dedupstore.Key{Tenant: "probe", Group: "probe", Handler: name, ID: "probe"}.Validate()
 	if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {

@@ -59,7 +59,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 				"is not handled, and comes again; give the program that handles dead letters a Group or a Handler "+
 				"of its own",
 			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "again_in", pause)
-		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
+		return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Err: own}
 	}
 	p.log.ErrorContext(ctx,
 		"oncemill: own dead letter came back: it is acknowledged, and its handler does not run; let this group "+
@@ -87,16 +87,16 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unpublished(err)
+		return p.unpublished(ctx, err)
 	}
 	return Decision{Action: Ack, Err: own}
 }
 
 // unpublished is what to do with a delivery whose dead letter cannot be published.
-func (p *Processor) unpublished(err error) Decision {
+func (p *Processor) unpublished(ctx context.Context, err error) Decision {
 	pause := p.policy.Backoff.Min
 	err = &oncemill.UnpublishedError{Delay: pause, Err: err}
-	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: err}
+	return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Err: err}
 }
 
 func (p *Processor) scope(handler string) string {
@@ -186,19 +186,19 @@ func (p *Processor) publishDeadLetter(
 			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
 		}
 		if err := publication.Done(); err != nil {
-			return p.decide(d, oncemill.Result{}, err)
+			return p.decide(ctx, d, oncemill.Result{}, err)
 		}
 		if call.Rerun != 0 && call.Rerun == res.Fence {
 			// It came before that was recorded of a dead letter that somebody has: nothing has run yet.
 			pause := p.policy.Backoff.Min
 			busy := &oncemill.BusyError{Wait: pause, NotDue: true}
-			decision = Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: busy}
+			decision = Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Err: busy}
 		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
 	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt,
 		res.Fence)); err != nil {
-		return p.unpublished(err)
+		return p.unpublished(ctx, err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic,
 		"position", d.Position, "error", failure)
@@ -258,7 +258,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	id := ids.Derive("oncemill/undeliverable", parts...)
 	letter := p.letter(d, id, original, outcome, headers.Text(cause.Error(), dedupstore.MaxReason))
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unpublished(err)
+		return p.unpublished(ctx, err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from",
 		d.Topic, "position", d.Position, "error", cause)

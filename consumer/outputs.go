@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -41,7 +43,13 @@ func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedups
 	if err != nil || !recorded || len(outputs) == 0 {
 		return dedupstore.Outcome{}, err
 	}
-	return dedupstore.Outcome{Produced: stamp(ctx, t.delivery.Header, outputs)}, nil
+	produced := stamp(ctx, t.delivery.Header, outputs)
+	if inbox, ok := txctx.From[txctx.Carrier[dedupstore.Produced]](ctx); ok { // what the record need not hold
+		if produced, err = inbox.Carry(ctx, produced); err != nil {
+			return dedupstore.Outcome{}, oncemill.Permanent(fmt.Errorf("the handler's outputs cannot be published: %w", err))
+		}
+	}
+	return dedupstore.Outcome{Produced: produced}, nil
 }
 
 func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -14,6 +13,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -41,6 +42,9 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
+	}
+	if isnil.Nil(store) {
+		return nil, invalid("store", "is nil")
 	}
 	guard, err := oncemill.NewGuard(store, config.Policy)
 	if err != nil {
@@ -229,7 +233,7 @@ func (p *Processor) unguarded(ctx context.Context, t *Ticket, do work) Decision 
 		pause := p.policy.Backoff.Max
 		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic",
 			d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
-		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
+		return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, t, do)
 	case errors.Is(err, ErrOwnDeadLetter):
@@ -297,7 +301,7 @@ const mismatched Action = "mismatch"
 
 // decide makes a decision of how a guarded run ended. Only an outcome is acknowledged. It looks at the guard's own
 // error, not at errors inside: a handler's error may hold errors of guards that the handler used.
-func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
+func (p *Processor) decide(ctx context.Context, d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
 		failure := res.Failure()
@@ -312,7 +316,7 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 	case *oncemill.RetryError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	case *oncemill.BusyError:
-		return Decision{Action: RetryLater, Delay: e.Wait + jitter(e.Wait), Err: err}
+		return Decision{Action: RetryLater, Delay: e.Wait + jitter(ctx, e.Wait), Err: err}
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	// of the handler's name, or what a fingerprinter made: nothing that another delivery mends
@@ -321,7 +325,7 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 	}
 	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
 	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
-	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: unanswered, Err: err}
+	return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Keep: unanswered, Err: err}
 }
 
 // unguardable is the decision for a delivery that cannot be guarded because the program is set up wrongly.
@@ -332,4 +336,6 @@ func (p *Processor) unguardable(d *Delivery, err error) Decision {
 }
 
 // jitter keeps the copies of a message from coming back all at once.
-func jitter(d time.Duration) time.Duration { return rand.N(d/10 + time.Millisecond) }
+func jitter(ctx context.Context, d time.Duration) time.Duration {
+	return pace.Draw(ctx, d/10+time.Millisecond)
+}

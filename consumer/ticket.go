@@ -219,7 +219,7 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 	if p.policy.Shadow {
 		return shadowed(res, err)
 	}
-	decision := p.decide(d, res, err)
+	decision := p.decide(ctx, d, res, err)
 	switch {
 	case decision.Action == mismatched:
 		decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)

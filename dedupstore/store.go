@@ -91,6 +91,13 @@ type Waiter interface {
 	ClaimWait() time.Duration
 }
 
+// A LongLeased store waits long for an answer before it sends again. A lease must outlast several tries.
+type LongLeased interface {
+	// LeastLease is how long leases must be at least. Nothing breaks under a shorter one, but what is undecided when its
+	// lease ends is told to nobody.
+	LeastLease() time.Duration
+}
+
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
 	// Check returns an error that says what to change if the server can drop claims by its settings. It reports what an

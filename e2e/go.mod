@@ -3,6 +3,7 @@ module github.com/oncemill/oncemill/e2e
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/IBM/sarama v1.50.3
 	github.com/ThreeDotsLabs/watermill v1.5.3
 	github.com/ThreeDotsLabs/watermill-kafka/v3 v3.1.4
@@ -31,6 +32,8 @@ require (
 	github.com/oncemill/oncemill/outbox/mysqloutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
+	github.com/oncemill/oncemill/producer/idempotencyconnect v0.0.0
+	github.com/oncemill/oncemill/producer/idempotencygrpc v0.0.0
 	github.com/oncemill/oncemill/transport/franz v0.0.0
 	github.com/oncemill/oncemill/transport/natsjs v0.0.0
 	github.com/oncemill/oncemill/transport/oncewatermill v0.0.0
@@ -52,6 +55,7 @@ require (
 	go.opentelemetry.io/proto/otlp v1.11.0
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.5
+	google.golang.org/grpc v1.85.0
 	google.golang.org/protobuf v1.36.12
 	modernc.org/sqlite v1.60.0
 )
@@ -110,6 +114,7 @@ require (
 	github.com/ncruces/go-strftime v1.0.0 // indirect
 	github.com/oklog/ulid v1.3.1 // indirect
 	github.com/oncemill/oncemill/dedupstore/dynamostore v0.0.0
+	github.com/oncemill/oncemill/internal/rpc v0.0.0 // indirect
 	github.com/opencontainers/go-digest v1.0.0 // indirect
 	github.com/pierrec/lz4/v4 v4.1.33 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
@@ -139,7 +144,6 @@ require (
 	golang.org/x/time v0.16.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260928230214-8a89bd6388cc // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260928230214-8a89bd6388cc // indirect
-	google.golang.org/grpc v1.83.2 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	modernc.org/libc v1.77.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
@@ -155,6 +159,7 @@ replace (
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore
+	github.com/oncemill/oncemill/internal/rpc => ../internal/rpc
 	github.com/oncemill/oncemill/internal/testserver/cassandratest => ../internal/testserver/cassandratest
 	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
 	github.com/oncemill/oncemill/internal/testserver/mysqltest => ../internal/testserver/mysqltest
@@ -164,6 +169,8 @@ replace (
 	github.com/oncemill/oncemill/outbox/mysqloutbox => ../outbox/mysqloutbox
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
+	github.com/oncemill/oncemill/producer/idempotencyconnect => ../producer/idempotencyconnect
+	github.com/oncemill/oncemill/producer/idempotencygrpc => ../producer/idempotencygrpc
 	github.com/oncemill/oncemill/transport/franz => ../transport/franz
 	github.com/oncemill/oncemill/transport/natsjs => ../transport/natsjs
 	github.com/oncemill/oncemill/transport/oncewatermill => ../transport/oncewatermill

@@ -77,7 +77,7 @@ func follow(t *testing.T, store traceStore, l leg) {
 		t.Fatal(err)
 	}
 	placing.End()
-	until(t, time.Minute, "the order to be handled", func() bool { return l.runs.Load() > 0 })
+	until(t, 3*time.Minute, "the order to be handled", func() bool { return l.runs.Load() > 0 })
 	ctx, again := otel.Tracer("e2e").Start(t.Context(), "retry")
 	if err := l.publishAgain(ctx, order); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func follow(t *testing.T, store traceStore, l leg) {
 	// From the order to the run there is one chain; the relay's sending is a side branch.
 	chain := []string{"process orders", "create orders", "place order"}
 	var run, repeated *span
-	until(t, time.Minute, "the spans of the run, of what led to it, and of the duplicate", func() bool {
+	until(t, 3*time.Minute, "the spans of the run, of what led to it, and of the duplicate", func() bool {
 		spans := store.trace(t, original)
 		run = processing(spans, "claimed")
 		repeated = processing(store.trace(t, duplicate), "duplicate_completed")

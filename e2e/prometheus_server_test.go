@@ -33,7 +33,7 @@ func startProgram(t *testing.T, ready, program string, args ...string) *testserv
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = p.Kill() })
-	until(t, time.Minute, program+" to be ready", func() bool {
+	until(t, 3*time.Minute, program+" to be ready", func() bool {
 		select {
 		case <-p.Ended():
 			t.Fatalf("%s ended", program)

@@ -12,6 +12,7 @@ require (
 	github.com/oncemill/oncemill v0.0.0
 	github.com/oncemill/oncemill/console v0.0.0
 	github.com/oncemill/oncemill/dedupstore/mysqlstore v0.0.0
+	github.com/oncemill/oncemill/dedupstore/natskv v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
@@ -103,6 +104,7 @@ replace (
 	github.com/oncemill/oncemill => ..
 	github.com/oncemill/oncemill/console => ../console
 	github.com/oncemill/oncemill/dedupstore/mysqlstore => ../dedupstore/mysqlstore
+	github.com/oncemill/oncemill/dedupstore/natskv => ../dedupstore/natskv
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
 	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore

@@ -200,9 +200,9 @@ func openMySQLBoxes(ctx context.Context, b *kit.Bench) (*kit.Pair[*box], error) 
 	return boxes(ctx, b, d, filled.Differing{
 		Columns: map[string]string{
 			"number": "NULL", // names as those of IDs that begin with a time
-			"name": "CONCAT(UNHEX(LPAD(HEX(n.i), 12, '0')), LEFT(UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256)), 26))",
-			"id": "CONCAT(LPAD(n.i, 10, '0'), '-', x.id)",
-			"at": "x.at - n.i * 1000000 * (x.state = 3)",
+			"name":   "CONCAT(UNHEX(LPAD(HEX(n.i), 12, '0')), LEFT(UNHEX(SHA2(CONCAT(x.number, '-', n.i), 256)), 26))",
+			"id":     "CONCAT(LPAD(n.i, 10, '0'), '-', x.id)",
+			"at":     "x.at - n.i * 1000000 * (x.state = 3)",
 		},
 		Expired: map[string]string{"state": "3", "at": "1"},
 	}, func(table string) (anyOutbox, error) {

@@ -14,6 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"github.com/oncemill/oncemill/dedupstore/natskv"
 )
 
 // onKafka reports which of the two brokers is meant. A flag wins over what the settings have.
@@ -58,11 +60,16 @@ func (a *app) connectNATS(servers string, values url.Values, options ...nats.Opt
 	return jetstream.New(nc)
 }
 
-// bucket connects to the servers of an address such as nats+kv://HOST:PORT,HOST:PORT/BUCKET?creds=FILE.
-func (a *app) bucket(at *url.URL) (js jetstream.JetStream, bucket string, err error) {
-	values, err := ours("--store", at.RawQuery, "creds", "domain")
+// kv connects to the servers of an address such as nats+kv://HOST:PORT,HOST:PORT/BUCKET?creds=FILE. With a parameter
+// subject the path is a stream.
+func (a *app) kv(at *url.URL) (js jetstream.JetStream, c natskv.Config, err error) {
+	values, err := ours("--store", at.RawQuery, "creds", "domain", "subject")
 	if err != nil {
-		return nil, "", err
+		return nil, c, err
+	}
+	c = natskv.Config{Bucket: strings.Trim(at.Path, "/"), Logger: quiet}
+	if c.Subject = values.Get("subject"); c.Subject != "" {
+		c.Bucket, c.Stream = "", c.Bucket
 	}
 	var servers []string
 	for host := range strings.SplitSeq(at.Host, ",") {
@@ -70,7 +77,7 @@ func (a *app) bucket(at *url.URL) (js jetstream.JetStream, bucket string, err er
 		servers = append(servers, one.String())
 	}
 	js, err = a.connectNATS(strings.Join(servers, ","), values, nats.Timeout(5*time.Second))
-	return js, strings.Trim(at.Path, "/"), err
+	return js, c, err
 }
 
 // kafka makes a client of the brokers that the settings name.

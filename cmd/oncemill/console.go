@@ -371,18 +371,18 @@ func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.D
 // Predict implements [console.DeadLetters].
 func (l *consoleLetters) Predict(
 	ctx context.Context, f console.DeadLetterFilter,
-) (all []console.Prediction, newest time.Time, err error) {
+) (all []console.Prediction, plan any, err error) {
 	a, r, err := l.open(ctx, f, false)
 	if err != nil {
-		return nil, newest, err
+		return nil, nil, err
 	}
 	defer a.close()
 	if r.store, err = a.inspector(ctx); err != nil {
-		return nil, newest, err
+		return nil, nil, err
 	}
 	p, err := a.predict(ctx, r)
 	if err != nil {
-		return nil, newest, err
+		return nil, nil, err
 	}
 	for _, of := range slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
 		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
@@ -392,12 +392,13 @@ func (l *consoleLetters) Predict(
 			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of.Reason])),
 		})
 	}
-	return all, r.newest, nil
+	return all, p.shown, nil
 }
 
 // Redrive implements [console.DeadLetters].
 func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveRequest) error {
-	if request.Newest.IsZero() { // there was none
+	plan, ok := request.Plan.(*shown)
+	if !ok || len(plan.all) == 0 {
 		return nil
 	}
 	a, r, err := l.open(ctx, request.DeadLetterFilter, true)
@@ -405,7 +406,6 @@ func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveReq
 		return err
 	}
 	defer a.close()
-	r.newest = request.Newest
 	if r.store, err = a.inspector(ctx); err != nil {
 		return err
 	}
@@ -420,5 +420,5 @@ func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveReq
 			Sent: sent, Left: left, Refused: refused, Succeeded: w.succeeded, Failed: w.failed, Open: len(w.open),
 		})
 	}
-	return a.send(ctx, r, pub, l.server.logger.With("who", request.Who, "why", request.Why, "action", r.verb))
+	return a.send(ctx, r, plan, pub, l.server.logger.With("who", request.Who, "why", request.Why, "action", r.verb))
 }

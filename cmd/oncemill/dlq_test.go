@@ -468,30 +468,30 @@ func TestConsole_RedrivesNoLetterThatItsPlanDidNotShow(t *testing.T) {
 	source := &consoleLetters{
 		server: &consoleServer{app: a, flags: cmd.Flags(), rate: 100, logger: quiet}, topic: "dead",
 	}
-	predict := func() (n int, newest time.Time) {
-		all, newest, err := source.Predict(t.Context(), console.DeadLetterFilter{})
+	predict := func() (n int, plan any) {
+		all, plan, err := source.Predict(t.Context(), console.DeadLetterFilter{})
 		r.must(err)
 		for _, p := range all {
 			n += p.Run
 		}
-		return n, newest
+		return n, plan
 	}
-	redrive := func(newest time.Time) {
+	redrive := func(plan any) {
 		r.must(source.Redrive(t.Context(), console.RedriveRequest{
-			Newest: newest, Rate: 100, On: func(console.Redriven) {},
+			Plan: plan, Rate: 100, On: func(console.Redriven) {},
 		}))
 	}
 	_, none := predict()
 	r.publish(3)
 	r.buried(3)
-	shown, newest := predict()
+	shown, plan := predict()
 	r.must(r.pub.Publish(t.Context(), producer.Message{ID: "order-100", Topic: "orders"}))
 	r.buried(4)
 	r.mu.Lock()
 	r.heal = true
 	r.mu.Unlock()
 	redrive(none)
-	redrive(newest)
+	redrive(plan)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if shown != 3 || len(r.runs) != 3 || r.runs["order-100"] != 0 {

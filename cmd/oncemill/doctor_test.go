@@ -104,6 +104,26 @@ func TestDoctor_NATSBucket(t *testing.T) {
 	wantOnly(t, []string{`error store, bucket "none": is missing`}, "--store", at+"/none")
 }
 
+func TestDoctor_NATSStream(t *testing.T) {
+	t.Parallel()
+	server := natstest.Start(t)
+	js := server.JetStream()
+	good := natskv.Stream("ORDERS", 1, "orders.>")
+	if _, err := js.CreateStream(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	unfit := natskv.Stream("MAILS", 1, "mails.>")
+	unfit.AllowAtomicPublish = false
+	if _, err := js.CreateStream(t.Context(), unfit); err != nil {
+		t.Fatal(err)
+	}
+	at := strings.Replace(server.URL(), "nats://", "nats+kv://", 1)
+	wantOnly(t, []string{"error store: the stream has one replica", "warning store: the stream has one replica in files"},
+		"--store", at+"/ORDERS?subject=orders.once")
+	wantOnly(t, []string{`error store, stream "MAILS": takes no atomic batches: set AllowAtomicPublish`},
+		"--store", at+"/MAILS?subject=mails.once")
+}
+
 func TestDoctor_Redis(t *testing.T) {
 	t.Parallel()
 	good := compose(t, "redis")

@@ -59,14 +59,14 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 	return nil
 }
 
-// natsClock compares the clock of the server that leads the bucket.
+// natsClock compares the clock of the server that leads the bucket or stream.
 func (d *doctor) natsClock(ctx context.Context, what string, at *url.URL) error {
-	js, bucket, err := d.bucket(at)
+	js, config, err := d.kv(at)
 	if err != nil {
 		return err
 	}
 	before := time.Now()
-	stream, err := js.Stream(ctx, "KV_"+cmp.Or(bucket, "oncemill"))
+	stream, err := js.Stream(ctx, cmp.Or(config.Stream, "KV_"+cmp.Or(config.Bucket, "oncemill")))
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"database/sql"
@@ -109,6 +110,16 @@ func TestCommand_OnEachStore(t *testing.T) {
 					t.Fatal(err)
 				}
 				return strings.Replace(server.URL(), "nats://", "nats+kv://", 1) + "/" + own
+			}
+		},
+		"nats, a stream": func(t *testing.T) func(dir, own string) string {
+			server := natstest.Start(t)
+			js := server.JetStream()
+			return func(_, own string) string {
+				if _, err := js.CreateStream(t.Context(), natskv.Stream(own, 1, own+".>")); err != nil {
+					t.Fatal(err)
+				}
+				return strings.Replace(server.URL(), "nats://", "nats+kv://", 1) + "/" + own + "?subject=" + own + ".once"
 			}
 		},
 		"dynamodb": func(t *testing.T) func(dir, own string) string {
@@ -340,9 +351,9 @@ func spoil(ts *testscript.TestScript, _ bool, args []string) {
 		_, err = db.ExecContext(ctx, `UPDATE oncemill_dedup SET state = 'of a later version' WHERE key = ?`, key)
 		ts.Check(err)
 	case "nats+kv":
-		js, bucket, err := a.bucket(at)
+		js, config, err := a.kv(at)
 		ts.Check(err)
-		subject := "$KV." + bucket + "." + strings.ReplaceAll(key, ":", ".")
+		subject := cmp.Or(config.Subject, "$KV."+config.Bucket) + "." + strings.ReplaceAll(key, ":", ".")
 		_, err = js.Publish(ctx, subject, []byte("of a later version"))
 		ts.Check(err)
 	case "mysql":

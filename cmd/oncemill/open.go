@@ -74,11 +74,11 @@ func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
 		}
 		return sqlitestore.New(db, sqlitestore.Config{Table: own["table"], Logger: quiet})
 	case "nats+kv", "tls+kv":
-		js, bucket, err := a.bucket(at)
+		js, config, err := a.kv(at)
 		if err != nil {
 			return nil, err
 		}
-		return natskv.New(js, natskv.Config{Bucket: bucket, Logger: quiet})
+		return natskv.New(js, config)
 	case "dynamodb":
 		client, err := dynamo(ctx, at)
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strconv"
@@ -101,8 +102,33 @@ func (d *dlq) cases(ctx context.Context, store dedupstore.Inspector, all []lette
 	return cases, err
 }
 
+// A shown is what a prediction has shown of each letter that would be sent: its fate and its topic. A redrive does
+// nothing else. It takes some 20 bytes a letter.
+type shown struct {
+	seed   maphash.Seed
+	all    map[uint64]struct{}
+	newest time.Time // NATS delivers letters in this order: those that came later need not be read
+}
+
+// of stands for a letter, its fate and its topic.
+func (s *shown) of(c *rerunCase) uint64 {
+	return maphash.Comparable(s.seed, struct {
+		mark  string
+		fence uint64
+		bound
+	}{c.mark(), c.fence, bound{c.fate, c.again.Topic}})
+}
+
+func (s *shown) add(c *rerunCase) { s.all[s.of(c)] = struct{}{} }
+
+func (s *shown) has(c *rerunCase) bool {
+	_, ok := s.all[s.of(c)]
+	return ok
+}
+
 // A prediction is what would happen to letters, by reason.
 type prediction struct {
+	shown   *shown
 	fates   map[bound]int
 	reasons map[string]*foreseen
 	topics  map[string]map[string]bool // by reason: where those that run go
@@ -141,6 +167,7 @@ func (f *foreseen) of(what fate) *int {
 
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
+		shown: &shown{seed: maphash.MakeSeed(), all: map[uint64]struct{}{}},
 		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{},
 		cannot: map[string]int{}, samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}
@@ -149,14 +176,13 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	look := func() {
 		cases, err := r.cases(ctx, r.store, some)
 		if failed = cmp.Or(failed, err); err == nil {
-			p.add(cases)
+			p.add(r, cases)
 		}
 		some = some[:0]
 	}
-	var newest time.Time
 	err := a.eachLetter(ctx, r.source, &r.dlq, true, func(l letter) {
-		if l.at.After(newest) {
-			newest = l.at
+		if l.at.After(p.shown.newest) {
+			p.shown.newest = l.at
 		}
 		p.missing = slices.DeleteFunc(p.missing, l.hasID)
 		if some = append(some, l); len(some) == lookAt && failed == nil {
@@ -171,13 +197,15 @@ func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 			p.missing = slices.DeleteFunc(p.missing, l.hasID)
 		})
 	}
-	r.newest = newest // those that come later are not sent: a message that fails again would be without end
 	return p, cmp.Or(err, failed)
 }
 
-func (p *prediction) add(cases []rerunCase) {
+func (p *prediction) add(r *redriving, cases []rerunCase) {
 	for i := range cases {
 		c := &cases[i]
+		if r.sends(c.fate) {
+			p.shown.add(c)
+		}
 		reason := c.get(producer.HeaderReason)
 		of := p.reasons[reason]
 		if of == nil {

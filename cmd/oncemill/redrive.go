@@ -38,8 +38,9 @@ func (a *app) redrive() *cobra.Command {
 		Long: `redrive publishes the messages of dead letters to where they came from, so that
 their handlers run again under the same IDs. It first predicts from the records
 what would happen, and asks. It sends only messages that will run; with --all
-also the others that can be rerun. Outside of an inbox, and where the outcome is
-unknown, an effect may happen twice.
+also the others that can be rerun. It leaves what came after the prediction, and
+what would not do any more what was predicted: say the same again. Outside of an
+inbox, and where the outcome is unknown, an effect may happen twice.
 
 A letter is acknowledged only after its message is published. Progress is kept
 in the acks of a durable consumer (NATS), which removes letters from a work
@@ -119,7 +120,7 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 		return err
 	}
 	defer r.source.leave()
-	return errors.Join(a.send(ctx, r, pub, audit), done())
+	return errors.Join(a.send(ctx, r, p.shown, pub, audit), done())
 }
 
 // sends reports whether letters of a fate are sent.
@@ -132,8 +133,12 @@ const (
 	mostTaken  = 100 // letters in a batch
 )
 
-// send publishes and acknowledges, batch after batch.
-func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, audit *slog.Logger) (err error) {
+// send publishes and acknowledges what was shown, batch after batch. A message that fails again makes a letter that was
+// not: else there would be no end.
+func (a *app) send(
+	ctx context.Context, r *redriving, plan *shown, pub producer.Publisher, audit *slog.Logger,
+) (err error) {
+	r.newest = plan.newest
 	w := &watch{store: r.store}
 	sent, left, refused := 0, 0, 0
 	tell := func() {
@@ -162,7 +167,7 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 		if len(taken) == 0 {
 			return w.wait(ctx, trialTime)
 		}
-		chosen, matching, err := r.choose(ctx, taken)
+		chosen, matching, err := r.choose(ctx, taken, plan)
 		if err != nil {
 			return err
 		}
@@ -198,13 +203,16 @@ func (a *app) send(ctx context.Context, r *redriving, pub producer.Publisher, au
 	}
 }
 
-// choose returns what is sent of the letters that were taken, and how many are meant.
-func (r *redriving) choose(ctx context.Context, taken []letter) (chosen []rerunCase, matching int, err error) {
+// choose returns what is sent of the letters that were taken, and how many are meant. What has become another case since
+// it was shown is left.
+func (r *redriving) choose(
+	ctx context.Context, taken []letter, plan *shown,
+) (chosen []rerunCase, matching int, err error) {
 	taken = slices.DeleteFunc(slices.Clone(taken), func(l letter) bool { return !r.matches(&l) })
 	cases, err := r.cases(ctx, r.store, taken)
-	for _, c := range cases {
-		if r.sends(c.fate) {
-			chosen = append(chosen, c)
+	for i := range cases {
+		if plan.has(&cases[i]) {
+			chosen = append(chosen, cases[i])
 		}
 	}
 	return chosen, len(taken), err

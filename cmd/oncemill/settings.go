@@ -40,7 +40,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Store, "store", "", "where records are: redis://HOST:PORT[/DB][?prefix=P],\n"+
 		"redis+cluster://HOST:PORT,\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T],\n"+
 		"sqlite:PATH[?table=T],\n"+
-		"nats+kv://HOST:PORT,…[/BUCKET][?creds=FILE&domain=D],\ndynamodb://TABLE[?region=R&endpoint=URL] or\n"+
+		"nats+kv://HOST:PORT,…[/BUCKET][?creds=FILE&domain=D],\n"+
+		"nats+kv://HOST:PORT,…/STREAM?subject=S,\ndynamodb://TABLE[?region=R&endpoint=URL] or\n"+
 		"cassandra://HOST:PORT,…[/KEYSPACE]\n[?table=T&datacenter=D&tls=true]")
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox "+
 		"is:\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")

@@ -15,6 +15,7 @@ const compareAfter = time.Second
 // A clock compares this host's clock with that of a node of Cassandra, each time with the node that answers.
 type clock struct {
 	bound  time.Duration
+	lasts  time.Duration          // compareAfter, or longer in tests
 	last   atomic.Pointer[offset] // nil: there was no comparison
 	asking chan struct{}          // has room for one who asks
 }
@@ -33,13 +34,13 @@ func compare(shown, sent, came time.Time) *offset {
 	return &offset{shown.Sub(came.Round(0)), shown.Add(unit).Sub(sent.Round(0)), came}
 }
 
-// fresh reports whether the offset is a recent one, also by the wall clock, which somebody may have set since.
-func (o *offset) fresh(now time.Time) bool {
+// fresh reports whether the offset still counts, also by the wall clock, which somebody may have set since.
+func (o *offset) fresh(now time.Time, lasts time.Duration) bool {
 	if o == nil {
 		return false
 	}
 	age, shown := now.Sub(o.came), now.Round(0).Sub(o.came.Round(0))
-	return age < compareAfter && shown >= 0 && shown < compareAfter
+	return age < lasts && shown >= 0 && shown < lasts
 }
 
 // within reports that nothing shows that the clocks are further apart than the bound.
@@ -48,14 +49,14 @@ func (o *offset) within(bound time.Duration) bool { return o.least <= bound && o
 // inTime returns an error if this host's clock is too far from the node's, or if that cannot be found out.
 func (s *Store) inTime(ctx context.Context) error {
 	o := s.clock.last.Load()
-	if !o.fresh(time.Now()) {
+	if !o.fresh(time.Now(), s.clock.lasts) {
 		select {
 		case s.clock.asking <- struct{}{}:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 		defer func() { <-s.clock.asking }()
-		if o = s.clock.last.Load(); !o.fresh(time.Now()) { // nobody has asked meanwhile
+		if o = s.clock.last.Load(); !o.fresh(time.Now(), s.clock.lasts) { // nobody has asked meanwhile
 			var err error
 			if o, err = s.ask(ctx); err != nil {
 				return err

@@ -16,9 +16,10 @@ var (
 
 func TestStore_Conforms(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
+	shared := newStore(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		return storetest.Subject{Store: s, MaxBytes: maxRecord, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+		s, clock := clocked(t, shared)
+		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxRecord, TTL: func(k dedupstore.Key) (time.Duration, bool) {
 			var rev, rec *int
 			q := s.session.Query("SELECT TTL(rev), TTL(rec) FROM "+s.cfg.located()+" WHERE id = ?", k.String())
 			if err := q.ScanContext(t.Context(), &rev, &rec); err != nil || rev == nil || rec == nil || *rev != *rec {

@@ -32,7 +32,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gocql.ErrTimeoutNoResponse) {
 		return fmt.Errorf("cassandrastore: table %s: no answer within %v or the session's timeout: %w", s.cfg.located(),
-			answerWithin, err)
+			s.within, err)
 	}
 	var refused gocql.RequestError
 	if errors.As(err, &refused) {

@@ -34,8 +34,17 @@ func storeOf(t testing.TB, session *gocql.Session, c Config) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.slack = 20 * time.Millisecond
+	s.slack, s.within = 20*time.Millisecond, 2*time.Minute
+	s.clock.lasts = time.Hour // the node's clock is this host's
 	return s
+}
+
+// clocked returns another store of the same table, whose clock stands still until it is moved.
+func clocked(t testing.TB, of *Store) (*Store, *claimtest.Clock) {
+	t.Helper()
+	s, clock := storeOf(t, of.session, of.cfg), claimtest.NewClock()
+	s.wall = clock.Now
+	return s, clock
 }
 
 // newStore returns a store with a table of its own.
@@ -89,6 +98,3 @@ func keyspace(t testing.TB) string {
 	}
 	return made.name
 }
-
-// compared lets a store believe that it has just compared its clock.
-func compared(s *Store) { s.clock.last.Store(&offset{came: time.Now()}) }

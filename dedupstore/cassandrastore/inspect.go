@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/recordstore"
@@ -35,7 +34,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (pa
 		}
 	}
 	var unreadable []error
-	now := time.Now()
+	now := s.wall()
 	err = s.do(ctx, func(ctx context.Context) error {
 		q := s.session.Query(s.cql.list, token).Consistency(s.quorum).PageSize(partSize).Prefetch(0)
 		iter := q.IterContext(ctx)

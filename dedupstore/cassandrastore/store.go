@@ -28,7 +28,9 @@ type Store struct {
 	cql      statements
 	quorum   gocql.Consistency
 	serial   gocql.Consistency
-	slack    time.Duration // how much longer leases live than they were asked for
+	slack    time.Duration    // how much longer leases live than they were asked for
+	wall     func() time.Time // what leases are counted by: time.Now, or a clock that tests move
+	within   time.Duration    // answerWithin; tests are more patient
 	clock    clock
 	records  recordstore.Records
 	turns    turns
@@ -46,7 +48,8 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 	}
 	s := &Store{
 		session: session, cfg: c, quorum: gocql.Quorum, serial: gocql.Serial, slack: 2 * c.MaxSkew,
-		clock:    clock{bound: c.MaxSkew, asking: make(chan struct{}, 1)},
+		wall: time.Now, within: answerWithin,
+		clock:    clock{bound: c.MaxSkew, lasts: compareAfter, asking: make(chan struct{}, 1)},
 		inFlight: make(chan struct{}, maxInFlight),
 		// There is no INSERT: it would give the row a TTL of its own, and leave it empty if a later write's is shorter.
 		// A condition names both columns, so that a refusal tells both.
@@ -100,7 +103,7 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 
 // now is the time by this host's clock. Whatever lasts gets the slack.
 func (s *Store) now(context.Context) (recordstore.Time, error) {
-	now := time.Now().Truncate(time.Microsecond)
+	now := s.wall().Truncate(time.Microsecond)
 	return recordstore.Time{Early: now, Late: now.Add(s.slack)}, nil
 }
 
@@ -168,7 +171,7 @@ const maxTTL = 10 * 365 * 24 * 60 * 60
 
 // ttl is how long a record is kept, in seconds. Cassandra counts whole ones, also that in which it was written.
 func (s *Store) ttl(rec *dedupstore.Stored) int {
-	seconds := (time.Until(rec.Expires)+s.cfg.MaxSkew+time.Second-1)/time.Second + 1
+	seconds := (rec.Expires.Sub(s.wall())+s.cfg.MaxSkew+time.Second-1)/time.Second + 1
 	if seconds > maxTTL {
 		return 0
 	}
@@ -216,7 +219,7 @@ func (s *Store) inTurn(ctx context.Context, send func(context.Context) error) er
 		return context.Cause(ctx)
 	}
 	defer func() { <-s.inFlight }()
-	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	bounded, cancel := context.WithTimeout(ctx, s.within)
 	defer cancel()
 	return send(bounded)
 }

@@ -77,7 +77,8 @@ func TestClock_ASlowReplyDoesNotUndoAProof(t *testing.T) {
 
 func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 	t.Parallel()
-	s, proxy := throughProxy(t)
+	unmoved, proxy := throughProxy(t)
+	s, clock := clocked(t, unmoved.client, unmoved.table)
 	for name, c := range map[string]struct {
 		by   time.Duration
 		want string
@@ -102,7 +103,7 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 			ended := request(name + " held")
 			ended.Lease = time.Millisecond // it has ended by this host's clock
 			before := claim(t, s, ended, dedupstore.AcquiredRun).Claim
-			<-time.After(ended.Lease + s.slack + time.Millisecond)
+			clock.Advance(ended.Lease + s.slack + time.Millisecond)
 
 			// The reply to the claim itself shows it.
 			proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: c.by} })
@@ -143,11 +144,12 @@ func TestStore_TakesNothingOverByAClockThatARefusalShowsToBeOff(t *testing.T) {
 	s, proxy := throughProxy(t)
 	proxy.AddOldItems(keyAttribute)
 	claim(t, s, request("0"), dedupstore.AcquiredRun) // the clock was right
-	other := storeOf(t, clientOf(t, proxy.URL, once), s.table)
+	other, clock := clocked(t, clientOf(t, proxy.URL, once), s.table)
+	s.wall = clock.Now
 	r := request("1")
 	r.Lease = time.Millisecond
 	owned := claim(t, other, r, dedupstore.AcquiredRun).Claim
-	<-time.After(r.Lease + s.slack + 10*time.Millisecond)
+	clock.Advance(r.Lease + s.slack + 10*time.Millisecond)
 	proxy.Inject(func(string) dynamotest.Fault { return dynamotest.Fault{DateBy: -10 * time.Second} })
 	var setup *dedupstore.SetupError
 	if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); !errors.As(err, &setup) || proxy.Added() == 0 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 )
 
 // The suite skips what a store does not have.
@@ -20,9 +21,10 @@ var (
 
 func TestStore_Conforms(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
+	client, table := clientOf(t, dynamotest.Shared(t)), newTable(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
-		return storetest.Subject{Store: s, MaxBytes: maxItem, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+		s, clock := clocked(t, client, table)
+		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxItem, TTL: func(k dedupstore.Key) (time.Duration, bool) {
 			item := itemOf(t, s, k)
 			n, ok := item[expiresAttribute].(*types.AttributeValueMemberN)
 			if !ok {
@@ -32,7 +34,7 @@ func TestStore_Conforms(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			return time.Until(time.Unix(seconds, 0)), true
+			return time.Unix(seconds, 0).Sub(clock.Now()), true
 		}}
 	})
 }

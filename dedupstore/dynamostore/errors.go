@@ -29,7 +29,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 	case errors.As(err, &condition):
 		return err
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("dynamostore: table %q: no answer within %v: %w", s.table, answerWithin, err)
+		return fmt.Errorf("dynamostore: table %q: no answer within %v: %w", s.table, s.within, err)
 	case !errors.As(err, &api):
 		return fmt.Errorf("dynamostore: table %q: %w", s.table, err)
 	}

@@ -59,8 +59,16 @@ func storeOf(t testing.TB, client *dynamodb.Client, table string) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.slack = 20 * time.Millisecond
+	s.slack, s.within = 20*time.Millisecond, 2*time.Minute
 	return s
+}
+
+// clocked returns a store of a table whose clock stands still until it is moved.
+func clocked(t testing.TB, client *dynamodb.Client, table string) (*Store, *claimtest.Clock) {
+	t.Helper()
+	s, clock := storeOf(t, client, table), claimtest.NewClock()
+	s.wall = clock.Now
+	return s, clock
 }
 
 // newStore returns a store with a table of its own.

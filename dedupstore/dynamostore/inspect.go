@@ -3,7 +3,6 @@ package dynamostore
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
@@ -40,7 +39,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (de
 	if err != nil {
 		return dedupstore.Page{}, err
 	}
-	page, now := dedupstore.Page{Looked: int(out.ScannedCount)}, time.Now()
+	page, now := dedupstore.Page{Looked: int(out.ScannedCount)}, s.wall()
 	if last, ok := out.LastEvaluatedKey[keyAttribute].(*types.AttributeValueMemberS); ok {
 		page.Next = last.Value
 	}

@@ -27,7 +27,9 @@ const (
 type Store struct {
 	client   *dynamodb.Client
 	table    string
-	slack    time.Duration // how much longer leases live than they were asked for
+	slack    time.Duration    // how much longer leases live than they were asked for
+	wall     func() time.Time // what leases are counted by: time.Now, or a clock that tests move
+	within   time.Duration    // answerWithin; tests are more patient
 	clock    clock
 	records  recordstore.Records
 	inFlight chan struct{}
@@ -42,6 +44,7 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 	c = c.withDefaults()
 	s := &Store{
 		client: client, table: c.Table, slack: 2 * c.MaxSkew, clock: clock{bound: c.MaxSkew},
+		wall: time.Now, within: answerWithin,
 		inFlight: make(chan struct{}, maxInFlight),
 	}
 	s.records = recordstore.Records{
@@ -82,7 +85,7 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 
 // now is the time by this host's clock. Whatever lasts gets the slack.
 func (s *Store) now(context.Context) (recordstore.Time, error) {
-	now := time.Now().Truncate(time.Microsecond)
+	now := s.wall().Truncate(time.Microsecond)
 	return recordstore.Time{Early: now, Late: now.Add(s.slack)}, nil
 }
 
@@ -181,7 +184,7 @@ func do[In, Out any](
 		return nil, context.Cause(ctx)
 	}
 	defer func() { <-s.inFlight }()
-	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	bounded, cancel := context.WithTimeout(ctx, s.within)
 	defer cancel()
 	out, err := send(bounded, in)
 	if err != nil {

@@ -48,7 +48,7 @@ func TestStore_TakesTheOldItemFromARefusal(t *testing.T) {
 	proxy := dynamotest.StartProxy(t, dynamotest.Shared(t))
 	proxy.AddOldItems(keyAttribute)
 	var c tally
-	s := storeOf(t, clientOf(t, proxy.URL, once, c.count), newTable(t))
+	s, clock := clocked(t, clientOf(t, proxy.URL, once, c.count), newTable(t))
 	r := request("1")
 	first := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	settle(t, s, first, succeeded("paid"))
@@ -61,8 +61,9 @@ func TestStore_TakesTheOldItemFromARefusal(t *testing.T) {
 	crashed := request("2")
 	crashed.Lease = time.Millisecond
 	lost := claim(t, s, crashed, dedupstore.AcquiredRun).Claim
-	<-time.After(crashed.Lease + s.slack + 10*time.Millisecond)
+	clock.Advance(crashed.Lease + s.slack + 10*time.Millisecond)
 	other := storeOf(t, clientOf(t, proxy.URL, once), s.table)
+	other.wall = clock.Now
 	if a := claim(t, other, request("2"), dedupstore.AcquiredRun); a.Claim.Attempt != 2 {
 		t.Errorf("taken over as attempt %d", a.Claim.Attempt)
 	}

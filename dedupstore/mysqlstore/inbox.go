@@ -35,7 +35,7 @@ func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 // running is what the context of a run in an inbox carries.
 type running struct{ tx *sql.Tx }
 
-// A holder is the key of a context's value: the place that a handler over a pool has for runs inside itself.
+// A holder is the key of a context's value: the extra place of runs inside a handler over a pool.
 type holder struct{ db *sql.DB }
 
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
@@ -120,11 +120,11 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	if rec == nil {
 		return err
 	}
-	leave, err := s.place(ctx)
+	taken, more, err := s.place(ctx)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer func() { <-taken }()
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return s.failed("begin", err)
@@ -149,7 +149,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	case err != nil:
 		return s.failed("begin", err)
 	}
-	inside := context.WithValue(ctx, holder{s.db}, make(chan struct{}, 1))
+	inside := context.WithValue(ctx, holder{s.db}, more)
 	settlement, failure := work(txctx.With(txctx.With(inside, tx), &running{tx}))
 	limit := max(c.Lease, leastCommit)
 	if failure != nil {
@@ -190,21 +190,23 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	return s.resolve(context.WithoutCancel(ctx), c, err)
 }
 
-// place waits until one more handler may run. While handlers have all places, each may wait for a run inside itself, so
-// each has one more for that. It has only one, because a handler may begin many at once.
-func (s *Store) place(ctx context.Context) (leave func(), err error) {
+// place waits until one more handler may run, and returns the place that it takes, and the extra one of runs inside it.
+// While handlers have all places, each may wait for a run inside itself, so there is one more for these. If each handler
+// had one of its own, heartbeats would find no connection. The run that has the extra place has another for runs inside
+// itself, or it would wait for itself.
+func (s *Store) place(ctx context.Context) (taken, more chan struct{}, err error) {
 	places := s.handlers()
 	if places == nil {
-		return func() {}, nil
+		places = make(chan struct{}, 1)
 	}
-	within, _ := ctx.Value(holder{s.db}).(chan struct{}) // nil outside of a handler
+	extra, _ := ctx.Value(holder{s.db}).(chan struct{}) // nil outside of a handler
 	select {
 	case places <- struct{}{}:
-		return func() { <-places }, nil
-	case within <- struct{}{}:
-		return func() { <-within }, nil
+		return places, s.extra, nil
+	case extra <- struct{}{}:
+		return extra, make(chan struct{}, 1), nil
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, nil, context.Cause(ctx)
 	}
 }
 

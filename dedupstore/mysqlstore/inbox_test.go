@@ -56,9 +56,9 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
-	db.SetMaxOpenConns(4)
+	db.SetMaxOpenConns(5)
 	s := newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var begun, all sync.WaitGroup
 	begun.Add(3) // as many as there are places
@@ -73,6 +73,85 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 				})
 			})
 			if err != nil {
+				t.Errorf("run %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestInbox_RunsInHandlersLeaveHeartbeatsAConnection: as many handlers run as may, and each has a run in itself that
+// does not end. Renewals of their leases go on.
+func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
+	t.Parallel()
+	for _, pool := range []int{3, 4, 6} {
+		t.Run(fmt.Sprint(pool), func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t)
+			db.SetMaxOpenConns(pool)
+			s := newStore(t, db)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			end := make(chan struct{})
+			inside := make(chan struct{}, pool)
+			var outers []dedupstore.Claim
+			var all, begun sync.WaitGroup
+			begun.Add(cap(s.handlers()))
+			for i := range cap(s.handlers()) {
+				outer, inner := runOf(t, s, fmt.Sprint("outer-", i)), runOf(t, s, fmt.Sprint("inner-", i))
+				outers = append(outers, outer)
+				all.Go(func() {
+					err := s.Inbox().InTx(ctx, outer, func(ctx context.Context) (dedupstore.Settlement, error) {
+						begun.Done()
+						begun.Wait()
+						return success, s.Inbox().InTx(ctx, inner, func(context.Context) (dedupstore.Settlement, error) {
+							inside <- struct{}{}
+							<-end
+							return success, nil
+						})
+					})
+					if err != nil {
+						t.Errorf("run %d: %v", i, err)
+					}
+				})
+			}
+			<-inside
+			bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
+			defer cancel()
+			for i, c := range outers {
+				err := dedupstore.ExtendOne(bounded, s, dedupstore.Extension{Claim: c, Lease: long, Started: true})
+				if err != nil {
+					t.Errorf("the renewal of run %d: %v", i, err)
+				}
+			}
+			close(end)
+			all.Wait()
+		})
+	}
+}
+
+// TestInbox_ARunInARunInARunEnds: one that has the extra place needs another.
+func TestInbox_ARunInARunInARunEnds(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(8)
+	s := newStore(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var run func(ctx context.Context, i, depth int) error
+	run = func(ctx context.Context, i, depth int) error {
+		c := runOf(t, s, fmt.Sprint(i, "-", depth))
+		return s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			if depth == 0 {
+				return success, nil
+			}
+			return success, run(ctx, i, depth-1)
+		})
+	}
+	var all sync.WaitGroup
+	for i := range 2 * cap(s.handlers()) {
+		all.Go(func() {
+			if err := run(ctx, i, 2); err != nil {
 				t.Errorf("run %d: %v", i, err)
 			}
 		})
@@ -475,7 +554,7 @@ func TestInbox_HandlersLeaveConnectionsToHeartbeats(t *testing.T) {
 	db := newDB(t)
 	db.SetMaxOpenConns(4)
 	s := newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var runs sync.WaitGroup
 	for i := range 12 {

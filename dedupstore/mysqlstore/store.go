@@ -26,6 +26,7 @@ type Store struct {
 	mariadb atomic.Bool
 
 	handlers func() chan struct{} // a place for each handler of an inbox that may run now
+	extra    chan struct{}        // one more, for a run inside a handler while handlers have all places
 
 	// What tests change.
 	commit func(context.Context, *sql.Tx) error // of a run
@@ -42,9 +43,11 @@ var (
 // names the field of the config that is wrong.
 //
 // The store needs no parameter in the DSN. A handler of an inbox keeps a connection while it runs. If the pool has a
-// limit (SetMaxOpenConns) when the first handler runs, handlers take at most three quarters of it, and more of them
-// wait: claims and heartbeats need the rest. Set SetMaxIdleConns as high, or connections are made and closed all the
-// time.
+// limit (SetMaxOpenConns) when the first handler runs, handlers take at most three quarters of it, and leave two
+// connections: more of them wait. Claims and heartbeats need the rest. A run inside a handler takes a place like any
+// other; while there is none, such runs take turns with one connection more. So give the pool three connections at
+// least, and one more for each run that stands inside a run inside a handler. Set SetMaxIdleConns as high, or
+// connections are made and closed all the time.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &dedupstore.InvalidError{Package: "mysqlstore", Field: "db", Problem: "is nil"}
@@ -55,11 +58,13 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	}
 	handlers := sync.OnceValue(func() chan struct{} {
 		if limit := db.Stats().MaxOpenConnections; limit > 0 {
-			return make(chan struct{}, max(1, limit*3/4))
+			return make(chan struct{}, max(1, min(limit*3/4, limit-2)))
 		}
 		return nil
 	})
-	return &Store{db: db, config: cfg, handlers: handlers, commit: commit, rest: time.Minute}, nil
+	return &Store{
+		db: db, config: cfg, handlers: handlers, extra: make(chan struct{}, 1), commit: commit, rest: time.Minute,
+	}, nil
 }
 
 // usable looks at the table and the session before the first operation.

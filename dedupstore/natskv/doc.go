@@ -1,5 +1,5 @@
-// Package natskv keeps records in a key-value bucket of NATS JetStream, in the NATS that is already there. It needs
-// nats-server 2.11 or later.
+// Package natskv keeps records in NATS JetStream, in the NATS that is already there: in a key-value bucket, or in a
+// stream beside what handlers publish. A bucket needs nats-server 2.11 or later.
 //
 //	_, err := js.CreateStream(ctx, natskv.Bucket("oncemill", 3)) // once
 //	store, err := natskv.New(js, natskv.Config{})
@@ -7,6 +7,18 @@
 // A claim creates a key, and every other write names the revision that it replaces, so the server refuses it if anybody
 // wrote meanwhile. Then the store reads the record again and decides anew. A usual claim is one request, and so is its
 // settlement. Operations of a batch are in flight together. Each write gives its key a TTL.
+//
+// # The inbox
+//
+// A stream that allows atomic batches keeps records and what handlers publish. A run's messages and its outcome are one
+// batch: for each input the stream has the outputs of one run, in one piece, or none. It needs nats-server 2.14.3 or
+// later, or 2.12.12 or later of 2.12. See [Store.Inbox] and docs/nats-exactly-once.md.
+//
+//	_, err := js.CreateStream(ctx, natskv.Stream("ORDERS", 3, "orders.>")) // once
+//	store, err := natskv.New(js, natskv.Config{Stream: "ORDERS", Subject: "orders.once"})
+//	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "pricing"})
+//	// and in the handler
+//	err = store.Publish(ctx, producer.Message{ID: id, Topic: "orders.out.priced", Payload: priced})
 //
 // # Whose clock decides
 //
@@ -36,5 +48,6 @@
 //
 // A user needs to publish to $KV.BUCKET.>, $JS.API.STREAM.INFO.KV_BUCKET and $JS.API.STREAM.MSG.GET.KV_BUCKET, and to
 // subscribe to its inbox. To list records also $JS.API.DIRECT.GET.KV_BUCKET. The handlers of a group are remembered
-// under $KV.BUCKET.scopes.TENANT.GROUP, for 400 days after their last use.
+// under $KV.BUCKET.scopes.TENANT.GROUP, for 400 days after their last use. For a stream these are SUBJECT.> and the
+// subjects of the outputs, and the name of the stream instead of KV_BUCKET.
 package natskv

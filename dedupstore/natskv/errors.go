@@ -20,18 +20,23 @@ const maxHeaders = 256
 
 // Codes of JetStream that nats.go has no names for.
 const (
-	codeAccountResources = 10002
-	codeNoResources      = 10023
-	codeMemoryResources  = 10028
-	codeStorageResources = 10047
-	codeStoreFailed      = 10077 // such as a bucket that is full
-	codeTTLDisabled      = 10166
+	codeAccountResources  = 10002
+	codeNoResources       = 10023
+	codeMemoryResources   = 10028
+	codeStorageResources  = 10047
+	codeStoreFailed       = 10077 // such as a bucket that is full
+	codeDuplicateInFlight = 10158
+	codeTTLDisabled       = 10166
+	codeTooManyRequests   = 10167
+	codeBatchIncomplete   = 10176 // or a message of it has the subject of another stream
+	codeBatchDuplicate    = 10201
+	codeBatchesInFlight   = 10210
 )
 
-// setup is an error of the bucket.
+// setup is an error of the bucket or stream.
 func (s *Store) setup(problem string, err error) error {
 	return &dedupstore.SetupError{
-		Package: "natskv", Subject: fmt.Sprintf("bucket %q", s.bucket), Problem: problem, Err: err,
+		Package: "natskv", Subject: s.String(), Problem: problem, Err: err,
 	}
 }
 
@@ -41,10 +46,14 @@ func (s *Store) failed(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return s.setup("is missing: create it, such as by natskv.Bucket", err)
+		return s.setup("is missing: create it, such as by natskv.Bucket or natskv.Stream", err)
 	}
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return s.setup("needs JetStream: enable it on the server, and for the account", err)
+	}
+	if errors.Is(err, nats.ErrPermissionViolation) {
+		return s.setup("refuses what the client's user lacks a right for: allow what the package doc of natskv lists, and "+
+			"to publish to the subjects of outputs", err)
 	}
 	var api *jetstream.APIError
 	switch {
@@ -54,7 +63,7 @@ func (s *Store) failed(ctx context.Context, err error) error {
 			return s.setup(noTTL, err)
 		case codeAccountResources, codeNoResources, codeMemoryResources, codeStorageResources, codeStoreFailed,
 			jetstream.JSErrCodeStreamMessageExceedsMaximum:
-			return fmt.Errorf("natskv: bucket %q: %w: %w", s.bucket, dedupstore.ErrFull, err)
+			return fmt.Errorf("natskv: %v: %w: %w", s, dedupstore.ErrFull, err)
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		// Only the connection hears that a request was refused.
@@ -62,7 +71,12 @@ func (s *Store) failed(ctx context.Context, err error) error {
 			return s.setup("did not answer, and the client's user lacks a right: allow what the package doc of natskv "+
 				"lists", last)
 		}
-		return fmt.Errorf("natskv: bucket %q: no answer within %v", s.bucket, answerWithin)
+		return fmt.Errorf("natskv: %v: no answer within %v", s, answerWithin)
 	}
-	return fmt.Errorf("natskv: bucket %q: %w", s.bucket, err)
+	return fmt.Errorf("natskv: %v: %w", s, err)
+}
+
+func isCode(err error, code jetstream.ErrorCode) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == code
 }

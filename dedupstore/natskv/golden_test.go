@@ -22,7 +22,7 @@ func TestRecord_OfReleasedVersionsIsReadAndContinued(t *testing.T) {
 		s, js := bucket(t)
 		goldentest.Write(t, s)
 		stream := natstest.Ask(t, "the bucket", func(ctx context.Context) (jetstream.Stream, error) {
-			return js.Stream(ctx, s.stream())
+			return js.Stream(ctx, s.stream)
 		})
 		var lines strings.Builder
 		for seq := stream.CachedInfo().State.FirstSeq; seq <= stream.CachedInfo().State.LastSeq; seq++ {

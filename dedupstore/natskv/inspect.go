@@ -92,7 +92,7 @@ func (s *Store) values(ctx context.Context, filter string, from uint64) (values 
 		return nil, 0, s.failed(ctx, err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := nc.PublishRequest(s.api+"DIRECT.GET."+s.stream(), sub.Subject, request); err != nil {
+	if err := nc.PublishRequest(s.api+"DIRECT.GET."+s.stream, sub.Subject, request); err != nil {
 		return nil, 0, s.failed(ctx, err)
 	}
 	for {
@@ -121,11 +121,11 @@ func (s *Store) values(ctx context.Context, filter string, from uint64) (values 
 
 // filter is the subject that lets through what the filter's names do.
 func (s *Store) filter(f dedupstore.Filter) string {
-	if f.Tenant+f.Group+f.Handler+f.ID == "" {
+	if !s.shared && f.Tenant+f.Group+f.Handler+f.ID == "" {
 		return ">" // the server compares each subject with any other
 	}
 	var b strings.Builder
-	b.WriteString("$KV." + s.bucket)
+	b.WriteString(s.prefix)
 	for _, part := range [...]string{f.Tenant, f.Group, f.Handler, f.ID} {
 		b.WriteByte('.')
 		if part == "" {

@@ -18,10 +18,10 @@ const plainBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 const hexDigits = "0123456789ABCDEF"
 
-// subject is where a record is kept: $KV.bucket.tenant.group.handler.ID, all of them legal in keys of buckets.
+// subject is where a record is kept: in a bucket $KV.bucket.tenant.group.handler.ID, all of them legal in keys.
 func (s *Store) subject(k dedupstore.Key) string {
 	b := make([]byte, 0, 64+len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID))
-	b = append(append(b, "$KV."...), s.bucket...)
+	b = append(b, s.prefix...)
 	for _, part := range [...]string{k.Tenant, k.Group, k.Handler, k.ID} {
 		b = appendToken(append(b, '.'), part)
 	}
@@ -41,7 +41,7 @@ func appendToken(b []byte, part string) []byte {
 
 // key reads a subject. It is false for a key that is no record's.
 func (s *Store) key(subject string) (dedupstore.Key, bool) {
-	parts := strings.Split(strings.TrimPrefix(subject, "$KV."+s.bucket+"."), ".")
+	parts := strings.Split(strings.TrimPrefix(subject, s.prefix+"."), ".")
 	if len(parts) != 4 {
 		return dedupstore.Key{}, false
 	}
@@ -82,7 +82,7 @@ func (s *Store) last(ctx context.Context, subject string) (number int64, h nats.
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	reply, err := s.js.Conn().RequestWithContext(bounded, s.api+"STREAM.MSG.GET."+s.stream(), request)
+	reply, err := s.js.Conn().RequestWithContext(bounded, s.api+"STREAM.MSG.GET."+s.stream, request)
 	if err != nil {
 		return 0, nil, nil, s.failed(ctx, err)
 	}

@@ -31,7 +31,7 @@ func (s *Store) Scopes(ctx context.Context, tenant, group string) ([]dedupstore.
 
 // scopesSubject is where the scopes of a group are. It has a token less than the subject of a record.
 func (s *Store) scopesSubject(tenant, group string) string {
-	b := appendToken([]byte("$KV."+s.bucket+".scopes."), tenant)
+	b := appendToken([]byte(s.prefix+".scopes."), tenant)
 	return string(appendToken(append(b, '.'), group))
 }
 

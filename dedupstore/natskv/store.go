@@ -1,10 +1,12 @@
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,10 +21,18 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Bucket is the name of the bucket. Empty means "oncemill".
+	// Bucket is the name of the bucket. Empty means "oncemill", unless Stream is set.
 	Bucket string
 
-	// Logger gets what the first look at the bucket warns of. Nil means slog.Default().
+	// Stream is the name of a stream that has the records beside what handlers publish into it, instead of a bucket. See
+	// [Store.Inbox].
+	Stream string
+
+	// Subject is what the subjects of records in Stream begin with, such as "orders.once". The stream must have
+	// Subject.> among its subjects, and nobody else may publish there. Needed with Stream, and only then.
+	Subject string
+
+	// Logger gets what the first look at the bucket or stream warns of. Nil means slog.Default().
 	Logger *slog.Logger
 }
 
@@ -40,14 +50,30 @@ func Bucket(name string, replicas int) jetstream.StreamConfig {
 	}
 }
 
-// Store keeps records in a bucket. It is a [dedupstore.Inspector] and a [dedupstore.Checker].
+// Stream is a stream for records and what handlers publish, to create by JetStream.CreateStream. Its subjects are those
+// of the outputs and, for [Config].Subject "orders.once", "orders.once.>"; "orders.>" has both. Less than three
+// replicas are slow and can lose what they had. Placement, MaxBytes and the like are the owner's choice.
+func Stream(name string, replicas int, subjects ...string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: name, Subjects: subjects, Replicas: replicas, Storage: jetstream.FileStorage,
+		Discard: jetstream.DiscardNew, AllowAtomicPublish: true, AllowMsgTTL: true, AllowRollup: true, AllowDirect: true,
+		MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1, MaxMsgsPerSubject: -1,
+	}
+}
+
+// Store keeps records in a bucket, or in a stream beside other messages. It is a [dedupstore.Inspector] and a
+// [dedupstore.Checker], and over a stream a [producer.Publisher].
 type Store struct {
 	js      jetstream.JetStream
-	bucket  string
+	stream  string
+	shared  bool   // the stream has other messages, too
+	prefix  string // what the subjects of records begin with
 	api     string // what subjects of requests begin with
 	log     *slog.Logger
 	clock   clock
 	records recordstore.Records
+	batches batcher
+	config  atomic.Pointer[jetstream.StreamConfig] // as the last look found it
 	warned  atomic.Bool
 }
 
@@ -57,17 +83,18 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 	if js == nil {
 		return nil, &dedupstore.InvalidError{Package: "natskv", Field: "js", Problem: "is nil"}
 	}
-	if c.Bucket == "" {
-		c.Bucket = defaultBucket
-	}
-	if strings.Trim(c.Bucket, plainBytes) != "" {
-		return nil, &dedupstore.InvalidError{Package: "natskv", Field: "Config.Bucket", Problem: fmt.Sprintf(
-			"is %q, want letters, digits, \"-\" and \"_\"", c.Bucket)}
+	if err := c.validate(); err != nil {
+		return nil, err
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Store{js: js, bucket: c.Bucket, log: c.Logger, api: jetstream.DefaultAPIPrefix}
+	bucket := cmp.Or(c.Bucket, defaultBucket)
+	s := &Store{js: js, stream: "KV_" + bucket, prefix: "$KV." + bucket, log: c.Logger, api: jetstream.DefaultAPIPrefix}
+	if c.Stream != "" {
+		s.stream, s.prefix, s.shared = c.Stream, c.Subject, true
+	}
+	s.batches.open(js.Conn(), s.stream)
 	switch o := js.Options(); {
 	case o.Domain != "":
 		s.api = "$JS." + o.Domain + ".API."
@@ -79,7 +106,30 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 	return s, nil
 }
 
-func (s *Store) stream() string { return "KV_" + s.bucket }
+func (c Config) validate() error {
+	invalid := func(field, format string, args ...any) error {
+		return &dedupstore.InvalidError{Package: "natskv", Field: "Config." + field, Problem: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case c.Stream == "" && c.Subject != "":
+		return invalid("Subject", "is set without Config.Stream: a bucket has subjects of its own")
+	case c.Stream != "" && c.Bucket != "":
+		return invalid("Bucket", "is set beside Config.Stream: records are in one of them")
+	case strings.ContainsAny(c.Stream, ".*> \t\r\n/\\"):
+		return invalid("Stream", "is %q, want the name of a stream", c.Stream)
+	case c.Stream != "" && strings.Trim(strings.ReplaceAll(c.Subject, ".", ""), plainBytes) != "",
+		c.Stream != "" && slices.Contains(strings.Split(c.Subject, "."), ""):
+		return invalid("Subject", "is %q, want tokens of letters, digits, \"-\" and \"_\", such as orders.once", c.Subject)
+	case strings.Trim(c.Bucket, plainBytes) != "":
+		return invalid("Bucket", "is %q, want letters, digits, \"-\" and \"_\"", c.Bucket)
+	}
+	return nil
+}
+
+// String names the bucket or stream.
+func (s *Store) String() string {
+	return fmt.Sprintf("%s %q", s.kind(), strings.TrimPrefix(s.stream, "KV_"))
+}
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
@@ -111,18 +161,9 @@ const markerTTL = time.Minute
 func (s *Store) write(
 	ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time,
 ) (number int64, there *recordstore.Revision, err error) {
-	var data []byte
-	header := nats.Header{operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()}}
-	if next != nil {
-		data = recordstore.Encode(next)
-		size, limit := len(data)+recordstore.Growth(next), s.js.Conn().MaxPayload()
-		if int64(size) > limit-maxHeaders {
-			return 0, nil, fmt.Errorf("natskv: bucket %q: %w: a record of up to %d bytes does not fit the server's "+
-				"max_payload of %d", s.bucket, dedupstore.ErrFull, size, limit)
-		}
-		// The server counts whole seconds, from when it gets the message.
-		ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2
-		header = nats.Header{jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"}}
+	data, header, err := s.message(next, now)
+	if err != nil {
+		return 0, nil, err
 	}
 	number, err = s.publish(ctx, s.subject(key), data, seen, header)
 	switch {
@@ -134,13 +175,29 @@ func (s *Store) write(
 	return number, nil, nil
 }
 
+// message is what a record is written as; nil: as removed.
+func (s *Store) message(next *dedupstore.Stored, now recordstore.Time) (data []byte, header nats.Header, err error) {
+	if next == nil {
+		return nil, nats.Header{operationHeader: {"DEL"}, jetstream.MsgTTLHeader: {markerTTL.String()}}, nil
+	}
+	data = recordstore.Encode(next)
+	size, limit := len(data)+recordstore.Growth(next), s.js.Conn().MaxPayload()
+	if int64(size) > limit-maxHeaders {
+		return nil, nil, fmt.Errorf("natskv: %v: %w: a record of up to %d bytes does not fit the server's "+
+			"max_payload of %d", s, dedupstore.ErrFull, size, limit)
+	}
+	// The server counts whole seconds, from when it gets the message.
+	ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2
+	return data, nats.Header{jetstream.MsgTTLHeader: {strconv.FormatInt(ttl, 10) + "s"}}, nil
+}
+
 // publish puts a value if the last revision of its key is the given one.
 func (s *Store) publish(
 	ctx context.Context, subject string, data []byte, last int64, h nats.Header,
 ) (int64, error) {
-	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
+	s.condition(h, last)
 	target := subject
-	if s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue
+	if !s.shared && s.api != jetstream.DefaultAPIPrefix { // as jetstream's own KeyValue
 		target = s.api + subject
 	}
 	ack, err := s.js.PublishMsg(ctx, &nats.Msg{Subject: target, Header: h, Data: data})
@@ -148,6 +205,15 @@ func (s *Store) publish(
 		return 0, err
 	}
 	return int64(ack.Sequence), nil
+}
+
+// condition makes a write succeed only if the last revision of its key is the given one, and replace it. A bucket keeps
+// one message a subject; in a shared stream an older revision would come back when the last one's time has come.
+func (s *Store) condition(h nats.Header, last int64) {
+	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
+	if s.shared {
+		h[jetstream.MsgRollup] = []string{jetstream.MsgRollupSubject}
+	}
 }
 
 // conflict reports that the key has another last revision. A cluster may say so without telling which.

@@ -169,7 +169,7 @@ func until(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(time.Minute); !met(); <-tick.C {
+	for end := time.Now().Add(2 * time.Minute); !met(); <-tick.C {
 		if time.Now().After(end) {
 			t.Fatalf("waited for %s in vain", what)
 		}

@@ -139,7 +139,7 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	c := runOf(t, s.Inbox(), "1")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		if err := effect(ctx, c); err != nil {

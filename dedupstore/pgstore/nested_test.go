@@ -28,7 +28,7 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 		return g
 	}
 	outer, inner := guardOf("outer"), guardOf("inner")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var begun, all sync.WaitGroup
 	begun.Add(3) // as many as there are places

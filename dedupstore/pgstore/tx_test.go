@@ -341,7 +341,7 @@ func TestInbox_ACopyWithoutEndThatAHandlerLeftUnderWay(t *testing.T) {
 			if want := cmp.Or(returns, errBusy); !errors.Is(err, want) {
 				t.Errorf("the run returned %v, want %v", err, want)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("the run does not return")
 		}
 		until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })

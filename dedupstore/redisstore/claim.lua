@@ -1,7 +1,7 @@
--- The second part of claim, for a key that is known.
+-- The third part of claim, for any key that is known.
 
 now = tonumber(now)
-local rec, problem = read(redis.pcall('GET', KEYS[1]))
+local rec, problem = read(raw)
 if problem then
   return problem
 end

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -48,7 +49,7 @@ func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 
 	// A reply that was confirmed is on the replica once WAIT says so: then the failover loses nothing.
 	err = rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error {
-		if n, err := c.Wait(ctx, 1, 5*time.Second).Result(); err != nil || n < 1 {
+		if n, err := c.Wait(ctx, 1, testserver.WaitLimit).Result(); err != nil || n < 1 {
 			return fmt.Errorf("%d replicas have all writes: %w", n, err)
 		}
 		return nil
@@ -57,7 +58,7 @@ func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Nodes[0].Kill()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()
 	for i := range keys {
 		for { // until the replica has taken over and the client knows

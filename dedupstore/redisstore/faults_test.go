@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -27,7 +28,7 @@ func impatient(t testing.TB, addr string) *redis.Client {
 // eventually repeats a step until it works.
 func eventually(t testing.TB, step func() error) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(testserver.WaitLimit)
 	for {
 		err := step()
 		if err == nil {

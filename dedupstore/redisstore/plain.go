@@ -74,5 +74,5 @@ func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, kno
 
 // plainNow tells whether a claim can be plain now. There is one node then, and one clock.
 func (s *Store) plainNow(r *dedupstore.Request, now time.Time) bool {
-	return s.plain.Load() && !s.barred.Load() && r.Rerun == 0 && s.clock.known(now)
+	return s.plain.Load() && !s.known.Load() && !s.barred.Load() && r.Rerun == 0 && s.clock.known(now)
 }

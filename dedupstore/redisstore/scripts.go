@@ -27,7 +27,7 @@ type script struct {
 }
 
 var (
-	claimScript     = newScript("claim", "claim_fresh", "record", "claim")
+	claimScript     = newScript("claim", "claim_fresh", "claim_again", "record", "claim")
 	extendScript    = newScript("extend", "record", "extend")
 	finishScript    = newScript("finish", "finish_plain", "record", "finish")
 	releaseScript   = newScript("release", "record", "release")

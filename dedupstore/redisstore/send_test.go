@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -402,7 +403,7 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 		for _, id := range ids {
 			start := time.Now()
 			claim(t, s, request(id), dedupstore.AcquiredRun)
-			if took := time.Since(start); took > 2*time.Second {
+			if took := time.Since(start); took > 2*time.Second { // the client gives a node that hangs up after 3 s
 				t.Errorf("a claim on a node that works took %v", took)
 			}
 		}
@@ -415,7 +416,7 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 func TestSend_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.StartProxy(t, ownServer(t).Addr)
-	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: time.Hour})
 	t.Cleanup(func() { rdb.Close() })
 	s := newStore(t, rdb)
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
@@ -433,8 +434,8 @@ func TestSend_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("error %v, want context.Canceled", err)
 		}
-	case <-time.After(2 * time.Second):
-		t.Error("the heartbeat still waits for its reply 2 s after it was cancelled")
+	case <-time.After(testserver.WaitLimit):
+		t.Error("the heartbeat still waits for its reply although it was cancelled")
 	}
 	settle(t, s, c, succeeded("")) // by another connection
 }
@@ -443,7 +444,7 @@ func TestSend_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 	t.Parallel()
 	server := ownServer(t)
 	clients := map[string]redis.Options{
-		"by default":         {},
+		"by default":         {ReadTimeout: time.Hour},
 		"without a deadline": {ContextTimeoutEnabled: true, ReadTimeout: -2}, // go-redis sets none, not even the context's
 	}
 	for name, operation := range map[string]func(context.Context, *Store, dedupstore.Claim) error{
@@ -474,7 +475,7 @@ func TestSend_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 				defer cancel()
 				start := time.Now()
-				if err := operation(ctx, s, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+				if err := operation(ctx, s, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > testserver.WaitLimit {
 					t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
 				}
 				select {

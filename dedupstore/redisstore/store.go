@@ -22,6 +22,7 @@ type Store struct {
 	ready      atomic.Bool // the server has been looked at
 	scripts    scripts
 	plain      atomic.Bool // the server can make plain claims
+	known      atomic.Bool // most of the last claims were of keys that only a script can claim
 	barred     atomic.Bool // a script was forbidden, and none has claimed anything since
 	claimed    claimed     // by this store, and not touched since
 	barrier    barrier
@@ -61,8 +62,9 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 func (s *Store) Close() { s.background.Wait() }
 
 // Claim implements [dedupstore.Store]. It sends pipelines of at most 256 claims, and further ones for keys that are
-// known and not done. Before the first claim it calls Check, unless the config says otherwise. While the server is
-// unfit or down, claims fail, and the next one looks again.
+// known and not done. While most are, as when a process was killed, it asks the script at once. Before the first claim
+// it calls Check, unless the config says otherwise. While the server is unfit or down, claims fail, and the next one
+// looks again.
 //
 // With Config.Replicas a run that too few replicas know is not granted: [dedupstore.ErrNotDurable]. Claim waits for the
 // replicas even if the context ends, for at most half a second longer than they have. It may have to give the claim
@@ -99,7 +101,26 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 		}
 		ops = others
 	}
+	s.foresee(results)
 	return results
+}
+
+// foresee notes whether the next claims had better ask the script at once: what a process had in hand when it was killed
+// comes again together.
+func (s *Store) foresee(results []dedupstore.ClaimResult) {
+	plain, known := 0, 0
+	for i := range results {
+		switch results[i].Answer.Found {
+		case "": // no answer
+		case dedupstore.Absent, dedupstore.Finished:
+			plain++
+		default:
+			known++
+		}
+	}
+	if now := known > plain; plain+known > 0 && now != s.known.Load() {
+		s.known.Store(now)
+	}
 }
 
 // ask sends claims and reads their answers. It returns those that must be asked again, by script.

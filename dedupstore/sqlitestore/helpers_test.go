@@ -82,7 +82,7 @@ func count(t testing.TB, db *sql.DB, query string, args ...any) (n int) {
 // eventually waits until the condition holds.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !condition() {

@@ -41,11 +41,7 @@ func TestMain(m *testing.M) {
 
 // child does its role until it is done, is killed, or its standard input ends with the parent.
 func child(file string) error {
-	limit := time.Minute
-	if proof() {
-		limit = 10 * time.Minute
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -96,7 +92,7 @@ func claimAll(ctx context.Context, s *Store, messages int) error {
 
 // awaitOther waits until both processes are there, so that they claim at the same time.
 func awaitOther(ctx context.Context, db *sql.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	if _, err := db.ExecContext(ctx, `INSERT INTO ready VALUES (?)`, os.Getpid()); err != nil {
 		return fmt.Errorf("say that this process is ready: %w", err)

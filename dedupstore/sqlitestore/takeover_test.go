@@ -118,7 +118,7 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 		eventually(t, "the zombie waits for the write lock", func() bool {
 			return len(s.gate.line) == 1
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		return succeeded, dedupstore.ExtendOne(ctx, s, beat(c))
 	})

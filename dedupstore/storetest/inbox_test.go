@@ -25,6 +25,7 @@ var brokenInboxes = map[string][]string{
 	"outcome-is-forgotten-after-a-second":     {"inbox/outcome-is-kept-for-its-window"},
 	"outcome-is-forgotten-at-once":            {"inbox/outcome-is-kept-for-its-window"},
 	"outcome-is-kept-for-ever":                {"inbox/outcome-is-kept-for-its-window"},
+	"claims-come-back":                        {"inbox/forgotten-outcome-leaves-nothing"},
 	"all-outcomes-are-successes":              {"inbox/outcome-is-kept-whole"},
 	"truncation-is-dropped":                   {"inbox/outcome-is-kept-whole"},
 	"published-is-ignored":                    {"inbox/outcome-is-kept-whole"},

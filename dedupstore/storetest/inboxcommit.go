@@ -233,8 +233,8 @@ func (k *inboxKit) watch(c dedupstore.Claim) error {
 	return errors.New("the key was not done after " + waitLimit.String())
 }
 
-// patience is more than any operation takes that waits for nobody, on a slow machine.
-const waitLimit = 20 * time.Second
+// waitLimit is more than any operation takes that waits for nobody, on a slow machine.
+const waitLimit = 2 * time.Minute
 
 // soon wants an operation to end well, without waiting for the transaction that it is beside.
 func (k *inboxKit) soon(what string, operation func(ctx context.Context) error) {

@@ -8,6 +8,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
+// removal is how long a server may take to remove what has expired, and to show what lay below.
+const removal = 5 * time.Second
+
 var inboxKeepCases = []inboxCase{
 	{
 		name: "inbox/outcome-is-kept-for-its-window",
@@ -25,6 +28,18 @@ var inboxKeepCases = []inboxCase{
 				k.pass(window / 2)
 				k.found(k.claim(k.request("1"), dedupstore.AcquiredRun), dedupstore.Absent)
 			})
+		},
+	},
+	{
+		name: "inbox/forgotten-outcome-leaves-nothing",
+		why:  "the claim before an outcome that is forgotten comes back, as a run that nobody makes",
+		test: func(k *inboxKit) {
+			c := k.run("1")
+			k.commits(c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				return dedupstore.Finish{Outcome: succeeded("paid"), Retention: short}, k.in.Effect(ctx, k.name(c.Key))
+			})
+			k.pass(short + removal)
+			k.found(k.claim(k.request("1"), dedupstore.AcquiredRun), dedupstore.Absent)
 		},
 	},
 	{

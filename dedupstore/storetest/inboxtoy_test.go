@@ -20,6 +20,7 @@ type toyInbox struct {
 	conns  chan struct{}
 	locked atomic.Int32 // records that a commit holds
 	hidden sync.Map     // keys whose records cannot be read
+	below  sync.Map     // claims, by keys, under their outcomes
 	making sync.Map     // keys of first runs, and when their leases end
 
 	database sync.Mutex // what is committed is seen at once
@@ -130,6 +131,10 @@ func (s *toyInbox) Claim(ctx context.Context, requests []dedupstore.Request) []d
 }
 
 func (s *toyInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	if below, ok := s.below.Load(r.Key); ok && s.load(r.Key, time.Now()) == nil {
+		claim := below.(toyRecord)
+		s.records[s.name(r.Key)] = &claim
+	}
 	for s.locked.Load() > 0 || s.breaks("twin-waits-for-the-transaction") && len(s.conns) > 0 {
 		select {
 		case <-ctx.Done():
@@ -431,7 +436,7 @@ func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement de
 	}
 	if s.breaks("commit-locks-the-record") {
 		s.locked.Add(1)
-		<-time.After(5 * time.Second)
+		<-time.After(time.Minute)
 		s.locked.Add(-1)
 	}
 	ended := ctx.Err() != nil
@@ -450,6 +455,9 @@ func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement de
 	s.database.Lock()
 	defer s.database.Unlock()
 	before := s.load(c.Key, time.Now())
+	if before != nil && s.breaks("claims-come-back") {
+		s.below.Store(c.Key, *before)
+	}
 	repeated := before != nil && before.state != dedupstore.Running && !s.breaks("publisher-may-finish")
 	if err := s.settleInTx(ctx, c, settlement); err != nil {
 		if s.breaks("lost-claims-are-swallowed") {

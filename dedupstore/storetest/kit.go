@@ -183,7 +183,7 @@ var receipt = dedupstore.Produced{
 // fails and took longer, that says nothing, and it gets more time. It uses keys of its own in each try.
 func (k *kit) within(limit time.Duration, part func(k *kit, limit time.Duration)) {
 	k.Helper()
-	for tries := 3; ; tries-- {
+	for tries := 4; ; tries-- {
 		start := time.Now()
 		r := record(k.TB, func(tb testing.TB) { part(newKit(tb, k.Subject), limit) })
 		if r.Failed() && time.Since(start) >= limit && tries > 1 {

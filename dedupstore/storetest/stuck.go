@@ -11,10 +11,10 @@ import (
 
 const (
 	// promptly is how long operations may take beside one that is stuck: far more than a quiet machine needs, and far
-	// less than the fault lasts.
-	promptly = 5 * time.Second
+	// less than the fault lasts, which ends after them.
+	promptly = 30 * time.Second
 
-	// vanishedFor is how long a host that has vanished may keep a record from others.
+	// vanishedFor is how long a host that has vanished may keep a record from others: a promise of the contract.
 	vanishedFor = time.Minute
 )
 

@@ -23,7 +23,7 @@ import (
 )
 
 // waitLimit bounds every wait for the browser.
-const waitLimit = time.Minute
+const waitLimit = 5 * time.Minute
 
 // A browserProcess is one Chromium for all tests of this package.
 type browserProcess struct {
@@ -132,7 +132,7 @@ func (p *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 
 // where is the page and its text, for failures.
 func (p *tab) where() (text string) {
-	ctx, cancel := context.WithTimeout(p.ctx(), time.Second)
+	ctx, cancel := context.WithTimeout(p.ctx(), 10*time.Second)
 	defer cancel()
 	text, _ = chromedp.Run(ctx,
 		chromedp.Evaluate[string](`location.href + "\n" + document.body?.innerText.slice(0, 2000)`))

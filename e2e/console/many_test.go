@@ -181,7 +181,7 @@ func TestMany_PagesAreFast(t *testing.T) {
 			t.Logf("%6.1f ms, at most %6.1f: %s", took[3].Seconds()*1000, took[6].Seconds()*1000, path)
 			slowest = max(slowest, took[3])
 		}
-		if limit := full(300*time.Millisecond, 2*time.Second); slowest > limit {
+		if limit := 300 * time.Millisecond; proof && slowest > limit {
 			t.Errorf("a page took %v of %d records, want at most %v", slowest, records, limit)
 		}
 	})

@@ -118,6 +118,7 @@ func TestConsole_WorksWithKeysAlone(t *testing.T) {
 	for _, to := range []struct{ key, path string }{
 		{"m", "/messages"}, {"f", "/failures"}, {"b", "/outbox"}, {"h", "/health"}, {"o", "/"},
 	} {
+		eval[bool](p, `!(Date.now = () => 1)`) // the second key has to come soon, and on a busy machine it does not
 		p.keys("g", to.key)
 		p.until(fmt.Sprintf(`location.pathname.endsWith(%q) && document.readyState === "complete"`, to.path))
 	}

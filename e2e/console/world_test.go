@@ -327,11 +327,12 @@ func (l *deadTopic) Show(_ context.Context, id string) (found []console.DeadLett
 
 func (l *deadTopic) Predict(
 	context.Context, console.DeadLetterFilter,
-) (all []console.Prediction, newest time.Time, err error) {
-	return []console.Prediction{{
+) (all []console.Prediction, plan any, err error) {
+	all = []console.Prediction{{
 		Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2,
 		To: []string{"orders"},
-	}}, time.Now(), nil
+	}}
+	return all, all, nil
 }
 
 func (l *deadTopic) Redrive(_ context.Context, r console.RedriveRequest) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -52,8 +53,8 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 			if at.After(takeover) {
 				t.Errorf("cancelled %v after another run began", at.Sub(takeover))
 			}
-		case <-time.After(5 * time.Second):
-			t.Error("another run has begun, and the first one was not cancelled within 5 s")
+		case <-time.After(testserver.WaitLimit):
+			t.Error("another run has begun, and the first one was not cancelled")
 		}
 		return dedupstore.Outcome{}, nil
 	}); err != nil {
@@ -76,7 +77,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second})
+	const lease = 6 * time.Second
+	g := newGuard(t, store, oncemill.Policy{Lease: lease})
 	stalled := make(chan struct{})
 	var once sync.Once
 	start := time.Now()
@@ -95,8 +97,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 		}
 		return dedupstore.Outcome{}, nil
 	})
-	if took := time.Since(start); err != nil || took >= 2*time.Second {
-		t.Errorf("%v after %v, want the outcome stored before the lease of 2 s ends", err, took)
+	if took := time.Since(start); err != nil || took >= lease { // the promise
+		t.Errorf("%v after %v, want the outcome stored before the lease of %v ends", err, took, lease)
 	}
 	proxy.Cut()
 }
@@ -113,7 +115,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *test
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second, MaxResultBytes: 1 << 20})
+		const lease = 6 * time.Second
+		g := newGuard(t, store, oncemill.Policy{Lease: lease, MaxResultBytes: 1 << 20})
 		var ended time.Time
 		_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 			var once sync.Once
@@ -125,8 +128,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *test
 			ended = time.Now()
 			return dedupstore.Outcome{Result: make([]byte, size)}, nil
 		})
-		if took := time.Since(ended); err != nil || took >= 2*time.Second {
-			t.Errorf("result of %d bytes: %v after %v, want the outcome stored before the lease of 2 s ends", size, err, took)
+		if took := time.Since(ended); err != nil || took >= lease { // the promise
+			t.Errorf("result of %d bytes: %v after %v, want the outcome stored before the lease of %v ends", size, err, took, lease)
 		}
 		proxy.Cut()
 	}

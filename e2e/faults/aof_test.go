@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 )
 
 // names finds the records that commands in an append-only file write.
@@ -47,14 +49,17 @@ func TestRedis_CutTailOfTheAppendOnlyFileRepeatsNoMoreThanWhatWasInIt(t *testing
 	for range full(20, 1) {
 		r.publish(200)
 		r.drain()
+		cut := ledger.Event{Why: ledger.LostRecord, From: time.Now()}
 		lost += server.cut(t, full(rand.N(20_000), 5003))
+		cut.To = time.Now()
+		r.Happened(cut)
 		r.redeliver()
 		r.drain()
 	}
 	b := r.finish()
-	b.mustExplain(t, lostRecord)
+	b.MustExplain(t, ledger.LostRecord)
 	t.Logf("%d records were cut", lost)
-	if n := b.extras(); n == 0 || n > lost {
+	if n := b.Extras(); n == 0 || n > lost {
 		t.Errorf("%d extra effects, want 1 to %d", n, lost)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/cassandrastore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/cassandratest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
@@ -64,7 +65,7 @@ func TestCassandra_NodeKilledRepeatsNothing(t *testing.T) {
 		server.Restart()
 	}
 	r.progress(100)
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // 5,000 messages; 50 SIGKILLs of consumers.
@@ -79,6 +80,6 @@ func TestCassandra_ConsumersKilled(t *testing.T) {
 	})
 	m := &massacre{shop: s, killed: map[int]time.Time{}}
 	b := m.survives(5000, 100, 50, 0)
-	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
+	b.MustExplain(t, ledger.HandlerFailed, ledger.HolderKilled, ledger.LostLease)
 	s.mustHaveGivenUpNothing()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
@@ -28,7 +29,7 @@ type sample struct {
 
 // A load claims and settles messages of its own, at the level of the store, each until its outcome is confirmed.
 type load struct {
-	*ledger
+	*ledger.Ledger
 	killed []int     // the slots of the master that is killed: first and last
 	start  time.Time // of the samples' time
 
@@ -46,6 +47,7 @@ func clusterRequest(k dedupstore.Key) dedupstore.Request {
 
 // message claims a message, makes its effect and settles it, until the outcome is confirmed.
 func (l *load) message(ctx context.Context, k dedupstore.Key) {
+	l.Ask(k.ID)
 	began := time.Now()
 	for ctx.Err() == nil {
 		a, err := l.claim(ctx, k)
@@ -53,7 +55,7 @@ func (l *load) message(ctx context.Context, k dedupstore.Key) {
 			return // the test is over
 		}
 		if a.Status == dedupstore.Done {
-			l.acks(k.ID)
+			l.Over(k.ID)
 			return
 		}
 		if a.Status != dedupstore.AcquiredRun {
@@ -61,9 +63,9 @@ func (l *load) message(ctx context.Context, k dedupstore.Key) {
 			continue
 		}
 		l.sampled(k, began)
-		l.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
+		l.Does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 		if l.settle(ctx, a.Claim) == nil {
-			l.acks(k.ID)
+			l.Over(k.ID)
 			return
 		}
 	}
@@ -203,20 +205,23 @@ func TestCluster_ClaimsAreFastAgainWithinFiveSecondsAfterAPrimaryIsKilled(t *tes
 	t.Cleanup(store.Close)
 	victim := cluster.Nodes[0]
 	l := &load{
-		ledger: newLedger(store), killed: []int{0, 16384/3 - 1}, start: time.Now(), errors: map[string]int{},
+		Ledger: ledger.New(store), killed: []int{0, 16384/3 - 1}, start: time.Now(), errors: map[string]int{},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var work sync.WaitGroup
 	work.Go(func() { l.run(ctx, t.Context(), 64, rate) })
-	until(t, "a second of load", func() bool { return l.ended(recorded) >= rate })
+	until(t, "a second of load", func() bool { return l.Ended(ledger.Recorded) >= rate })
 	l.mu.Lock()
 	l.start, l.samples = time.Now(), nil
 	l.mu.Unlock()
+	kill := ledger.Event{Why: ledger.LostRecord, From: time.Now()}
 	victim.Kill()
 	lasts(after)
 	cancel()
 	work.Wait()
+	kill.To = time.Now() // its replica has long taken over
+	l.Happened(kill)
 
 	// Recovered: from here on every second is good, whenever it begins.
 	recovered, step := time.Duration(0), 100*time.Millisecond
@@ -235,7 +240,7 @@ func TestCluster_ClaimsAreFastAgainWithinFiveSecondsAfterAPrimaryIsKilled(t *tes
 
 	// Every message comes once more.
 	each(l.list, 32, func(k dedupstore.Key) { l.message(t.Context(), k) })
-	l.balance(len(l.list)*2).mustExplain(t, lostRecord, lostOutcome)
+	l.Balance(len(l.list)*2).MustExplain(t, ledger.LostRecord, ledger.LostOutcome)
 }
 
 // defaultOptions are those of a user who sets what Check asks for and no more.
@@ -256,7 +261,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	j := newLedger(store)
+	j := ledger.New(store)
 	moving := make([]int, slots) // the first master's first
 	for i := range moving {
 		moving[i] = i
@@ -290,6 +295,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 					k = messages("fresh", 1)[0]
 					k.ID = fmt.Sprint("fresh-", n)
 				}
+				j.Ask(k.ID)
 				var a dedupstore.Answer
 				if !try("claim", func() (err error) {
 					a, err = dedupstore.ClaimOne(t.Context(), j, clusterRequest(k))
@@ -300,10 +306,10 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 				if a.Status != dedupstore.AcquiredRun {
 					continue
 				}
-				j.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
+				j.Does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 				done := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}}
 				if try("settle", func() error { return dedupstore.SettleOne(t.Context(), j, a.Claim, done) }) {
-					j.acks(k.ID)
+					j.Over(k.ID)
 				}
 			}
 		})
@@ -328,16 +334,16 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 	}
 
 	// What was done is known, wherever it lies now.
-	list, _ := j.granted()
+	list, _ := granted(j)
 	for _, k := range list {
 		if a, err := dedupstore.ClaimOne(t.Context(), j, clusterRequest(k)); err != nil || a.Status != dedupstore.Done {
 			t.Fatalf("%s: %s, %v", k, a.Status, err)
 		}
 	}
-	b := j.balance(int(ops.Load()))
-	b.mustExplain(t)
-	if b.effects != len(list) {
-		t.Errorf("%d effects of %d messages", b.effects, len(list))
+	b := j.Balance(int(ops.Load()))
+	b.MustExplain(t)
+	if b.Effects != len(list) {
+		t.Errorf("%d effects of %d messages", b.Effects, len(list))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/dynamostore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/dynamotest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
@@ -38,7 +39,7 @@ func TestDynamoDB_ConsumersKilled(t *testing.T) {
 	})
 	m := &massacre{shop: s, killed: map[int]time.Time{}}
 	b := m.survives(full(10000, 1000), 200, full(50, 4), 0)
-	b.mustExplain(t, handlerFailed, holderKilled, lostLease, lostOutcome)
+	b.MustExplain(t, ledger.HandlerFailed, ledger.HolderKilled, ledger.LostLease, ledger.LostOutcome)
 	s.mustHaveGivenUpNothing()
 }
 

@@ -44,5 +44,5 @@ func TestReplication_FailoverByHandRepeatsNothing(t *testing.T) {
 		name.Store(&master.Addr)
 		r.progress(100)
 	}
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }

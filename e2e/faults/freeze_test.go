@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -76,13 +78,23 @@ func TestRedis_FrozenLongerThanALeaseZombiesAreRefused(t *testing.T) {
 		if err := server.Process().Resume(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "others to take over", func() bool { return r.overtaken(p.caught) == size })
+		until(t, "others to take over", func() bool { return overtaken(r.Ledger, p.caught) == size })
 		p.release()
 		r.progress(100)
 	}
 	b := r.finish()
-	b.mustExplain(t, lostLease, lostOutcome)
-	if n := r.ended(refused); n < size*times {
+	b.MustExplain(t, ledger.LostLease, ledger.LostOutcome)
+	if n := r.Ended(ledger.Refused); n < size*times {
 		t.Errorf("%d zombies were refused, want at least %d", n, size*times)
 	}
+}
+
+// overtaken is how many of the keys have a run with an effect after the given fence.
+func overtaken(l *ledger.Ledger, fences map[dedupstore.Key]uint64) (n int) {
+	for key, fence := range fences {
+		if slices.ContainsFunc(l.Message(key.ID).Runs, func(r ledger.Run) bool { return r.Fence > fence && r.Did() }) {
+			n++
+		}
+	}
+	return n
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -20,27 +21,22 @@ func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
 		Batch: 64,
 	})
 	s.publishOrders(orders)
-	killed := map[int]time.Time{}
 	for range attempts {
+		began := time.Now()
 		w := s.start()
 		<-w.Ended()
-		killed[w.Pid()] = time.Now()
+		s.Happened(ledger.Event{Why: ledger.HolderKilled, Holder: w.Pid(), From: began, To: time.Now()})
 	}
 	last := s.start()
 	s.drain()
 	s.terminate(last)
-	ids := make([]string, orders)
-	for i := range ids {
-		ids[i] = orderID(i)
-	}
-	b := s.balance(ids, orders, s.deadLetters(), killed, s.finished)
-	b.mustExplain(t, holderKilled)
+	s.books(orders, orders).MustExplain(t, ledger.HolderKilled)
 	runs, most := map[string]int{}, 0
-	s.entries(func(e entry) {
-		if effective(e) {
-			runs[e.ID]++
+	for r := range s.Runs {
+		if r.Did() {
+			runs[r.ID]++
 		}
-	})
+	}
 	for id, n := range runs {
 		if id != orderID(deadlyOrder) {
 			most = max(most, n)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
@@ -28,9 +29,9 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 	m := &massacre{shop: s, cluster: cluster, killed: map[int]time.Time{}}
 	messages := full(20000, 2000)
 	b := m.survives(messages, 500, full(20, 4), full(2, 1))
-	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
-	if refused := messages / 200; b.deadLetters < refused || b.deadLetters > refused+messages/100 {
-		t.Errorf("%d dead letters, want %d for messages that were refused, and few more", b.deadLetters, refused)
+	b.MustExplain(t, ledger.HandlerFailed, ledger.HolderKilled, ledger.LostLease)
+	if refused := messages / 200; b.DeadLetters < refused || b.DeadLetters > refused+messages/100 {
+		t.Errorf("%d dead letters, want %d for messages that were refused, and few more", b.DeadLetters, refused)
 	}
 	s.mustHaveGivenUpNothing()
 	m.checkRecovery(lease + full(2*time.Second, 8*time.Second)) // reduced, others use the machine
@@ -59,7 +60,7 @@ type outage struct{ from, to time.Time }
 
 // survives offers messages at a rate to three workers. It kills workers and leaders meanwhile, and closes the books
 // when all is handled.
-func (m *massacre) survives(messages, rate, workers, leaders int) books {
+func (m *massacre) survives(messages, rate, workers, leaders int) ledger.Books {
 	m.t.Helper()
 	for range 3 {
 		m.alive = append(m.alive, m.start())
@@ -73,11 +74,7 @@ func (m *massacre) survives(messages, rate, workers, leaders int) books {
 	offering.Wait()
 	deliveries := m.drain()
 	m.terminate(m.alive...)
-	var ids []string
-	for n := range messages {
-		ids = append(ids, orderID(n))
-	}
-	return m.balance(ids, deliveries, m.deadLetters(), m.killed, m.finished)
+	return m.books(messages, deliveries)
 }
 
 // kill kills workers at random moments, and leaders while they are at it.
@@ -110,10 +107,13 @@ func (m *massacre) replaceWorker(i int, start func() workerProcess) {
 		m.t.Fatalf("a worker ended by itself, with code %d\n%s", w.ExitCode(), w.output())
 	default:
 	}
-	m.killed[w.Pid()] = time.Now()
+	kill := ledger.Event{Why: ledger.HolderKilled, Holder: w.Pid(), From: time.Now()}
+	m.killed[w.Pid()] = kill.From
 	if err := w.Kill(); err != nil {
 		m.t.Fatal(err)
 	}
+	kill.To = time.Now()
+	m.Happened(kill)
 	m.alive[i] = start()
 }
 
@@ -142,19 +142,19 @@ func (m *massacre) checkRecovery(bound time.Duration) {
 	m.t.Helper()
 	var all []time.Duration
 	unaffected, settled := time.Duration(0), 0
-	m.entries(func(e entry) {
+	for e := range m.Runs {
 		at, ok := m.killed[e.PID]
 		if !ok || e.End != "" {
-			return
+			continue
 		}
-		runs := m.of(e.ID)
-		i := slices.IndexFunc(runs, func(r entry) bool { return r.Fence > e.Fence })
+		runs := m.Message(e.ID).Runs
+		i := slices.IndexFunc(runs, func(r ledger.Run) bool { return r.Fence > e.Fence })
 		if i < 0 {
 			settled++ // and the journal did not get to note it
 			if !m.finished(e.ID) {
 				m.t.Errorf("%s was never taken over", e.ID)
 			}
-			return
+			continue
 		}
 		took := runs[i].Granted.Sub(at)
 		all = append(all, took)
@@ -165,7 +165,7 @@ func (m *massacre) checkRecovery(bound time.Duration) {
 		if took > bound+led {
 			m.t.Errorf("%s was taken over %v after its process was killed, want at most %v + %v without a leader", e.ID, took, bound, led)
 		}
-	})
+	}
 	slices.SortFunc(all, cmp.Compare)
 	if len(all) == 0 {
 		m.t.Error("no worker was killed during a run")

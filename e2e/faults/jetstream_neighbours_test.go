@@ -42,9 +42,9 @@ func neighbours(t *testing.T, j task) {
 	for i := range orders {
 		id := orderID(i)
 		runs, attempt := 0, 0
-		for _, e := range s.of(id) {
+		for _, e := range s.Message(id).Runs {
 			attempt = max(attempt, e.Attempt)
-			if effective(e) {
+			if e.Did() {
 				runs++
 			}
 		}

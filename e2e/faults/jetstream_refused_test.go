@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -59,7 +60,7 @@ func (s *shop) endsByItself(w workerProcess, names ...string) {
 	start := time.Now()
 	select {
 	case <-w.Ended():
-	case <-time.After(30 * time.Second):
+	case <-time.After(waitLimit):
 		s.t.Fatalf("the worker goes on\n%s", w.output())
 	}
 	out := w.output()
@@ -90,7 +91,7 @@ func TestJetStream_DeletedConsumerEndsTheWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.endsByItself(w, `"`+consumerName+`"`, `"`+ordersStream+`"`, "deleted")
-	if n := s.count(func(e entry) bool { return e.End == "" }); n > 0 {
+	if n := s.count(func(e ledger.Run) bool { return e.End == "" }); n > 0 {
 		t.Errorf("%d runs did not come to an end", n)
 	}
 	s.makeConsumer(stream, time.Second)
@@ -157,9 +158,7 @@ func clusterWithoutMostOfItsNodes(t *testing.T, leaderDies bool) {
 	cluster.Restart(second)
 	start := time.Now()
 	s.drain()
-	most := uint64(0)
-	s.refresh()
-	s.entries(func(e entry) { most = max(most, e.Delivered) })
+	most := s.redelivered()
 	t.Logf("everything was done %v after the nodes were back, at its %dth delivery at most", time.Since(start), most)
 	s.terminate(w)
 	s.checkOnce()
@@ -168,7 +167,7 @@ func clusterWithoutMostOfItsNodes(t *testing.T, leaderDies bool) {
 // mustNotBegin checks that a worker which cannot look at its consumer says so.
 func (s *shop) mustNotBegin(cons jetstream.Consumer) {
 	s.t.Helper()
-	once, err := s.task.processor(s.js, newJournal(s.t, s.store, s.next().Journal))
+	once, err := s.task.processor(s.js, ledger.Keep(s.t, s.store, s.next().Journal))
 	if err != nil {
 		s.t.Fatal(err)
 	}

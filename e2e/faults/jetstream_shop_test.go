@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -25,8 +26,10 @@ import (
 
 // A shop is a stream of orders, a consumer of it, and processes that work for the consumer, each with a journal.
 type shop struct {
-	*audit
-	task  task // of each process
+	*ledger.Ledger
+	t     *testing.T
+	dir   string // of journals
+	task  task   // of each process
 	js    jetstream.JetStream
 	store dedupstore.Store
 	pub   *natsjs.Publisher
@@ -57,7 +60,7 @@ func newShopOn(
 ) *shop {
 	t.Helper()
 	j.URLs = urls
-	s := &shop{audit: newAudit(t), task: j, js: js, store: store}
+	s := &shop{Ledger: ledger.New(nil), t: t, dir: t.TempDir(), task: j, js: js, store: store}
 	var err error
 	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)
@@ -280,6 +283,54 @@ func (s *shop) await(what string, met func() bool) {
 		}
 		return met()
 	})
+}
+
+// refresh reads what the processes wrote since.
+func (s *shop) refresh() {
+	s.t.Helper()
+	if err := s.Read(s.dir); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// done reads on, and returns how many effects there were.
+func (s *shop) done() int {
+	s.t.Helper()
+	s.refresh()
+	return s.Done()
+}
+
+// count reads on, and returns how many runs a function accepts.
+func (s *shop) count(accept func(ledger.Run) bool) int {
+	s.t.Helper()
+	s.refresh()
+	return s.Count(accept)
+}
+
+// redelivered reads on, and returns how often a message was delivered at most.
+func (s *shop) redelivered() (most uint64) {
+	s.t.Helper()
+	s.refresh()
+	for r := range s.Runs {
+		most = max(most, r.Delivered)
+	}
+	return most
+}
+
+// books closes the books of the first messages, of which all are acknowledged.
+func (s *shop) books(messages, deliveries int) ledger.Books {
+	s.t.Helper()
+	s.refresh()
+	for id, n := range s.deadLetters() {
+		s.DeadLettered(id, n)
+	}
+	for n := range messages {
+		s.Ask(orderID(n))
+		if s.finished(orderID(n)) {
+			s.Over(orderID(n))
+		}
+	}
+	return s.Balance(deliveries)
 }
 
 // finished is whether the store has an outcome of a message.

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -39,25 +40,25 @@ func (s *shop) publishOrders(n int) {
 func (s *shop) inFlight(n int) {
 	s.t.Helper()
 	until(s.t, fmt.Sprintf("%d handlers at work", n), func() bool {
-		return s.count(func(e entry) bool { return e.Delivered > 0 && !effective(e) }) >= n
+		return s.count(func(e ledger.Run) bool { return e.Delivered > 0 && !e.Did() }) >= n
 	})
 }
 
 // checkAcks checks that everything that began has ended, and that the server has an ack of all that ended.
 func (s *shop) checkAcks(started int) {
 	s.t.Helper()
-	if n := s.count(func(e entry) bool { return effective(e) && e.End == recorded }); n < started {
+	if n := s.count(func(e ledger.Run) bool { return e.Did() && e.End == ledger.Recorded }); n < started {
 		s.t.Errorf("%d runs have an effect and an outcome, want at least the %d in flight", n, started)
 	}
-	if n := s.count(func(e entry) bool { return e.End == "" }); n > 0 {
+	if n := s.count(func(e ledger.Run) bool { return e.End == "" }); n > 0 {
 		s.t.Errorf("%d runs did not come to an end", n)
 	}
 	kept := s.settled()
-	s.entries(func(e entry) {
-		if e.End == recorded && kept[e.ID] {
-			s.t.Errorf("%s has an outcome, and no ack of it is on the server", e.ID)
+	for r := range s.Runs {
+		if r.End == ledger.Recorded && kept[r.ID] {
+			s.t.Errorf("%s has an outcome, and no ack of it is on the server", r.ID)
 		}
-	})
+	}
 	if all := s.done(); len(kept)+all != int(s.messages.Load()) {
 		s.t.Errorf("the stream holds %d messages beside %d that are done, want %d together", len(kept), all, s.messages.Load())
 	}
@@ -102,11 +103,11 @@ func (s *shop) checkOnce() {
 	s.refresh()
 	for i := range int(s.messages.Load()) {
 		effects := 0
-		for _, e := range s.of(orderID(i)) {
+		for _, e := range s.Message(orderID(i)).Runs {
 			if effects > 0 {
 				s.t.Errorf("%s ran again although it was finished", e.ID)
 			}
-			if effective(e) {
+			if e.Did() {
 				effects++
 			}
 		}
@@ -180,7 +181,7 @@ func TestJetStream_ShutdownEndsWithinGrace(t *testing.T) {
 	s.inFlight(100)
 	took := s.terminate(w)
 	t.Logf("the process ended %v after SIGTERM", took)
-	if bound := grace + full(2*time.Second, 8*time.Second); took > bound {
+	if bound := grace + full(2*time.Second, 30*time.Second); took > bound {
 		t.Errorf("the process took %v to end, want its grace and little more: %v", took, bound)
 	}
 	s.checkAcks(50)

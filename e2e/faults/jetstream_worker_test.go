@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/transport/natsjs"
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
@@ -81,9 +82,9 @@ func (j task) run(ctx context.Context, t *testing.T) error {
 	}
 	defer shut()
 	if j.Router {
-		return j.route(ctx, nc, newJournal(t, store, j.Journal))
+		return j.route(ctx, nc, ledger.Keep(t, store, j.Journal))
 	}
-	w, err := j.worker(ctx, nc, newJournal(t, store, j.Journal))
+	w, err := j.worker(ctx, nc, ledger.Keep(t, store, j.Journal))
 	if ctx.Err() != nil {
 		return nil // before it began
 	}
@@ -121,7 +122,7 @@ func (j task) open() (store dedupstore.Store, shut func(), err error) {
 	}, err
 }
 
-func (j task) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*natsjs.Worker, error) {
+func (j task) worker(ctx context.Context, nc *nats.Conn, journal *ledger.Ledger) (*natsjs.Worker, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
@@ -147,7 +148,7 @@ func (j task) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nat
 }
 
 // route works in a Router until ctx ends.
-func (j task) route(ctx context.Context, nc *nats.Conn, journal *journal) error {
+func (j task) route(ctx context.Context, nc *nats.Conn, journal *ledger.Ledger) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return err
@@ -178,7 +179,7 @@ func (j task) route(ctx context.Context, nc *nats.Conn, journal *journal) error 
 	return errors.Join(router.Run(ctx), once.Close(context.WithoutCancel(ctx)))
 }
 
-func (j task) processor(js jetstream.JetStream, journal *journal) (*consumer.Processor, error) {
+func (j task) processor(js jetstream.JetStream, journal *ledger.Ledger) (*consumer.Processor, error) {
 	deadLetters, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
 	if err != nil {
 		return nil, err
@@ -203,7 +204,7 @@ func find(ctx context.Context, js jetstream.JetStream) (jetstream.Consumer, erro
 }
 
 // handlers are what a job may name. Each notes which delivery it got.
-var handlers = map[string]func(ctx context.Context, r oncemill.Run, j task, journal *journal) error{
+var handlers = map[string]func(ctx context.Context, r oncemill.Run, j task, journal *ledger.Ledger) error{
 	"unsteady": unsteady,
 	"steady":   steady,
 	"endless":  endless,
@@ -211,12 +212,12 @@ var handlers = map[string]func(ctx context.Context, r oncemill.Run, j task, jour
 }
 
 // batchHandler is the handler for each message of a batch.
-func (j task) batchHandler(journal *journal) natsjs.BatchHandler {
+func (j task) batchHandler(journal *ledger.Ledger) natsjs.BatchHandler {
 	handle := handlers[j.Handler]
 	return func(ctx context.Context, msgs []jetstream.Msg) []error {
 		errs := make([]error, len(msgs))
 		for i, r := range oncemill.RunsFromContext(ctx) {
-			journal.receives(r, msgs[i])
+			receives(journal, r, msgs[i])
 			errs[i] = handle(ctx, r, j, journal)
 		}
 		return errs
@@ -227,27 +228,34 @@ func (j task) batchHandler(journal *journal) natsjs.BatchHandler {
 const deadlyOrder = 42
 
 // deadly is a steady handler that one message ends, with its process.
-func deadly(ctx context.Context, r oncemill.Run, j task, journal *journal) error {
+func deadly(ctx context.Context, r oncemill.Run, j task, journal *ledger.Ledger) error {
 	if r.Key.ID == orderID(deadlyOrder) {
-		journal.does(r)
+		journal.Does(r)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		<-ctx.Done()
 	}
 	return steady(ctx, r, j, journal)
 }
 
-func (j task) handler(journal *journal) natsjs.Handler {
+// receives notes of which delivery the run is.
+func receives(journal *ledger.Ledger, r oncemill.Run, msg jetstream.Msg) {
+	if meta, err := msg.Metadata(); err == nil {
+		journal.Receives(r, meta.NumDelivered)
+	}
+}
+
+func (j task) handler(journal *ledger.Ledger) natsjs.Handler {
 	handle := handlers[j.Handler]
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		r := oncemill.FromContext(ctx)
-		journal.receives(r, msg)
+		receives(journal, r, msg)
 		return handle(ctx, r, j, journal)
 	}
 }
 
 // unsteady is a handler that fails in 5 of 100 runs and panics in 2, half of them after the effect. It refuses some
 // messages for good.
-func unsteady(_ context.Context, r oncemill.Run, j task, journal *journal) error {
+func unsteady(_ context.Context, r oncemill.Run, j task, journal *ledger.Ledger) error {
 	if refuses(r.Key.ID) {
 		return oncemill.Permanent(errors.New("no such customer"))
 	}
@@ -256,10 +264,10 @@ func unsteady(_ context.Context, r oncemill.Run, j task, journal *journal) error
 	if dice < 7 {
 		return fail(dice < 5)
 	}
-	journal.does(r)
+	journal.Does(r)
 	lasts(rand.N(j.Work))
 	if dice < 14 {
-		journal.undoes(r)
+		journal.Fails(r)
 		return fail(dice < 12)
 	}
 	return nil
@@ -276,14 +284,14 @@ func fail(byError bool) error {
 func refuses(id string) bool { return strings.HasSuffix(id, "07") && (id[len(id)-3]-'0')%2 == 0 }
 
 // steady is a handler that takes its time, whatever becomes of its context, and has its effect in the end.
-func steady(_ context.Context, r oncemill.Run, j task, journal *journal) error {
+func steady(_ context.Context, r oncemill.Run, j task, journal *ledger.Ledger) error {
 	lasts(j.Work)
-	journal.does(r)
+	journal.Does(r)
 	return nil
 }
 
 // endless is a handler that, for every other message, goes on until its context ends, and leaves it at that.
-func endless(ctx context.Context, r oncemill.Run, j task, journal *journal) error {
+func endless(ctx context.Context, r oncemill.Run, j task, journal *ledger.Ledger) error {
 	if r.Key.ID[len(r.Key.ID)-1]%2 == 0 {
 		return steady(ctx, r, j, journal)
 	}

@@ -32,5 +32,5 @@ func TestKafka_BrokerThatIsKilledAndComesBackLosesAndRepeatsNothing(t *testing.T
 		default:
 		}
 	}
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }

@@ -43,7 +43,7 @@ func TestKafka_CommitsThatAreAppliedButReportedAsFailedLoseAndRepeatNothing(t *t
 			return false
 		})
 		m.leave()
-		r.finish().mustExplain(t)
+		r.finish().MustExplain(t)
 		t.Logf("%d replies to commits were falsified", m.net.lied.Load())
 	})
 }
@@ -60,7 +60,7 @@ func TestKafka_CommitsThatAreRefusedAreMadeUpFor(t *testing.T) {
 	r.produce(t.Context(), 500)
 	r.drain()
 	m.leave()
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 	if n := refusals.Hits(); n != 5 {
 		t.Errorf("%d commits were refused, want 5", n)
 	}
@@ -75,18 +75,18 @@ func TestKafka_OffsetsSetBackToZeroRunNothingAgain(t *testing.T) {
 		r.produce(t.Context(), full(20_000, 500))
 		r.drain()
 		m.leave()
-		before := r.totals()
+		before := r.Sum()
 		r.rewind()
 		r.join()
 		r.drain()
-		after := r.totals()
-		if after.runs != before.runs || after.effects != before.effects {
-			t.Errorf("runs grew from %d to %d, effects from %d to %d", before.runs, after.runs, before.effects, after.effects)
+		after := r.Sum()
+		if after.Runs != before.Runs || after.Effects != before.Effects {
+			t.Errorf("runs grew from %d to %d, effects from %d to %d", before.Runs, after.Runs, before.Effects, after.Effects)
 		}
-		if again := after.claims - before.claims; again < r.produced() {
+		if again := after.Claims - before.Claims; again < r.produced() {
 			t.Errorf("%d claims after the rewind, want one for each of %d records", again, r.produced())
 		}
-		r.finish().mustExplain(t)
+		r.finish().MustExplain(t)
 	})
 }
 
@@ -101,12 +101,4 @@ func (r *kafkaRig) rewind() {
 		set, err := r.adm.CommitOffsets(r.t.Context(), r.group, zero)
 		return err == nil && set.Error() == nil
 	})
-}
-
-type kafkaTotals struct{ claims, runs, effects int }
-
-func (r *kafkaRig) totals() (n kafkaTotals) {
-	r.each(func(*run) { n.runs++ })
-	r.look(func() { n.claims, n.effects = r.claims, r.effects })
-	return n
 }

@@ -79,7 +79,7 @@ func (h *KafkaHome) Publish(q []producer.Message, _ *KafkaLost) error {
 
 // Does notes an effect.
 func (h *KafkaHome) Does(run oncemill.Run, _ *KafkaLost) error {
-	h.r.does(run)
+	h.r.Does(run)
 	return nil
 }
 

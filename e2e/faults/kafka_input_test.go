@@ -40,11 +40,9 @@ func (r *kafkaRig) idle() {
 			r.t.Errorf("offset %d of partition %d is committed", at, p)
 		}
 	}
-	r.look(func() {
-		if r.claims > 0 {
-			r.t.Errorf("%d claims, want none", r.claims)
-		}
-	})
+	if n := r.Sum().Claims; n > 0 {
+		r.t.Errorf("%d claims, want none", n)
+	}
 }
 
 func TestKafka_UnreachableBrokerIsAnErrorThatSaysSo(t *testing.T) {
@@ -63,7 +61,7 @@ func TestKafka_UnreachableBrokerIsAnErrorThatSaysSo(t *testing.T) {
 	r.idle()
 	m.end()
 	r.join()
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 func TestKafka_MissingTopicIsAnErrorThatNamesIt(t *testing.T) {
@@ -79,7 +77,7 @@ func TestKafka_MissingTopicIsAnErrorThatNamesIt(t *testing.T) {
 		r.idle()
 		m.end()
 		r.join()
-		r.finish().mustExplain(t)
+		r.finish().MustExplain(t)
 	})
 }
 
@@ -100,7 +98,7 @@ func TestKafka_GroupOfOtherMembersIsAnErrorThatSaysWhatToChange(t *testing.T) {
 		m.end()
 		other.Close()
 		r.join()
-		r.finish().mustExplain(t)
+		r.finish().MustExplain(t)
 	})
 }
 
@@ -170,9 +168,9 @@ func TestKafka_RecordsThatNobodyExpectsGetAnEffectOrADeadLetter(t *testing.T) {
 		r.produce(t.Context(), 10)
 		r.join()
 		b := r.finish()
-		b.mustExplain(t)
-		if b.effects != len(effects)+10 || b.deadLetters != len(deadLetters) {
-			t.Errorf("%d effects and %d dead letters, want %d and %d", b.effects, b.deadLetters, len(effects)+10, len(deadLetters))
+		b.MustExplain(t)
+		if b.Effects != len(effects)+10 || b.DeadLetters != len(deadLetters) {
+			t.Errorf("%d effects and %d dead letters, want %d and %d", b.Effects, b.DeadLetters, len(effects)+10, len(deadLetters))
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -55,9 +56,9 @@ func comeAndGo(t *testing.T, k kafka, order franz.Order, serverSide bool) {
 	}
 	r.join()
 	b := r.finish()
-	b.mustExplain(t, lostLease, lostOutcome)
-	if b.deadLetters > 0 {
-		t.Errorf("%d dead letters, want none", b.deadLetters)
+	b.MustExplain(t, ledger.LostLease, ledger.LostOutcome)
+	if b.DeadLetters > 0 {
+		t.Errorf("%d dead letters, want none", b.DeadLetters)
 	}
 }
 
@@ -96,7 +97,7 @@ func leaveInTurn(t *testing.T, k kafka, serverSide bool) {
 		r.progress(50)
 	}
 	b := r.finish()
-	b.mustExplain(t)
+	b.MustExplain(t)
 	if stays.err != nil {
 		t.Errorf("the member that stayed ended with %v", stays.err)
 	}

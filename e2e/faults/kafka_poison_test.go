@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -39,17 +40,15 @@ func poison(t *testing.T, k kafka, exit bool) {
 	}
 	r.drain()
 	starts := 0
-	r.look(func() {
-		for _, run := range r.of(orderID(poisoned)).runs {
-			if !run.effect.IsZero() {
-				starts++
-			}
+	for _, run := range r.Message(orderID(poisoned)).Runs {
+		if run.Did() {
+			starts++
 		}
-	})
+	}
 	b := r.finish()
-	b.mustExplain(t, lostLease)
-	if starts != attempts || b.deadLetters != 1 {
-		t.Errorf("%d starts and %d dead letters, want %d and 1", starts, b.deadLetters, attempts)
+	b.MustExplain(t, ledger.LostLease)
+	if starts != attempts || b.DeadLetters != 1 {
+		t.Errorf("%d starts and %d dead letters, want %d and 1", starts, b.DeadLetters, attempts)
 	}
 }
 
@@ -77,26 +76,24 @@ func TestKafka_NeighboursOfARecordThatKillsItsProcess(t *testing.T) {
 			}
 			r.spawn(home, child)
 			r.drain()
-			r.look(func() {
-				for i := range records {
-					a, most, starts := r.of(orderID(i)), 0, 0
-					for _, run := range a.runs {
-						most = max(most, run.Attempt)
-						if !run.effect.IsZero() {
-							starts++
-						}
-					}
-					switch {
-					case i == poisoned && (starts != attempts || a.deadLetters != 1):
-						t.Errorf("the record that kills started %d times, and has %d dead letters, want %d and one",
-							starts, a.deadLetters, attempts)
-					case i != poisoned && (starts == 0 || most > 3 || a.deadLetters > 0):
-						t.Errorf("%s: want it handled, with two attempts lost at most: %s", orderID(i), a)
+			for i := range records {
+				a, most, starts := r.Message(orderID(i)), 0, 0
+				for _, run := range a.Runs {
+					most = max(most, run.Attempt)
+					if run.Did() {
+						starts++
 					}
 				}
-			})
+				switch {
+				case i == poisoned && (starts != attempts || a.DeadLetters != 1):
+					t.Errorf("the record that kills started %d times, and has %d dead letters, want %d and one",
+						starts, a.DeadLetters, attempts)
+				case i != poisoned && (starts == 0 || most > 3 || a.DeadLetters > 0):
+					t.Errorf("%s: want it handled, with two attempts lost at most: %s", orderID(i), a)
+				}
+			}
 			b := r.finish()
-			b.mustExplain(t, lostLease)
+			b.MustExplain(t, ledger.LostLease)
 		})
 	}
 }

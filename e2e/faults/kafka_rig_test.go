@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
@@ -87,7 +88,7 @@ type kafkaSetup struct {
 // committed: before each of them, every record must have an outcome.
 type kafkaRig struct {
 	kafkaSetup
-	*ledger
+	*ledger.Ledger
 
 	t            *testing.T
 	at           kafka
@@ -96,7 +97,7 @@ type kafkaRig struct {
 	adm          *kadm.Client
 	source       *kgo.Client // produces
 
-	known map[string]bool // messages with an outcome, as the store has said; locked as the ledger
+	known sync.Map // messages with an outcome, as the store has said
 
 	mu      sync.Mutex
 	next    int                // number of the next message
@@ -127,8 +128,8 @@ func newKafkaRig(t *testing.T, k kafka, s kafkaSetup) *kafkaRig {
 	}
 	name := strings.NewReplacer("/", "-", "TestKafka_", "").Replace(t.Name())
 	r := &kafkaRig{
-		kafkaSetup: s, ledger: newLedger(store), t: t, at: k, topic: fmt.Sprintf("%s-%d", name, rand.Uint32()),
-		known: map[string]bool{}, records: map[int32][]string{}, audited: map[int32]int64{},
+		kafkaSetup: s, Ledger: ledger.New(store), t: t, at: k, topic: fmt.Sprintf("%s-%d", name, rand.Uint32()),
+		records: map[int32][]string{}, audited: map[int32]int64{},
 	}
 	r.group = r.topic + "-billing"
 	r.once = kafkaProcessor(t, r, s)
@@ -220,7 +221,7 @@ func (r *kafkaRig) append(ctx context.Context, batch ...*kgo.Record) {
 			r.records[p] = append(r.records[p], "")
 		}
 		r.records[p][res.Record.Offset] = id
-		r.look(func() { r.of(id) })
+		r.Ask(id)
 	}
 }
 
@@ -282,46 +283,33 @@ func (r *kafkaRig) audit(ctx context.Context) map[int32]int64 {
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.look(func() {
-		for p, at := range committed {
-			for ; r.audited[p] < min(at, int64(len(r.records[p]))); r.audited[p]++ {
-				id := r.records[p][r.audited[p]]
-				if a := r.of(id); !a.finished() && !r.known[id] {
-					r.t.Errorf("offset %d of partition %d is committed, but record %d (%s) has no outcome: %s", at, p, r.audited[p], id, a)
-				}
-				r.of(id).acked = true
+	for p, at := range committed {
+		for ; r.audited[p] < min(at, int64(len(r.records[p]))); r.audited[p]++ {
+			id := r.records[p][r.audited[p]]
+			if a := r.Message(id); !a.Finished() && !r.knows(id) {
+				r.t.Errorf("offset %d of partition %d is committed, but record %d (%s) has no outcome: %s", at, p, r.audited[p], id, a)
 			}
+			r.Over(id)
 		}
-	})
-	return committed
-}
-
-// String tells what happened to a message.
-func (a *account) String() string {
-	var b strings.Builder
-	for _, r := range a.runs {
-		fmt.Fprintf(&b, "%+v; ", *r)
 	}
-	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.deadLetters, len(a.runs), b.String())
+	return committed
 }
 
 // Claim notes, beside what the ledger does, which messages the store says to have an outcome: it may have stored one and
 // the confirmation was lost.
 func (r *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results := r.ledger.Claim(ctx, requests)
-	r.look(func() {
-		for i, q := range requests {
-			if results[i].Err == nil && results[i].Answer.Status == dedupstore.Done {
-				r.known[q.Key.ID] = true
-			}
+	results := r.Ledger.Claim(ctx, requests)
+	for i, q := range requests {
+		if results[i].Err == nil && results[i].Answer.Status == dedupstore.Done {
+			r.known.Store(q.Key.ID, true)
 		}
-	})
+	}
 	return results
 }
 
-// finished says whether the message has an outcome. The ledger is locked.
-func (a *account) finished() bool {
-	return a.deadLetters > 0 || slices.ContainsFunc(a.runs, func(r *run) bool { return r.end == recorded })
+func (r *kafkaRig) knows(id string) bool {
+	_, known := r.known.Load(id)
+	return known
 }
 
 // handle is the handler of members in this process.
@@ -332,7 +320,7 @@ func (r *kafkaRig) handle(ctx context.Context, _ *kgo.Record) error {
 			return err
 		}
 	}
-	r.does(run)
+	r.Does(run)
 	if r.work != nil {
 		r.work(ctx, run)
 	}
@@ -426,14 +414,8 @@ func (m *kafkaMember) end() {
 // progress waits for further effects.
 func (r *kafkaRig) progress(n int) {
 	r.t.Helper()
-	target := r.done() + n
-	until(r.t, fmt.Sprintf("%d effects", target), func() bool { return r.done() >= target })
-}
-
-// done is how many effects there were.
-func (r *kafkaRig) done() (n int) {
-	r.look(func() { n = r.effects })
-	return n
+	target := r.Done() + n
+	until(r.t, fmt.Sprintf("%d effects", target), func() bool { return r.Done() >= target })
 }
 
 // produced is how many records there are.
@@ -461,7 +443,7 @@ func (r *kafkaRig) drain() {
 		}
 		if time.Now().After(end) {
 			r.t.Fatalf("waited %v for %d offsets to be committed, got to %v, after %d effects; members that ended: %v",
-				waitLimit, r.produced(), committed, r.done(), r.gone())
+				waitLimit, r.produced(), committed, r.Done(), r.gone())
 		}
 	}
 }
@@ -479,13 +461,13 @@ func (r *kafkaRig) gone() (errs []error) {
 }
 
 // finish offers nothing more, waits until all is committed, ends the members, and closes the books.
-func (r *kafkaRig) finish() books {
+func (r *kafkaRig) finish() ledger.Books {
 	r.t.Helper()
 	r.stop()
 	r.tasks.Wait()
 	r.drain()
 	r.close()
-	return r.balance(r.produced())
+	return r.Balance(r.produced())
 }
 
 // close ends what the rig has started.

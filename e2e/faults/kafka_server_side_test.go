@@ -88,7 +88,7 @@ func moveThereAndBack(t *testing.T, k kafka) {
 		}
 	}
 	r.progress(100)
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // wantBothKinds waits until the group has a member of each protocol, with as many partitions.
@@ -139,7 +139,7 @@ func restartServerSide(t *testing.T, k kafka) {
 	if stays.err != nil {
 		t.Errorf("the member that stayed ended with %v", stays.err)
 	}
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // setSession sets the session timeout of the group's members.

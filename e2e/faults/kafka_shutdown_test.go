@@ -61,7 +61,7 @@ func TestKafka_ShutdownByContextCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 		open := sync.OnceFunc(func() { close(going) })
 		t.Cleanup(open)
 		m := r.join()
-		until(t, "handlers at work", func() bool { return r.done() >= inFlight })
+		until(t, "handlers at work", func() bool { return r.Done() >= inFlight })
 		began := time.Now()
 		m.stop()
 		open()
@@ -82,7 +82,7 @@ func TestKafka_ShutdownBySIGTERMCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 		p := r.spawn(r.serve(), kafkaChild{
 			Order: order, Window: inFlight, Linger: true, Work: 100 * time.Millisecond,
 		})
-		until(t, "handlers at work", func() bool { return r.done() >= inFlight })
+		until(t, "handlers at work", func() bool { return r.Done() >= inFlight })
 		began := time.Now()
 		if err := syscall.Kill(p.Pid(), syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -100,35 +100,31 @@ func TestKafka_ShutdownBySIGTERMCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 func afterShutdown(t *testing.T, r *kafkaRig) {
 	t.Helper()
 	committed, settled, behind := r.audit(t.Context()), map[string]int{}, 0
-	r.look(func() {
-		for p, ids := range r.records {
-			prefix := 0
-			for prefix < len(ids) && r.of(ids[prefix]).finished() {
-				settled[ids[prefix]] = len(r.of(ids[prefix]).asked)
-				prefix++
-			}
-			for _, id := range ids[prefix:] {
-				if r.of(id).finished() {
-					behind++
-				}
-			}
-			if max(committed[p], 0) != int64(prefix) {
-				t.Errorf("partition %d: %d records are finished, the committed offset is %d", p, prefix, committed[p])
+	for p, ids := range r.records {
+		prefix := 0
+		for prefix < len(ids) && r.Message(ids[prefix]).Finished() {
+			settled[ids[prefix]] = r.Message(ids[prefix]).Owners
+			prefix++
+		}
+		for _, id := range ids[prefix:] {
+			if r.Message(id).Finished() {
+				behind++
 			}
 		}
-	})
+		if max(committed[p], 0) != int64(prefix) {
+			t.Errorf("partition %d: %d records are finished, the committed offset is %d", p, prefix, committed[p])
+		}
+	}
 	t.Logf("%d messages are finished; of them %d behind one of their partition that was not begun", len(settled)+behind, behind)
 	if n := len(settled) + behind; n < inFlight {
 		t.Errorf("%d messages are finished, want at least %d", n, inFlight)
 	}
 	r.join()
 	b := r.finish()
-	b.mustExplain(t) // nothing runs again
-	r.look(func() {
-		for id, asked := range settled {
-			if len(r.of(id).asked) != asked {
-				t.Errorf("%s was committed, and delivered again", id)
-			}
+	b.MustExplain(t) // nothing runs again
+	for id, asked := range settled {
+		if r.Message(id).Owners != asked {
+			t.Errorf("%s was committed, and delivered again", id)
 		}
-	})
+	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -71,7 +72,7 @@ func TestKafka_StaticMembersThatAreRestartedKeepTheirPartitionsWithoutARebalance
 		r.wantPartitions(before)
 		now = after
 	}
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // wantPartitions checks that each member has the partitions that it had.
@@ -113,7 +114,7 @@ func TestKafka_StaticMemberThatIsKilledKeepsItsPartitionsWithoutARebalance(t *te
 	if now := generation(t, stays); now != first {
 		t.Errorf("the group was rebalanced: generation %d, want %d still", now, first)
 	}
-	r.finish().mustExplain(t, lostLease, lostOutcome)
+	r.finish().MustExplain(t, ledger.LostLease, ledger.LostOutcome)
 }
 
 // Two members have one instance ID. The one that came first ends with an error that says so, whether it works or is cut
@@ -166,7 +167,7 @@ func fenced(t *testing.T, k kafka, cut bool) {
 			t.Errorf("the instance ID is with member %s, want the second, %s", now, id)
 		}
 	}
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // wantForward checks that no offset goes back, and that who has lost its seat commits nothing.

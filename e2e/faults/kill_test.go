@@ -7,10 +7,11 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 )
 
 // killed is the load under which a server is killed n times.
-func killed(t *testing.T, fsync string, n int) books {
+func killed(t *testing.T, fsync string, n int) ledger.Books {
 	server := newDurable(t, fsync)
 	r := newRig(t, client(t, server.Addr), setup{
 		rate: 500, lease: 10 * time.Second, keep: 5 * time.Second,
@@ -18,9 +19,12 @@ func killed(t *testing.T, fsync string, n int) books {
 	})
 	for range n {
 		r.progress(200)
+		kill := ledger.Event{Why: ledger.LostRecord, From: time.Now()}
 		server.Kill()
 		lasts(rand.N(500 * time.Millisecond))
 		server.Restart()
+		kill.To = time.Now()
+		r.Happened(kill)
 	}
 	r.progress(200)
 	return r.finish()
@@ -31,11 +35,11 @@ func killed(t *testing.T, fsync string, n int) books {
 func TestRedis_KilledWithFsyncEverySecondRepeatsNoMoreThanItsRecordsLost(t *testing.T) {
 	t.Parallel()
 	b := killed(t, "everysec", full(20, 2))
-	b.mustExplain(t, lostRecord, lostOutcome, lostLease)
+	b.MustExplain(t, ledger.LostRecord, ledger.LostOutcome, ledger.LostLease)
 }
 
 // Full: 20 kills. The leases are longer than the server is away: every outcome can be recorded, and nothing runs twice.
 func TestRedis_KilledWithFsyncAlwaysRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	killed(t, "always", full(20, 2)).mustExplain(t)
+	killed(t, "always", full(20, 2)).MustExplain(t)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -31,38 +32,32 @@ func TestRedis_AtMaxmemoryWhatRunsIsFinishedAndNothingIsBegun(t *testing.T) {
 		}
 	}})
 	r.publish(running)
-	r.progress(running - r.done())
+	r.progress(running - r.Done())
 
 	limit("100kb") // the server needs more for itself
 	r.publish(full(20_000, 200))
-	renewed := 0
-	r.look(func() { renewed = r.renewals + 4*running })
-	until(t, "leases to be extended beyond their first end", func() (met bool) {
-		r.look(func() { met = r.renewals >= renewed })
-		return met
-	})
+	renewed := r.Sum().Renewals + 4*running
+	until(t, "leases to be extended beyond their first end", func() bool { return r.Sum().Renewals >= renewed })
 	lasts(full(20*time.Second, 0))
 	close(finish)
-	until(t, "outcomes to be recorded", func() bool { return r.ended(recorded) == running })
-	if n := r.done(); n != running {
+	until(t, "outcomes to be recorded", func() bool { return r.Ended(ledger.Recorded) == running })
+	if n := r.Done(); n != running {
 		t.Errorf("%d handlers ran without a claim", n-running)
 	}
 	refusals := 0
-	r.look(func() {
-		for text, f := range r.failures {
-			switch {
-			case errors.Is(f.err, dedupstore.ErrFull):
-				refusals += f.times
-			case !errors.Is(f.err, context.DeadlineExceeded): // the machine was slow
-				t.Errorf("%d times a caller saw: %s", f.times, text)
-			}
+	for text, f := range r.Failures() {
+		switch {
+		case errors.Is(f.Err, dedupstore.ErrFull):
+			refusals += f.Times
+		case !errors.Is(f.Err, context.DeadlineExceeded): // the machine was slow
+			t.Errorf("%d times a caller saw: %s", f.Times, text)
 		}
-	})
+	}
 	if refusals == 0 {
 		t.Error("no claim was refused because the server is full")
 	}
 
 	limit("0")
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 	t.Logf("%d claims were refused", refusals)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/natskv"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -40,7 +41,7 @@ func TestNATSKV_LeaderKilledRepeatsNothing(t *testing.T) {
 		cluster.AwaitCurrent("KV_oncemill")
 	}
 	r.progress(200)
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 }
 
 // Full: 10,000 messages, 50 SIGKILLs of workers. The bucket is in the server that has the messages.
@@ -56,7 +57,7 @@ func TestNATSKV_ConsumersKilled(t *testing.T) {
 	})
 	m := &massacre{shop: s, killed: map[int]time.Time{}}
 	b := m.survives(full(10000, 1000), 200, full(50, 4), 0)
-	b.mustExplain(t, handlerFailed, holderKilled, lostLease)
+	b.MustExplain(t, ledger.HandlerFailed, ledger.HolderKilled, ledger.LostLease)
 	s.mustHaveGivenUpNothing()
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 )
 
 // backlog waits until the first n messages are acknowledged.
@@ -13,31 +15,24 @@ func (r *rig) backlog(n int) {
 	r.t.Helper()
 	next := 0
 	until(r.t, fmt.Sprintf("the first %d messages to be acknowledged", n), func() bool {
-		r.look(func() {
-			for next < n && r.of(orderID(next)).acked {
-				next++
-			}
-		})
+		for next < n && r.Message(orderID(next)).Over {
+			next++
+		}
 		return next == n
 	})
 }
 
 // asked is how often the store was asked for a claim so far, and how many messages were offered.
 func (r *rig) asked() (claims, published int) {
-	r.look(func() { claims = r.claims })
+	claims = r.Sum().Claims
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return claims, r.published
 }
 
 // begun is how many runs had their effect in a period.
-func (l *ledger) begun(from, to time.Time) (n int) {
-	l.each(func(r *run) {
-		if r.effect.After(from) && r.effect.Before(to) {
-			n++
-		}
-	})
-	return n
+func (r *rig) begun(from, to time.Time) int {
+	return r.Count(func(r ledger.Run) bool { return r.Effect.After(from) && r.Effect.Before(to) })
 }
 
 // raced says whether the race detector watches.
@@ -85,7 +80,7 @@ func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	r.backlog(offered)
 	took := time.Since(back)
 	b := r.finish()
-	b.mustExplain(t, lostOutcome)
+	b.MustExplain(t, ledger.LostOutcome)
 	seconds := up.Sub(down).Seconds()
 	t.Logf("outage of %.1f s: %d deliveries and %d claims after its first %v; %d messages caught up with in %v",
 		seconds, deliveries, claims, grace, offered, took)
@@ -98,7 +93,7 @@ func TestRedis_OutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	if most := int(5 * seconds); claims > most {
 		t.Errorf("%d claims during the outage, want at most %d: 5 a second", claims, most)
 	}
-	if most := full(10*time.Second, 40*time.Second); took > most {
+	if most := full(10*time.Second, waitLimit); took > most {
 		t.Errorf("the backlog was caught up with in %v, want at most %v", took, most)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
@@ -44,7 +45,7 @@ func TestOutbox_LeaderKilledWhilePublishingLosesNothing(t *testing.T) {
 	selling.Wait()
 	cluster.AwaitCurrent(ordersStream)
 	t.Logf("the outbox was empty %v after the last message", m.drain())
-	m.finish(relays...).mustBalance(t, answerUnknown, leaseSlow)
+	m.finish(relays...).MustExplain(t, ledger.AnswerUnknown, ledger.LeaseSlow)
 }
 
 // Full: 30 s, with the relay's default pauses. Writers go on meanwhile, and a relay is killed: what its client kept for the
@@ -79,7 +80,7 @@ func TestOutbox_BrokerOutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	m.drain()
 	took := time.Since(start)
 	b := m.finish(c.alive...)
-	b.mustBalance(t, answerUnknown, relayKilled, leaseSlow)
+	b.MustExplain(t, ledger.AnswerUnknown, ledger.RelayKilled, ledger.LeaseSlow)
 	t.Logf("a backlog of %d messages was drained %v after the broker came back", backlog.Pending, took)
 	if backlog.Pending < 100 || took > cfg.Backoff.Max+full(20*time.Second, time.Minute) {
 		t.Errorf("a backlog of %d was drained in %v, want one of 100 in Backoff.Max (%v) and a little", backlog.Pending, took, cfg.Backoff.Max)

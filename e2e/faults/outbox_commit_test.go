@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -36,7 +37,7 @@ func TestOutbox_BackendsKilledAtCommitPublishWhatIsInTheTable(t *testing.T) {
 		}
 	}
 	b := m.finish(relays...)
-	b.mustBalance(t, answerUnknown, leaseSlow, leaseCrashed)
+	b.MustExplain(t, ledger.AnswerUnknown, ledger.LeaseSlow, ledger.LeaseCrashed)
 	t.Logf("%v", c.ends)
 	if c.ends["unknown, committed"] == 0 || proof && c.ends["unknown, rolled back"] == 0 {
 		t.Error("no commit was unknown in each of both ways")
@@ -103,20 +104,20 @@ func (c *commits) killBackend(victim uint32, other *pgx.Conn) {
 	p, err := os.FindProcess(int(victim))
 	c.fatal(err)
 	c.server.Process() // ours to kill
-	crash := outage{from: time.Now()}
+	crash := ledger.Event{Why: ledger.LeaseCrashed, From: time.Now()}
 	c.fatal(p.Kill())
 	until(c.t, "the server to notice", func() bool { return other.Ping(c.t.Context()) != nil })
 	c.fatal(c.connect().Close(c.t.Context())) // until all have ended, one of them may lease rows, which is forgotten
-	crash.to = time.Now()
-	c.crashes = append(c.crashes, crash)
+	crash.To = time.Now()
+	c.Happened(crash)
 }
 
 func (c *commits) killServer(uint32, *pgx.Conn) {
 	c.t.Helper()
-	crash := outage{from: time.Now()}
+	crash := ledger.Event{Why: ledger.LeaseCrashed, From: time.Now()}
 	c.server.Kill()
-	crash.to = time.Now()
-	c.crashes = append(c.crashes, crash)
+	crash.To = time.Now()
+	c.Happened(crash)
 	c.server.Restart()
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -34,9 +35,9 @@ func TestOutbox_RelaysKilledAndStoppedLoseNothingAndRepeatOnlyWhatIsExplained(t 
 			c.resume(time.Now().Add(time.Hour))
 			took := m.drain()
 			b := m.finish(c.alive...)
-			b.mustBalance(t, relayKilled, leaseStopped, leaseSlow, answerUnknown)
-			t.Logf("%d relays killed, %d stopped; the outbox was empty %v after the last", len(m.killed), c.stops, took)
-			if b.rolledBack == 0 || proof && (b.extra[relayKilled] == 0 || b.extra[leaseStopped] == 0) {
+			b.MustExplain(t, ledger.RelayKilled, ledger.LeaseStopped, ledger.LeaseSlow, ledger.AnswerUnknown)
+			t.Logf("%d relays killed, %d stopped; the outbox was empty %v after the last", c.kills, c.stops, took)
+			if len(m.rolledBack) == 0 || proof && (b.Extra[ledger.RelayKilled] == 0 || b.Extra[ledger.LeaseStopped] == 0) {
 				t.Error("nothing was rolled back, or no kill or no stop came at a moment that matters")
 			}
 		})
@@ -48,13 +49,15 @@ type chaos struct {
 	*mint
 	alive   []relayProcess
 	resumes map[int]time.Time // when those that are stopped go on, by relay
+	stopped map[int]time.Time // when they were, by relay
+	kills   int
 	stops   int
 }
 
 // rage kills and stops relays at random moments. Half of the stops are longer than a lease.
 func (c *chaos) rage(events int) {
 	c.t.Helper()
-	c.resumes = map[int]time.Time{}
+	c.resumes, c.stopped = map[int]time.Time{}, map[int]time.Time{}
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	next := time.Now()
@@ -68,7 +71,7 @@ func (c *chaos) rage(events int) {
 		i := rand.IntN(len(c.alive))
 		if done%2 == 0 {
 			c.kill(i)
-		} else if !c.stop(i, rand.N(2*c.lease)) {
+		} else if !c.stop(i, rand.N(2*c.task.Config.Lease)) {
 			continue
 		}
 		done++
@@ -84,8 +87,11 @@ func (c *chaos) kill(i int) {
 		c.t.Fatalf("a relay ended by itself, with code %d\n%s", r.ExitCode(), r.says(0))
 	default:
 	}
+	kill := ledger.Event{Why: ledger.RelayKilled, Holder: r.relay, From: time.Now()}
 	c.fatal(r.Kill())
-	c.killed[r.relay] = time.Now()
+	kill.To = time.Now()
+	c.Happened(kill)
+	c.kills++
 	c.goOn(r)
 	c.alive[i] = c.start()
 }
@@ -100,8 +106,7 @@ func (c *chaos) stop(i int, d time.Duration) bool {
 	now := time.Now()
 	c.fatal(r.Pause())
 	c.stops++
-	c.stopped[r.relay] = append(c.stopped[r.relay], outage{from: now})
-	c.resumes[r.relay] = now.Add(d)
+	c.stopped[r.relay], c.resumes[r.relay] = now, now.Add(d)
 	return true
 }
 
@@ -120,7 +125,6 @@ func (c *chaos) resume(now time.Time) {
 func (c *chaos) goOn(r relayProcess) {
 	if _, stopped := c.resumes[r.relay]; stopped {
 		delete(c.resumes, r.relay)
-		of := c.stopped[r.relay]
-		of[len(of)-1].to = time.Now()
+		c.Happened(ledger.Event{Why: ledger.LeaseStopped, Holder: r.relay, From: c.stopped[r.relay], To: time.Now()})
 	}
 }

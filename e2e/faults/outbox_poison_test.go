@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
@@ -63,7 +64,7 @@ func poisoned(t *testing.T, ordered bool) {
 		}
 		m.exec(`DELETE FROM orders WHERE id = $1`, id)
 	}
-	m.finish(relays...).mustBalance(t, answerRefused)
+	m.finish(relays...).MustExplain(t, ledger.AnswerRefused)
 	m.checkAttempts(cfg)
 }
 
@@ -118,13 +119,14 @@ func (m *mint) checkDead(cfg outbox.Config) {
 // checkAttempts wants every message to be sent once, and the poison as often as it may.
 func (m *mint) checkAttempts(cfg outbox.Config) {
 	m.t.Helper()
-	for id, attempts := range m.attempts(m.t) {
+	m.fatal(m.ReadRelays(m.dir))
+	for id, a := range m.Messages() {
 		want := 1
 		if _, poison := poisons[id]; poison {
 			want = cfg.MaxAttempts
 		}
-		if len(attempts) != want {
-			m.t.Errorf("%s was sent %d times, want %d", id, len(attempts), want)
+		if len(a.Sendings) != want {
+			m.t.Errorf("%s was sent %d times, want %d", id, len(a.Sendings), want)
 		}
 	}
 }

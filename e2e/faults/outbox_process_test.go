@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -22,7 +24,7 @@ type relayJob struct {
 	Relay      int      // its number, which no other process has
 	DSN        string   // of the database
 	URLs       []string // of NATS
-	Log        string   // a file: see relayLog
+	Log        string   // a file: see ledger.Relay
 	Ordered    bool
 	Config     outbox.Config
 	AckTimeout time.Duration
@@ -74,8 +76,8 @@ func (j relayJob) run(ctx context.Context, t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	log := newRelayLog(t, j)
-	relay, err := outbox.NewRelay(log.store(box), log.publisher(publisher), j.Config)
+	notes := ledger.KeepRelay(t, j.Relay, j.Log, func() { lasts(rand.N(j.Linger + 1)) })
+	relay, err := outbox.NewRelay(notes.Store(box), notes.Publisher(publisher), j.Config)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/outbox"
@@ -29,8 +30,9 @@ import (
 // A mint is a business that writes orders and their messages in one transaction, a stream that they go to, and processes
 // that relay them.
 type mint struct {
-	relayAudit
+	*ledger.Ledger
 	t    *testing.T
+	dir  string // of relays' notes
 	pool *pgxpool.Pool
 	box  *pgoutbox.Outbox
 	js   jetstream.JetStream
@@ -55,9 +57,8 @@ func shortLease() outbox.Config {
 func newMint(t *testing.T, dsn string, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ordered bool, cfg outbox.Config) *mint {
 	t.Helper()
 	m := &mint{
-		t: t, js: js, rolledBack: map[string]bool{},
-		relayAudit: relayAudit{dir: t.TempDir(), lease: cfg.Lease, killed: map[int]time.Time{}, stopped: map[int][]outage{}},
-		task:       relayJob{DSN: dsn, URLs: urls, Ordered: ordered, Config: cfg, AckTimeout: cfg.PublishTimeout / 2},
+		Ledger: ledger.New(nil), t: t, dir: t.TempDir(), js: js, rolledBack: map[string]bool{},
+		task: relayJob{DSN: dsn, URLs: urls, Ordered: ordered, Config: cfg, AckTimeout: cfg.PublishTimeout / 2},
 	}
 	m.pool = mintPool(t, dsn)
 	var err error
@@ -287,7 +288,7 @@ func (m *mint) drain() time.Duration {
 }
 
 // finish waits until everything is published, ends the relays and returns the books.
-func (m *mint) finish(relays ...relayProcess) relayBooks {
+func (m *mint) finish(relays ...relayProcess) ledger.Books {
 	m.t.Helper()
 	m.drain()
 	m.terminate(relays...)
@@ -298,24 +299,29 @@ func (m *mint) finish(relays ...relayProcess) relayBooks {
 }
 
 // books compares what was committed with what is in the stream, and in the outbox.
-func (m *mint) books() relayBooks {
+func (m *mint) books() ledger.Books {
 	m.t.Helper()
 	places := m.orders()
-	committed := map[string]bool{}
-	for id := range places {
-		committed[id] = true
+	for id, p := range places {
+		if m.task.Ordered {
+			m.AskInOrder(id, p)
+		} else {
+			m.Ask(id)
+		}
 	}
-	m.mustBeRows(committed)
-	stream := m.stream()
-	b := m.balance(m.attempts(m.t), committed, m.rolledBack, stream)
-	if m.task.Ordered {
-		b.disorder = disordered(places, stream)
+	m.mustBeRows(places)
+	m.fatal(m.ReadRelays(m.dir))
+	m.Relayed(m.task.Config.Lease, m.stream())
+	sendings := 0
+	for _, a := range m.Messages() {
+		sendings += len(a.Sendings)
 	}
-	return b
+	m.t.Logf("%d messages rolled back", len(m.rolledBack))
+	return m.Balance(sendings)
 }
 
 // mustBeRows wants each order to have a row, and each row an order.
-func (m *mint) mustBeRows(committed map[string]bool) {
+func (m *mint) mustBeRows(committed map[string]ledger.Place) {
 	m.t.Helper()
 	rows, err := m.pool.Query(m.t.Context(), `SELECT id FROM oncemill_outbox`)
 	if err != nil {
@@ -326,7 +332,7 @@ func (m *mint) mustBeRows(committed map[string]bool) {
 		m.t.Fatal(err)
 	}
 	for _, id := range ids {
-		if !committed[id] {
+		if _, ordered := committed[id]; !ordered {
 			m.t.Errorf("%s is in the outbox, and was not ordered", id)
 		}
 	}
@@ -336,9 +342,9 @@ func (m *mint) mustBeRows(committed map[string]bool) {
 }
 
 // orders are the orders that were committed.
-func (m *mint) orders() map[string]place {
+func (m *mint) orders() map[string]ledger.Place {
 	m.t.Helper()
-	all := map[string]place{}
+	all := map[string]ledger.Place{}
 	rows, err := m.pool.Query(m.t.Context(), `SELECT id, key, n FROM orders`)
 	if err != nil {
 		m.t.Fatal(err)
@@ -346,8 +352,8 @@ func (m *mint) orders() map[string]place {
 	defer rows.Close()
 	for rows.Next() {
 		var id string
-		var p place
-		if err := rows.Scan(&id, &p.key, &p.n); err != nil {
+		var p ledger.Place
+		if err := rows.Scan(&id, &p.Key, &p.N); err != nil {
 			m.t.Fatal(err)
 		}
 		all[id] = p

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
@@ -55,7 +56,7 @@ func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *test
 	m.complains(relay, 0, `has schema version 0, want at least 2: call Migrate`)
 	m.fatal(m.box.Migrate(t.Context()))
 	m.goesOn()
-	m.finish(relay).mustBalance(t, answerUnknown, leaseSlow)
+	m.finish(relay).MustExplain(t, ledger.AnswerUnknown, ledger.LeaseSlow)
 }
 
 // newRole makes a database user without privileges.
@@ -70,7 +71,7 @@ func (m *mint) newRole() string {
 // complains waits for words in a relay's log.
 func (m *mint) complains(r relayProcess, from int, words string) {
 	m.t.Helper()
-	deadline := time.Now().Add(waitLimit / 4)
+	deadline := time.Now().Add(waitLimit)
 	until(m.t, "a relay to complain", func() bool {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("the relay does not say %q:\n%s", words, r.says(from))

@@ -57,9 +57,7 @@ func killOnPostgres(t *testing.T, program string, batch int) {
 	}
 	b := run.finish(full(15*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
-	for _, wrong := range auditPayments(t.Context(), inPostgres(pool, "oncemill_proof"), payments, b.Charged) {
-		t.Error(wrong)
-	}
+	auditPayments(t, inPostgres(t, pool, "oncemill_proof"), payments, b.Charged)
 	t.Logf("PostgreSQL killed %d times, and away for %v in all", crashes, down)
 }
 
@@ -88,9 +86,7 @@ func killOnMySQL(t *testing.T, program string) {
 	}
 	b := run.finish(full(15*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
-	for _, wrong := range auditPayments(t.Context(), inMySQL(db), payments, b.Charged) {
-		t.Error(wrong)
-	}
+	auditPayments(t, inMySQL(db), payments, b.Charged)
 	t.Logf("MariaDB killed %d times, and away for %v in all", crashes, down)
 }
 
@@ -102,7 +98,5 @@ func killOnSQLite(t *testing.T, program string) {
 		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills))
 	b := run.finish(full(30*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
-	for _, wrong := range auditPayments(t.Context(), inSQLite(openFile(t, file)), payments, b.Charged) {
-		t.Error(wrong)
-	}
+	auditPayments(t, inSQLite(openFile(t, file)), payments, b.Charged)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -35,7 +36,7 @@ func inRedis(k dedupstore.Key) string { return "oncemill:" + k.String() }
 // A courier delivers messages that a test chooses, one delivery at a time, to a guard over a ledger over a store in
 // Redis.
 type courier struct {
-	*ledger
+	*ledger.Ledger
 	store      *redisstore.Store
 	guard      *oncemill.Guard
 	gate       sync.RWMutex // held for reading by each delivery: who locks it stops the world
@@ -49,8 +50,8 @@ func newCourier(t *testing.T, rdb redis.UniversalClient, c redisstore.Config, le
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	d := &courier{ledger: newLedger(store), store: store}
-	d.guard, err = oncemill.NewGuard(d.ledger, oncemill.Policy{
+	d := &courier{Ledger: ledger.New(store), store: store}
+	d.guard, err = oncemill.NewGuard(d.Ledger, oncemill.Policy{
 		Lease: lease, MaxAttempts: 1000, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -64,15 +65,16 @@ func (d *courier) once(ctx context.Context, k dedupstore.Key, done <-chan struct
 	d.gate.RLock()
 	defer d.gate.RUnlock()
 	d.deliveries.Add(1)
+	d.Ask(k.ID)
 	_, err := d.guard.Run(ctx, oncemill.Call{Key: k}, func(ctx context.Context) (dedupstore.Outcome, error) {
-		d.does(oncemill.FromContext(ctx))
+		d.Does(oncemill.FromContext(ctx))
 		if done != nil {
 			<-done
 		}
 		return dedupstore.Outcome{Result: []byte(k.ID)}, nil
 	})
 	if err == nil {
-		d.acks(k.ID)
+		d.Over(k.ID)
 	}
 	return err
 }
@@ -100,49 +102,39 @@ func each(list []dedupstore.Key, workers int, f func(dedupstore.Key)) {
 	wg.Wait()
 }
 
-// done is how many effects there were.
-func (d *courier) done() (n int) {
-	d.look(func() { n = d.effects })
-	return n
-}
-
 // granted returns the keys of all runs that the store has granted, and of those whose outcome it has confirmed.
-func (l *ledger) granted() (all, finished []dedupstore.Key) {
-	l.each(func(r *run) {
+func granted(l *ledger.Ledger) (all, finished []dedupstore.Key) {
+	for r := range l.Runs {
 		all = append(all, r.Key)
-		if r.end == recorded {
+		if r.End == ledger.Recorded {
 			finished = append(finished, r.Key)
 		}
-	})
+	}
 	return all, finished
 }
 
 // repeats counts the effects after the first of their message by what their claims found.
-func (l *ledger) repeats() map[dedupstore.State]int {
+func (d *courier) repeats() map[dedupstore.State]int {
 	found := map[dedupstore.State]int{}
-	l.look(func() {
-		for _, a := range l.accounts {
-			before := false
-			for _, r := range a.runs {
-				if !r.effect.IsZero() && before {
-					found[r.found]++
-				}
-				before = before || !r.effect.IsZero()
+	for _, a := range d.Messages() {
+		before := false
+		for _, r := range a.Runs {
+			if r.Did() && before {
+				found[r.Found]++
 			}
+			before = before || r.Did()
 		}
-	})
+	}
 	return found
 }
 
 // replicationRefusals is how many claims were refused because too few replicas had them.
-func (l *ledger) replicationRefusals() (n int) {
-	l.look(func() {
-		for _, f := range l.failures {
-			if errors.Is(f.err, dedupstore.ErrNotDurable) {
-				n += f.times
-			}
+func (d *courier) replicationRefusals() (n int) {
+	for _, f := range d.Failures() {
+		if errors.Is(f.Err, dedupstore.ErrNotDurable) {
+			n += f.Times
 		}
-	})
+	}
 	return n
 }
 
@@ -159,14 +151,14 @@ func TestReplication_WithTooFewReplicasClaimsFailClosedAndGoOnByThemselves(t *te
 	// A run is under way when the replica goes: its outcome is stored when it is back.
 	settle, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- c.once(t.Context(), running[0], settle) }()
-	until(t, "the run to begin", func() bool { return c.done() > len(before) })
+	until(t, "the run to begin", func() bool { return c.Done() > len(before) })
 	replica.Kill()
 	rdb := master.Client()
 	until(t, "the master to notice", func() bool {
 		return redis.HasErrorPrefix(rdb.Set(t.Context(), "probe", "", time.Second).Err(), "NOREPLICAS")
 	})
 	close(settle)
-	calls := c.done()
+	calls := c.Done()
 	for _, k := range during {
 		if err := c.once(t.Context(), k, nil); !redis.HasErrorPrefix(err, "NOREPLICAS") {
 			t.Fatalf("a claim without a replica: %v, want NOREPLICAS", err)
@@ -175,7 +167,7 @@ func TestReplication_WithTooFewReplicasClaimsFailClosedAndGoOnByThemselves(t *te
 	for _, k := range before { // finished outcomes can be read all the same, or are refused: nothing runs
 		c.once(t.Context(), k, nil)
 	}
-	if n := c.done() - calls; n != 0 {
+	if n := c.Done() - calls; n != 0 {
 		t.Errorf("%d handler calls without a replica", n)
 	}
 	replica.Restart()
@@ -183,10 +175,10 @@ func TestReplication_WithTooFewReplicasClaimsFailClosedAndGoOnByThemselves(t *te
 	if err := <-ended; err != nil {
 		t.Errorf("the run that was under way: %v", err)
 	}
-	b := c.balance(int(c.deliveries.Load()))
-	b.mustExplain(t)
-	if b.effects != len(before)+len(during)+len(running) {
-		t.Errorf("%d effects, want one of each message", b.effects)
+	b := c.Balance(int(c.deliveries.Load()))
+	b.MustExplain(t)
+	if b.Effects != len(before)+len(during)+len(running) {
+		t.Errorf("%d effects, want one of each message", b.Effects)
 	}
 }
 
@@ -210,15 +202,15 @@ func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { replica.Resume() })
-	calls := c.done()
+	calls := c.Done()
 	var taken sync.WaitGroup
 	probe, frozen := frozen[0], frozen[1:]
 	taken.Go(func() { c.all(t.Context(), frozen, 4) })
-	until(t, "claims that are refused", func() bool { return c.replicationRefusals() >= 8 || c.done() > calls })
+	until(t, "claims that are refused", func() bool { return c.replicationRefusals() >= 8 || c.Done() > calls })
 	began := time.Now()
 	c.all(t.Context(), others, 4)
 	t.Logf("%d messages at the other masters took %v", len(others), time.Since(began).Round(time.Millisecond))
-	if n := c.done() - calls; n != len(others)-half {
+	if n := c.Done() - calls; n != len(others)-half {
 		t.Errorf("%d handlers began, want the %d of the other masters", n, len(others)-half)
 	}
 	_, err := dedupstore.ClaimOne(t.Context(), c, clusterRequest(probe))
@@ -230,14 +222,14 @@ func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 	}
 	taken.Wait() // by itself
 	c.all(t.Context(), []dedupstore.Key{probe}, 1)
-	c.each(func(r *run) {
+	for r := range c.Runs {
 		if r.Attempt != 1 {
 			t.Errorf("%s was granted as attempt %d", r.Key, r.Attempt)
 		}
-	})
-	b := c.balance(int(c.deliveries.Load()))
-	b.mustExplain(t)
-	if b.effects != len(frozen)+len(others)+1 {
-		t.Errorf("%d effects of %d messages", b.effects, len(frozen)+len(others)+1)
+	}
+	b := c.Balance(int(c.deliveries.Load()))
+	b.MustExplain(t)
+	if b.Effects != len(frozen)+len(others)+1 {
+		t.Errorf("%d effects of %d messages", b.Effects, len(frozen)+len(others)+1)
 	}
 }

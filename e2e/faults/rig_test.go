@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -103,7 +104,7 @@ type setup struct {
 // acknowledged or rejected. Every fifth message comes twice, at once, and every 25th once more, later.
 type rig struct {
 	setup
-	*ledger
+	*ledger.Ledger
 
 	t         *testing.T
 	processor *consumer.Processor
@@ -146,10 +147,10 @@ func newRigOn(t *testing.T, store dedupstore.Store, s setup) *rig {
 	if s.window == 0 {
 		s.window = 64
 	}
-	r := &rig{setup: s, t: t, ledger: newLedger(store), queue: make(chan string, 1<<19)}
+	r := &rig{setup: s, t: t, Ledger: ledger.New(store), queue: make(chan string, 1<<19)}
 	var err error
-	r.processor, err = consumer.New(r.ledger, consumer.Config{
-		Group: "billing", MaxWait: s.keep, DeadLetters: r.ledger, DeadLetterTopic: "dead",
+	r.processor, err = consumer.New(r.Ledger, consumer.Config{
+		Group: "billing", MaxWait: s.keep, DeadLetters: r.Ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond},
 			Logger: slog.New(slog.DiscardHandler),
@@ -195,6 +196,7 @@ func (r *rig) publish(n int) {
 	for range n {
 		i := r.published
 		r.published++
+		r.Ask(orderID(i))
 		r.enqueue(i)
 		if i%5 == 0 {
 			r.enqueue(i)
@@ -244,7 +246,7 @@ func (r *rig) deliver(ctx context.Context, id string) {
 		pause := decision.Delay
 		switch decision.Action {
 		case consumer.Ack, consumer.Reject:
-			r.acks(id)
+			r.Over(id)
 			r.pending.Add(-1)
 			return
 		case consumer.Leave:
@@ -262,7 +264,7 @@ func (r *rig) deliver(ctx context.Context, id string) {
 
 func (r *rig) handle(ctx context.Context) error {
 	run := oncemill.FromContext(ctx)
-	r.does(run)
+	r.Does(run)
 	if r.setup.work != nil {
 		r.setup.work(ctx, run)
 	}
@@ -272,14 +274,8 @@ func (r *rig) handle(ctx context.Context) error {
 // progress waits for further effects.
 func (r *rig) progress(n int) {
 	r.t.Helper()
-	target := r.done() + n
-	until(r.t, fmt.Sprintf("%d effects", target), func() bool { return r.done() >= target })
-}
-
-// done is how many effects there were.
-func (r *rig) done() (n int) {
-	r.look(func() { n = r.effects })
-	return n
+	target := r.Done() + n
+	until(r.t, fmt.Sprintf("%d effects", target), func() bool { return r.Done() >= target })
 }
 
 // drain waits until every copy that was offered is acknowledged.
@@ -289,13 +285,13 @@ func (r *rig) drain() {
 }
 
 // finish offers nothing more, waits until everything is acknowledged, and closes the books.
-func (r *rig) finish() books {
+func (r *rig) finish() ledger.Books {
 	r.t.Helper()
 	r.stopOffer()
 	r.offering.Wait()
 	r.drain()
 	r.close()
-	return r.balance(int(r.deliveries.Load()))
+	return r.Balance(int(r.deliveries.Load()))
 }
 
 // close ends what the rig has started.

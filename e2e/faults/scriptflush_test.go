@@ -35,10 +35,10 @@ func TestRedis_FlushedScriptsAreNoticedByNobody(t *testing.T) {
 	lasts(full(30*time.Second, 4*time.Second))
 	close(end)
 	flushing.Wait()
-	r.finish().mustExplain(t)
+	r.finish().MustExplain(t)
 	t.Logf("%d flushes", flushes)
-	for text, f := range r.failures {
-		t.Errorf("%d times a caller saw: %s", f.times, text)
+	for text, f := range r.Failures() {
+		t.Errorf("%d times a caller saw: %s", f.Times, text)
 	}
 	if flushes < full(200, 5) {
 		t.Errorf("there were %d flushes only", flushes)

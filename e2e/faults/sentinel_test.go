@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
@@ -62,13 +63,16 @@ func forgottenBy(
 // released for what comes after.
 func kill(t *testing.T, trio *redistest.Sentinel, c *courier) forgotten {
 	t.Helper()
+	loss := ledger.Event{Why: ledger.LostRecord, From: time.Now()}
 	old := trio.KillMaster()
 	trio.ReleaseReplication()
 	killed := time.Now()
 	c.gate.Lock() // deliveries that are under way end, no other one begins
 	defer c.gate.Unlock()
-	granted, finished := c.granted() // not before: a grant may be on its way to the ledger when the master dies
+	granted, finished := granted(c.Ledger) // not before: a grant may be on its way to the ledger when the master dies
 	next := trio.AwaitMaster(old)
+	loss.To = time.Now()
+	c.Happened(loss)
 	f := forgottenBy(t, c, next, granted, finished)
 	t.Logf("%v after the kill: of %d runs, %d of them finished, the new master has no record of %d and no outcome of %d",
 		time.Since(killed).Round(10*time.Millisecond), len(granted), len(finished), f.records, f.outcomes)
@@ -88,14 +92,14 @@ func TestSentinel_FailoverToReplicasThatAreBehindRepeatsNoMoreThanTheyMissed(t *
 	c.all(t.Context(), behind, 8) // the master confirms them, and nobody else knows
 	var rest sync.WaitGroup
 	rest.Go(func() { c.all(t.Context(), during, 8) })
-	until(t, "deliveries under way", func() bool { return c.done() >= len(before)+len(behind)+20 })
+	until(t, "deliveries under way", func() bool { return c.Done() >= len(before)+len(behind)+20 })
 	f := kill(t, trio, c)
 	rest.Wait()
 
 	// Every message comes once more.
 	all := slices.Concat(before, behind, during)
 	c.all(t.Context(), all, 16)
-	c.balance(int(c.deliveries.Load())).mustExplain(t, lostRecord, lostOutcome)
+	c.Balance(int(c.deliveries.Load())).MustExplain(t, ledger.LostRecord, ledger.LostOutcome)
 	again := c.repeats()
 	t.Logf("effects after the first, by what their claims found: %v", again)
 	if f.records < len(behind) {
@@ -126,12 +130,12 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	for _, k := range open {
 		running.Go(func() { c.once(t.Context(), k, settle) })
 	}
-	until(t, "runs under way", func() bool { return c.done() == len(before)+len(open) })
+	until(t, "runs under way", func() bool { return c.Done() == len(before)+len(open) })
 	trio.HoldReplication()
-	calls := c.done()
+	calls := c.Done()
 	close(settle)
 	running.Wait()
-	if n := c.ended(recorded); n != len(before)+len(open) {
+	if n := c.Ended(ledger.Recorded); n != len(before)+len(open) {
 		t.Errorf("%d outcomes stored, want %d: what runs is settled without a barrier", n, len(before)+len(open))
 	}
 
@@ -145,17 +149,17 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 			for ctx.Err() == nil {
 				a, err := dedupstore.ClaimOne(ctx, c, shortRequest(k))
 				if err == nil && a.Status == dedupstore.AcquiredRun {
-					c.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
+					c.Does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 				}
 			}
 		})
 	})
 	broken := 0
 	nemesis.Go(func() { broken = breakConnections(ctx, trio.Master().Client(), "oncemill") })
-	until(t, "claims that are refused", func() bool { return c.replicationRefusals() >= refusals || c.done() > calls })
+	until(t, "claims that are refused", func() bool { return c.replicationRefusals() >= refusals || c.Done() > calls })
 	cancel()
 	nemesis.Wait()
-	if n := c.done() - calls; n != 0 {
+	if n := c.Done() - calls; n != 0 {
 		t.Errorf("%d handlers began on claims that no replica has", n)
 	}
 	t.Logf("while replication was held: %d claims refused, %d connections broken", c.replicationRefusals(), broken)
@@ -170,7 +174,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 
 	all := slices.Concat(before, open, taken, past)
 	c.all(t.Context(), all, 16)
-	c.balance(int(c.deliveries.Load())).mustExplain(t, lostRecord)
+	c.Balance(int(c.deliveries.Load())).MustExplain(t, ledger.LostRecord)
 	again := c.repeats()
 	t.Logf("effects after the first, by what their claims found: %v", again)
 	if n := again[dedupstore.Absent]; n != 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
@@ -37,19 +38,19 @@ type ledgerJob struct {
 
 // A ledgerReport is what a process writes when it has stopped cleanly.
 type ledgerReport struct {
-	Known   known
-	Counted map[string]map[string]int // of each metric, by the values of its attribute
+	Known   ledger.Tally
+	Counted ledger.Tally // of each metric, by the values of its attribute
 }
 
 // ledgerMetrics are the metrics that are compared, with the attribute by which they are.
 var ledgerMetrics = map[string]string{
-	"oncemill.claims":            "oncemill.outcome",
-	"messaging.process.duration": "error.type",
-	"oncemill.store.errors":      "oncemill.store.operation",
-	"oncemill.lease.takeovers":   "",
-	"oncemill.lease.losses":      "",
-	"oncemill.failures":          "oncemill.result",
-	"oncemill.duplicate.delay":   "oncemill.outcome",
+	claimsMetric:    "oncemill.outcome",
+	runsMetric:      "error.type",
+	storeMetric:     "oncemill.store.operation",
+	takeoversMetric: "",
+	lossesMetric:    "",
+	failuresMetric:  "oncemill.result",
+	delayMetric:     "oncemill.outcome",
 }
 
 // TestTelemetry_LedgerProcess is no test, but what another one runs in processes of its own, which get a job as their
@@ -87,7 +88,7 @@ func (j ledgerJob) processor(t *testing.T, store dedupstore.Store, telemetry onc
 func (j ledgerJob) keep(t *testing.T, store dedupstore.Store) {
 	p := j.processor(t, store, oncemill.Telemetry{}, func(*consumer.Config) {})
 	var taken atomic.Int64
-	want, know := int64(0), newTally()
+	want, know := int64(0), &tally{Ledger: ledger.New(store)}
 	for i := range j.Messages {
 		if id := messageOf(i); kindOf(id) == "dead holder" {
 			want++
@@ -108,14 +109,14 @@ func (j ledgerJob) keep(t *testing.T, store dedupstore.Store) {
 
 // work delivers its share of the messages, stops cleanly, and reports.
 func (j ledgerJob) work(t *testing.T, store dedupstore.Store) {
-	report := ledgerReport{Counted: map[string]map[string]int{}}
+	report := ledgerReport{Counted: ledger.Tally{}}
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewPeriodicReader(&lastExport{into: report.Counted}, sdkmetric.WithInterval(time.Hour))))
-	know := newTally()
+	know := &tally{Ledger: ledger.Keep(t, store, j.File+".journal")}
 	newProcessor := func(s dedupstore.Store, change func(*consumer.Config)) *consumer.Processor {
 		return j.processor(t, s, oncemill.Telemetry{MeterProvider: meters}, change)
 	}
-	deadLetters := &moody{failed: map[string]bool{}}
-	p := newProcessor(&faulty{store, know, 25}, func(c *consumer.Config) { c.DeadLetters, c.DeadLetterTopic = deadLetters, "dead" })
+	deadLetters := &moody{Publisher: know, failed: map[string]bool{}}
+	p := newProcessor(&faulty{know, know, 25}, func(c *consumer.Config) { c.DeadLetters, c.DeadLetterTopic = deadLetters, "dead" })
 	var workers sync.WaitGroup
 	work := make(chan int)
 	for range 4 {
@@ -135,12 +136,12 @@ func (j ledgerJob) work(t *testing.T, store dedupstore.Store) {
 	close(work)
 	workers.Wait()
 	if j.Process == 0 {
-		know.others(t, store, newProcessor)
+		know.others(t, know, newProcessor)
 	}
 	if err := meters.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	report.Known = know.known
+	report.Known = know.Tally()
 	text, err := json.Marshal(report)
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +161,7 @@ func (j ledgerJob) write(t *testing.T, text []byte) {
 
 // A lastExport keeps of each export, which are sums from the beginning, what is compared.
 type lastExport struct {
-	into map[string]map[string]int
+	into ledger.Tally
 }
 
 func (*lastExport) Temporality(sdkmetric.InstrumentKind) metricdata.Temporality {
@@ -214,7 +215,8 @@ func TestTelemetry_CountersAreWhatHappened(t *testing.T) {
 		task.Process, task.File = i, filepath.Join(dir, fmt.Sprint("report ", i))
 		running = append(running, task.start(t, dir))
 	}
-	know, counted := newTally(), map[string]map[string]int{}
+	know, counted := ledger.New(nil), ledger.Tally{}
+	known := ledger.Tally{}
 	for i, p := range running {
 		if code := p.ExitCode(); code != 0 {
 			log, _ := os.ReadFile(filepath.Join(dir, "log"))
@@ -231,15 +233,24 @@ func TestTelemetry_CountersAreWhatHappened(t *testing.T) {
 		if len(report.Counted["oncemill.claims"]) == 0 {
 			t.Errorf("process %d exported no claims", i)
 		}
-		know.add(report.Known)
-		for metric, values := range report.Counted {
-			if counted[metric] == nil {
-				counted[metric] = map[string]int{}
-			}
-			addAll(counted[metric], values)
-		}
+		known.AddAll(report.Known)
+		counted.AddAll(report.Counted)
 	}
-	know.check(t, counted)
+	checkTally(t, known, counted)
+	if err := know.Read(dir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range task.Messages {
+		know.Ask(messageOf(i))
+		know.Over(messageOf(i)) // all were delivered until their acknowledgement
+	}
+	know.Ask(unsaid)
+	know.Over(unsaid)
+	deliveries := 0
+	for _, n := range known[claimsMetric] {
+		deliveries += n
+	}
+	know.Balance(deliveries).MustExplain(t, ledger.LostLease, ledger.LostOutcome)
 }
 
 func exists(file string) bool {
@@ -256,41 +267,21 @@ func hasEnded(p *testserver.Process) bool {
 	}
 }
 
-func addAll(to, from map[string]int) {
-	for value, n := range from {
-		to[value] += n
-	}
-}
-
-func (k *known) add(other known) {
-	addAll(k.Outcomes, other.Outcomes)
-	addAll(k.Errors, other.Errors)
-	addAll(k.Failures, other.Failures)
-	addAll(k.StoreErrors, other.StoreErrors)
-	k.Takeovers += other.Takeovers
-	k.Losses += other.Losses
-}
-
-func (k *known) check(t *testing.T, counted map[string]map[string]int) {
+// checkTally compares what processes know with what they counted.
+func checkTally(t *testing.T, known, counted ledger.Tally) {
 	t.Helper()
-	duplicates := map[string]int{}
+	want := ledger.Tally{}
+	want.AddAll(known)
 	for _, name := range []string{"duplicate_completed", "duplicate_failed", "duplicate_unknown", "duplicate_in_progress"} {
-		duplicates[name] = k.Outcomes[name]
-	}
-	want := map[string]map[string]int{
-		"oncemill.claims":            k.Outcomes,
-		"messaging.process.duration": k.Errors,
-		"oncemill.store.errors":      k.StoreErrors,
-		"oncemill.lease.takeovers":   {"": k.Takeovers},
-		"oncemill.lease.losses":      {"": k.Losses},
-		"oncemill.failures":          k.Failures,
-		"oncemill.duplicate.delay":   duplicates,
+		want.Add(delayMetric, name, known[claimsMetric][name])
 	}
 	if diff := cmp.Diff(want, counted); diff != "" {
 		t.Errorf("metrics (-known +exported):\n%s", diff)
 	}
-	t.Logf("deliveries by outcome: %v; runs by error: %v; failures: %v; %d takeovers, %d losses, store errors %v", k.Outcomes, k.Errors, k.Failures, k.Takeovers, k.Losses, k.StoreErrors)
-	all := maps.Clone(k.Outcomes)
+	failures, storeErrors := known[failuresMetric], known[storeMetric]
+	takeovers, losses := known[takeoversMetric][""], known[lossesMetric][""]
+	t.Logf("known: %v", known)
+	all := maps.Clone(known[claimsMetric])
 	for _, name := range []string{
 		"claimed", "reclaimed", "publish_only", "duplicate_completed", "duplicate_failed", "duplicate_unknown", "duplicate_in_progress",
 		"not_due", "fingerprint_mismatch", "rejected", "store_error", "bypassed",
@@ -301,10 +292,10 @@ func (k *known) check(t *testing.T, counted map[string]map[string]int) {
 		delete(all, name)
 	}
 	each := full(4000, 320) / len(kinds) // messages of a kind
-	if n := k.Failures["permanent"]; n == 0 || n > each || k.Failures["exhausted"] == 0 || k.Failures["unknown"] == 0 {
-		t.Errorf("failures that were stored: %v; want some of each kind, and no more than %d permanent ones, as so many messages are", k.Failures, each)
+	if n := failures["permanent"]; n == 0 || n > each || failures["exhausted"] == 0 || failures["unknown"] == 0 {
+		t.Errorf("failures that were stored: %v; want some of each kind, and no more than %d permanent ones, as so many messages are", failures, each)
 	}
-	if len(all) > 0 || k.Takeovers < each || k.Losses == 0 || k.StoreErrors["claim"] == 0 || k.StoreErrors["settle"] == 0 {
-		t.Errorf("beside them: %v; %d takeovers after %d deaths, %d losses, store errors %v", all, k.Takeovers, each, k.Losses, k.StoreErrors)
+	if len(all) > 0 || takeovers < each || losses == 0 || storeErrors["claim"] == 0 || storeErrors["settle"] == 0 {
+		t.Errorf("beside them: %v; %d takeovers after %d deaths, %d losses, store errors %v", all, takeovers, each, losses, storeErrors)
 	}
 }

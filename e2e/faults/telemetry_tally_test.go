@@ -16,31 +16,28 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // A tally is what a process knows about its deliveries by what it sees of them: runs of handlers, decisions, faults that
-// it made itself.
+// it made itself. It notes them in the ledger under the names of the metrics that should say the same.
 type tally struct {
-	mu sync.Mutex
-	known
+	*ledger.Ledger
 
 	errands sync.Map // by trace ID, and by owner
 }
 
-// known are the numbers of a tally.
-type known struct {
-	Outcomes    map[string]int
-	Errors      map[string]int // runs by error.type; "": none
-	Failures    map[string]int // outcomes that are no success, by the result, as the store took them
-	StoreErrors map[string]int // by operation: of settlements those that were given up
-	Takeovers   int
-	Losses      int
-}
-
-func newTally() *tally {
-	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}, Failures: map[string]int{}, StoreErrors: map[string]int{}}}
-}
+// Metrics that are compared.
+const (
+	claimsMetric    = "oncemill.claims"            // deliveries, by outcome
+	runsMetric      = "messaging.process.duration" // by error.type; "": none
+	storeMetric     = "oncemill.store.errors"      // by operation: of settlements those that were given up
+	takeoversMetric = "oncemill.lease.takeovers"
+	lossesMetric    = "oncemill.lease.losses"
+	failuresMetric  = "oncemill.failures" // outcomes that are no success, by the result, as the store took them
+	delayMetric     = "oncemill.duplicate.delay"
+)
 
 // An errand is what is known of one delivery.
 type errand struct {
@@ -69,8 +66,8 @@ func (t *tally) begin(ctx context.Context, e *errand) context.Context {
 	return context.WithValue(ctx, errandKey{}, e)
 }
 
-// of returns the errand of a trace, or of an owner.
-func (t *tally) of(id string) *errand {
+// errand returns the errand of a trace, or of an owner.
+func (t *tally) errand(id string) *errand {
 	e, _ := t.errands.Load(id)
 	return e.(*errand)
 }
@@ -91,25 +88,25 @@ func (f *faulty) Claim(ctx context.Context, requests []dedupstore.Request) []ded
 func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	fault := rand.N(f.rate)
 	if fault == 0 {
-		f.tally.failed("claim")
+		f.tally.Note(storeMetric, "claim")
 		return dedupstore.Answer{}, errFault
 	}
 	a, err := dedupstore.ClaimOne(ctx, f.Store, r)
 	if err == nil && fault == 1 { // the answer is lost
-		f.tally.failed("claim")
+		f.tally.Note(storeMetric, "claim")
 		return dedupstore.Answer{}, errFault
 	}
 	switch {
 	case err != nil: // on a machine that is slow, the context has ended
-		f.tally.failed("claim")
+		f.tally.Note(storeMetric, "claim")
 		return a, err
 	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy && a.Status != dedupstore.Suspect:
-		f.tally.tookOver()
+		f.tally.Note(takeoversMetric, "")
 		if a.Status == dedupstore.AcquiredPublish { // nobody else has seen this outcome
 			f.tally.ended(a.Outcome)
 		}
 	}
-	e := f.tally.of(r.Trace[3:35])
+	e := f.tally.errand(r.Trace[3:35])
 	f.tally.errands.Store(r.Owner, e)
 	switch a.Status {
 	case dedupstore.AcquiredRun:
@@ -125,7 +122,7 @@ func (f *faulty) Settle(ctx context.Context, settlings []dedupstore.Settling) []
 }
 
 func (f *faulty) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {
-	e := f.tally.of(c.Owner)
+	e := f.tally.errand(c.Owner)
 	defer func() {
 		givesBack := e.attempt > 0 && !e.ran // which is tried once, and no error
 		e.unstored = err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !givesBack
@@ -156,54 +153,34 @@ func (unsettling) settleOne(context.Context, dedupstore.Claim, dedupstore.Settle
 
 // ended notes an outcome that the store has taken.
 func (t *tally) ended(o dedupstore.Outcome) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	switch {
 	case o.Kind == dedupstore.Unknown:
-		t.Failures["unknown"]++
+		t.Note(failuresMetric, "unknown")
 	case o.Exhausted:
-		t.Failures["exhausted"]++
+		t.Note(failuresMetric, "exhausted")
 	case o.Kind == dedupstore.Failed:
-		t.Failures["permanent"]++
+		t.Note(failuresMetric, "permanent")
 	}
 }
 
-func (t *tally) failed(operation string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.StoreErrors[operation]++
-}
-
-func (t *tally) tookOver() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.Takeovers++
-}
-
-func (t *tally) ran(kind string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.Errors[kind]++
-}
+func (t *tally) ran(kind string) { t.Note(runsMetric, kind) }
 
 // answered notes what became of a delivery.
 func (t *tally) answered(e *errand, d consumer.Decision) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	outcome := "reclaimed"
 	var busy *oncemill.BusyError
 	var down *oncemill.StoreError
 	var missing *consumer.MissingIDError
 	var lost *oncemill.ClaimLostError
 	if errors.As(d.Err, &lost) {
-		t.Losses++
+		t.Note(lossesMetric, "")
 	}
 	if e.unstored {
-		t.StoreErrors["settle"]++
+		t.Note(storeMetric, "settle")
 	}
 	unanswered := errors.As(d.Err, &down) && down.Op == "claim"
 	if down != nil && !unanswered { // on a machine that is slow, the lease could not be renewed before the run
-		t.StoreErrors[down.Op]++
+		t.Note(storeMetric, down.Op)
 	}
 	switch {
 	case errors.As(d.Err, &missing):
@@ -230,16 +207,17 @@ func (t *tally) answered(e *errand, d consumer.Decision) {
 	default:
 		outcome = "duplicate_completed"
 	}
-	t.Outcomes[outcome]++
+	t.Note(claimsMetric, outcome)
 }
 
-// moody publishes dead letters, but for the first one of each message.
+// moody takes dead letters, but for the first one of each message.
 type moody struct {
+	producer.Publisher
 	mu     sync.Mutex
 	failed map[string]bool
 }
 
-func (m *moody) Publish(_ context.Context, messages ...producer.Message) error {
+func (m *moody) Publish(ctx context.Context, messages ...producer.Message) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, letter := range messages {
@@ -248,7 +226,7 @@ func (m *moody) Publish(_ context.Context, messages ...producer.Message) error {
 			return errFault
 		}
 	}
-	return nil
+	return m.Publisher.Publish(ctx, messages...)
 }
 
 // kinds of messages, by what becomes of them.
@@ -284,6 +262,7 @@ func (t *tally) handle(ctx context.Context) error {
 		lasts(5 * time.Millisecond)
 	}
 	t.ran("")
+	t.Does(run)
 	return nil
 }
 
@@ -315,6 +294,9 @@ func (t *tally) once(tt *testing.T, p *consumer.Processor, id, content string, i
 	return d
 }
 
+// unsaid is a message whose outcome nobody takes.
+const unsaid = "works and cannot say so"
+
 // others are deliveries that need policies of their own.
 func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(dedupstore.Store, func(*consumer.Config)) *consumer.Processor) {
 	parks := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) { c.Group, c.Policy.ExpiredLease = "parks", oncemill.Park })
@@ -326,11 +308,11 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	}
 	ends := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) {
 		c.Group, c.Policy.MaxAttempts = "ends", 1
-		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
+		c.DeadLetters, c.DeadLetterTopic = &moody{Publisher: t, failed: map[string]bool{}}, "dead"
 	})
 	parksLater := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) {
 		c.Group, c.Policy.ExpiredLease = "parks later", oncemill.Park
-		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
+		c.DeadLetters, c.DeadLetterTopic = &moody{Publisher: t, failed: map[string]bool{}}, "dead"
 	})
 	dies := func(group, id string) { // in its last attempt, after the handler has begun
 		a, err := dedupstore.ClaimOne(tt.Context(), store, dedupstore.Request{
@@ -352,7 +334,7 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	t.once(tt, ends, "ended", "content", 0, t.handle)        // takes over, to publish
 	t.once(tt, parksLater, "parked", "content", 0, t.handle) // the same
 	deaf := newProcessor(&faulty{unsettling{store}, t, math.MaxInt}, func(c *consumer.Config) { c.Group = "deaf" })
-	t.once(tt, deaf, "works and cannot say so", "content", 0, t.handle)
+	t.once(tt, deaf, unsaid, "content", 0, t.handle)
 	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}

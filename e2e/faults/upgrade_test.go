@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
@@ -93,15 +94,11 @@ func upgrades(t *testing.T, older string, j upgradeTask, rate int) {
 	<-offered
 	deliveries := s.drain()
 	s.terminate(u.alive...)
-	var ids []string
-	for n := range messages {
-		ids = append(ids, orderID(n))
-	}
 	if j.Inbox {
-		u.auditInbox(ids, deliveries)
+		u.readInbox()
+		u.books(messages, deliveries).MustExplain(t)
 	} else {
-		b := u.balance(ids, deliveries, u.deadLetters(), u.killed, u.finished)
-		b.mustExplain(t, handlerFailed, holderKilled, lostLease)
+		u.books(messages, deliveries).MustExplain(t, ledger.HandlerFailed, ledger.HolderKilled, ledger.LostLease)
 		u.countTakeovers()
 	}
 	s.mustHaveGivenUpNothing()
@@ -137,12 +134,11 @@ func (u *upgrade) migrate(version int) {
 func (u *upgrade) countTakeovers() {
 	u.t.Helper()
 	var runs, takeovers [2]int
-	for id := range u.runs {
-		all := u.of(id)
-		for i, e := range all {
-			version := u.version[e.PID]
+	for _, a := range u.Messages() {
+		for i, r := range a.Runs {
+			version := u.version[r.PID]
 			runs[version]++
-			if i > 0 && u.version[all[i-1].PID] != version {
+			if i > 0 && u.version[a.Runs[i-1].PID] != version {
 				takeovers[version]++
 			}
 		}
@@ -153,31 +149,20 @@ func (u *upgrade) countTakeovers() {
 	}
 }
 
-// auditInbox wants each message to have one effect or a dead letter, and an outcome.
-func (u *upgrade) auditInbox(ids []string, deliveries int) {
+// readInbox tells the ledger which effects are in the database: each message wants one, or a dead letter.
+func (u *upgrade) readInbox() {
 	u.t.Helper()
 	effects, err := u.db.effects(u.t.Context())
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	deadLetters := u.deadLetters()
-	b := books{messages: len(ids), deliveries: deliveries}
 	var by [2]int
-	for _, id := range ids {
-		did := effects[id]
-		b.effects += len(did)
-		b.deadLetters += deadLetters[id]
+	for id, did := range effects {
 		for _, pid := range did {
 			by[u.version[pid]]++
-		}
-		if len(did)+min(deadLetters[id], 1) > 1 {
-			b.unexplained = append(b.unexplained, fmt.Sprintf("%s by %d, dead letters %d", id, did, deadLetters[id]))
-		}
-		if len(did)+deadLetters[id] == 0 || !u.finished(id) {
-			b.lost = append(b.lost, id)
+			u.Found(id, fmt.Sprint("by process ", pid))
 		}
 	}
-	b.mustExplain(u.t)
 	u.t.Logf("effects by the older version and by this: %d", by)
 	if by[0] == 0 || by[1] == 0 {
 		u.t.Error("one version did nothing")

@@ -24,6 +24,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -188,7 +189,7 @@ func (j upgradeTask) run(ctx context.Context, t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	journal := newJournal(t, db.Store, j.Journal)
+	journal := ledger.Keep(t, db.Store, j.Journal)
 	store, handle := dedupstore.Store(journal), j.handler(journal)
 	if j.Inbox {
 		store, handle = db.inbox, func(ctx context.Context, _ jetstream.Msg) error { return j.book(ctx, db) }

@@ -136,12 +136,10 @@ func TestDatabase_ClientErrorAfterAFailedStatementIsKeptInSQLite(t *testing.T) {
 func TestDatabase_ServerErrorBecauseOfOthersIsNoResponse(t *testing.T) {
 	t.Parallel()
 	pool, s := newBank(t, pgx.RepeatableRead)
-	for _, mode := range []idempotencykey.ServerErrors{
-		idempotencykey.StoreServerErrors, idempotencykey.ReleaseServerErrors,
-	} {
-		t.Run(string(mode), func(t *testing.T) {
+	for name, release := range map[string]func(int) bool{"kept": nil, "released": idempotencykey.ServerErrors} {
+		t.Run(name, func(t *testing.T) {
 			var runs atomic.Int32
-			c := idempotencykey.Config{Group: string(mode), ServerErrors: mode}
+			c := idempotencykey.Config{Group: name, Release: release}
 			g := keytest.NewGuard(t, s.Inbox(), oncemill.Policy{})
 			rg := keytest.Serve(t, g, c, func(w http.ResponseWriter, r *http.Request) {
 				ctx, tx := r.Context(), pgstore.Tx(r.Context())

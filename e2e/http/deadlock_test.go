@@ -461,7 +461,7 @@ func TestCommit_ByTheHandlerIsNeverRunAgain(t *testing.T) {
 					l := &keytest.Ledger{}
 					g := keytest.NewGuard(t, b.inbox, oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}})
 					m := keytest.NewMiddleware(t, g, idempotencykey.Config{
-						ServerErrors: idempotencykey.ReleaseServerErrors,
+						Release: idempotencykey.ServerErrors,
 					})
 					mux := http.NewServeMux()
 					mux.Handle(keytest.Route, m.WrapFunc(func(w http.ResponseWriter, r *http.Request) error {

@@ -53,6 +53,8 @@ type folder struct {
 	t   *testing.T
 	dir string
 	env []string // of what runs there
+
+	ended <-chan struct{} // what runs there now needs a program, which has ended when this is closed; nil: nothing
 }
 
 func newFolder(t *testing.T, name string) folder {
@@ -108,12 +110,23 @@ func sides(diff string) (removed, added string) {
 	return removed, added
 }
 
+// shLimit bounds what lines of a page may take. They build programs: a machine whose cache is cold, and that has much else
+// to do, takes minutes.
+const shLimit = 8 * time.Minute
+
 // sh runs lines of a page, and returns what they print.
 func (f folder) sh(lines string) (printed string) {
 	f.t.Helper()
 	bash := testserver.NeedProgram(f.t, "bash", "Debian: apt-get install bash")
-	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(f.t.Context(), shLimit)
 	defer cancel()
+	go func() {
+		select {
+		case <-f.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	cmd := exec.CommandContext(ctx, bash, "-euo", "pipefail", "-c", lines)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it is killed together with what it has started
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -36,6 +36,6 @@ func TestReadme_ProgramDoesAsPrinted(t *testing.T) {
 	if err := os.WriteFile(overlay, []byte(replace), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	checkout := folder{t, root, []string{"GOFLAGS=-overlay=" + overlay}}
+	checkout := folder{t: t, dir: root, env: []string{"GOFLAGS=-overlay=" + overlay}}
 	checkout.sh(strings.Replace(inside, "go run ", "go list -export ", 1)) // compiles it
 }

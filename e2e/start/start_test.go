@@ -94,7 +94,7 @@ func (s *service) start(args []string, prints string) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = process.Kill() })
-	s.process, s.prints = process, prints
+	s.process, s.prints, s.ended = process, prints, process.Ended()
 	if sends {
 		s.until(func() bool { return s.handled() == before+2 })
 	} else {
@@ -121,13 +121,26 @@ func (s *service) until(done func() bool) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), testserver.WaitLimit)
 	defer cancel()
 	err := testserver.Until(ctx, func() error {
-		if !done() {
-			return errors.New("it does not do what the page says")
+		switch {
+		case done():
+			return nil
+		case closed(s.ended):
+			cancel()
+			return errors.New("it has ended")
 		}
-		return nil
+		return errors.New("it does not do what the page says")
 	})
 	if err != nil {
 		s.t.Fatalf("%v: it prints\n%s\nthe page shows\n%s", err, s.process.Output(), s.prints)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -140,7 +153,7 @@ func (s *service) stop() {
 	}
 	process, prints := s.process, s.prints
 	s.until(func() bool { return printed(process) == prints })
-	s.process = nil
+	s.process, s.ended = nil, nil
 	s.stopped.Go(func() {
 		if err := process.Stop(); err != nil || process.ExitCode() != 0 {
 			s.t.Errorf("it is stopped: %v, exit status %d", err, process.ExitCode())

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 var proof = os.Getenv("ONCEMILL_PROOF") == "1"
 
 // patience bounds every wait for something that must come.
-const waitLimit = 30 * time.Second
+const waitLimit = 2 * time.Minute
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {

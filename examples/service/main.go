@@ -145,8 +145,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	keys, err1 := idempotencykey.New(guard, idempotencykey.Config{
-		Account:      idempotencykey.SingleTenant,        // yours comes from authentication
-		ServerErrors: idempotencykey.ReleaseServerErrors, // they were rolled back: a repeat runs again
+		Account: idempotencykey.SingleTenant, // yours comes from authentication
+		Release: idempotencykey.ServerErrors, // they were rolled back: a repeat runs again
 	})
 	worker, err2 := natsjs.NewWorker(chargeOnce, js, placements, charge(box), natsjs.Config{
 		Handler: "charge", MaxInFlight: charging,

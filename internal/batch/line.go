@@ -23,6 +23,10 @@ const (
 	mostFlying = 2
 )
 
+// Yield lets other goroutines run. A simulation puts a function that does nothing in its place before anything runs,
+// because chance decides who runs then.
+var Yield = runtime.Gosched
+
 // A Line sends operations in batches, one at a time. An operation that comes while none is under way goes at once, and
 // alone; those that come meanwhile go together when it has returned. So a lone operation waits for nobody, and there is
 // no timer. A batch that does not return is left alone after half a second, and the next one passes it. If that hangs,
@@ -202,7 +206,7 @@ func (l *Line[Op, Res]) start() {
 func (l *Line[Op, Res]) run(number int) {
 	var b batch[Op, Res]
 	for {
-		runtime.Gosched() // those who were answered have the next operations
+		Yield() // those who were answered have the next operations
 		l.mu.Lock()
 		if l.number != number {
 			l.over(number)

@@ -31,6 +31,7 @@ var imported = []string{
 	"sync",
 	"syscall",
 	"time",
+	"connectrpc.com/connect",
 	"github.com/jackc/pgx/v5",
 	"github.com/jackc/pgx/v5/pgxpool",
 	"github.com/nats-io/nats.go/jetstream",
@@ -44,6 +45,7 @@ var imported = []string{
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware",
 	"go.opentelemetry.io/otel",
 	"go.opentelemetry.io/otel/propagation",
+	"google.golang.org/grpc",
 	module,
 	module + "/console",
 	module + "/consumer",
@@ -59,6 +61,8 @@ var imported = []string{
 	module + "/outbox/pgoutbox",
 	module + "/outbox/sqliteoutbox",
 	module + "/producer",
+	module + "/producer/idempotencyconnect",
+	module + "/producer/idempotencygrpc",
 	module + "/producer/idempotencykey",
 	module + "/producer/webhook",
 	module + "/transport/franz",
@@ -167,6 +171,23 @@ var given = map[string]map[int]string{
 			order string
 			body  []byte
 		)`},
+	"docs/rpc.md": {0: `
+		type client struct{}
+		var (
+			ctx   context.Context
+			store dedupstore.Store
+			auth  interface{ Account(context.Context) (string, error) }
+			order struct{ Key string }
+
+			authenticate      connect.Interceptor
+			authorize         grpc.UnaryServerInterceptor
+			pay               any
+			url, target       string
+			paymentsv1connect interface {
+				NewPaymentsHandler(any, ...connect.HandlerOption) (string, http.Handler)
+				NewPaymentsClient(connect.HTTPClient, string, ...connect.ClientOption) client
+			}
+		)`},
 	"docs/mysql.md": {0: `var ctx context.Context`},
 	"docs/postgres.md": {0: `
 		var (
@@ -200,6 +221,15 @@ var given = map[string]map[int]string{
 		var (
 			ctx context.Context
 			js  jetstream.JetStream
+		)`},
+	"docs/nats-exactly-once.md": {0: `
+		var (
+			ctx         context.Context
+			js          jetstream.JetStream
+			priced      func([]byte) []byte
+			order       struct{ ID string }
+			body, audit []byte
+			store       *natskv.Store
 		)`},
 	"docs/redis.md": {0: `
 		var rdb *redis.Client`},

@@ -49,24 +49,30 @@ var house = table{
 	{2, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{2, "dedupstore/dynamostore", "records in Amazon DynamoDB", awsSDK},
 	{2, "dedupstore/cassandrastore", "records in Cassandra", gocql},
-	{2, "dedupstore/natskv", "records in a bucket of NATS JetStream", natsGo},
 	{2, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{2, "dedupstore/mysqlstore", "records in MySQL", mysql},
 	{2, "consumer", "one delivery, one decision", otelAPI},
-	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
+	{2, "internal/requests", "what HTTP requests and other calls share on their way to a run", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
 	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", otelAPI},
 
+	{2, "internal/natswire", "how messages travel over NATS", nil},
+
+	{3, "dedupstore/natskv", "records in NATS JetStream: in a bucket, or beside what handlers publish", natsGo},
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
 	{3, "internal/consumertest", "processors, and dead letters, for tests of consumers", testLib},
-	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},
+	{3, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
+	{3, "internal/rpc", "unary calls of protobuf services become runs, for every library", protobuf},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
 
+	{4, "internal/keytest", "tests of idempotency keys over every store", testLib},
+	{4, "producer/idempotencyconnect", "connect-go: calls become runs with stable IDs", these(connect, protobuf)},
+	{4, "producer/idempotencygrpc", "grpc-go: calls become runs with stable IDs", these(grpc, protobuf)},
 	{4, "internal/relaytest", "relays in the tests of outboxes", testLib},
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
@@ -74,8 +80,11 @@ var house = table{
 	{4, "internal/goldentest/goldenrows", "rows of outboxes as earlier versions wrote them", testLib},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
+	{4, "internal/sim", "histories that follow from a seed, in virtual time", these(testLib, otelAPI)},
+
 	{4, "console", "the web console, a handler for any mux", nil},
 
+	{5, "internal/rpc/rpctest", "tests of calls, for every library", these(testLib, protobuf)},
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
 
 	{programs, "cmd/...", "programs", everything},
@@ -120,6 +129,9 @@ var (
 	natsGo     = []string{"github.com/nats-io/nats.go/..."}
 	natsServer = []string{"github.com/nats-io/nats-server/v2/..."}
 	franz      = []string{"github.com/twmb/franz-go/..."}
+	protobuf   = []string{"google.golang.org/protobuf/..."}
+	connect    = []string{"connectrpc.com/connect"}
+	grpc       = []string{"google.golang.org/grpc/...", "google.golang.org/genproto/googleapis/rpc/..."}
 )
 
 func these(allowed ...[]string) []string {

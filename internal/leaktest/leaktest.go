@@ -16,7 +16,7 @@ import (
 func Main(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
-		if left := leftAfter(5 * time.Second); len(left) > 0 {
+		if left := leftAfter(time.Minute); len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "leaktest: goroutines are left after the tests:\n\n%s\n", strings.Join(left, "\n\n"))
 			code = 1
 		}

@@ -30,8 +30,15 @@ func Backoff(shortest, longest time.Duration, n int) time.Duration {
 	return longest
 }
 
+// Draw returns a duration of at least zero and below d, at random, for the work that has the context. All jitter comes
+// from it, so that a simulation can put draws of its own in its place before anything runs.
+var Draw = func(_ context.Context, d time.Duration) time.Duration { return rand.N(d) }
+
 // Jitter shortens a pause at random by up to a fifth.
-func Jitter(d time.Duration) time.Duration { return d - rand.N(d/5+1) }
+func Jitter(d time.Duration) time.Duration { return d - Draw(context.Background(), d/5+1) }
+
+// JitterOf is Jitter for the work that has the context.
+func JitterOf(ctx context.Context, d time.Duration) time.Duration { return d - Draw(ctx, d/5+1) }
 
 // Sleep waits for d, and reports false if ctx ended before.
 func Sleep(ctx context.Context, d time.Duration) bool {

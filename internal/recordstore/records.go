@@ -58,8 +58,19 @@ func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context)
 
 // Do does a work with the record that was written last, if it is known. It is a [Do].
 func (r *Records) Do(ctx context.Context, w *Work) error {
+	return r.DoBy(ctx, w, r.Write)
+}
+
+// DoBy is Do with a write of the caller's.
+func (r *Records) DoBy(ctx context.Context, w *Work, write Write) error {
 	seen, known := r.recent.get(w.Key)
-	return r.change(ctx, w, seen, known, r.Write)
+	return r.change(ctx, w, seen, known, write)
+}
+
+// Owns reports that the record was the claim's, and running, when this store wrote it last.
+func (r *Records) Owns(c dedupstore.Claim) bool {
+	seen, known := r.recent.get(c.Key)
+	return known && seen.Record.State == dedupstore.Running && seen.Record.Owner == c.Owner && seen.Record.Fence == c.Fence
 }
 
 // Pauses between tries to change a record that others change too. A try fails because somebody else's succeeded.

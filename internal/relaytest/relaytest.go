@@ -46,7 +46,7 @@ func Start(t testing.TB, s outbox.Store, p producer.Publisher, c outbox.Config) 
 // Eventually waits until the condition holds.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(2 * time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !condition() {

@@ -52,7 +52,7 @@ func StartServer(dir string, command []string, limit time.Duration, look func() 
 	if err != nil {
 		return nil, err
 	}
-	if err := await(p.ended, limit, look); err != nil {
+	if err := await(p.hasEnded, limit, look); err != nil {
 		p.Kill()
 		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, p.Output())
 	}
@@ -61,14 +61,12 @@ func StartServer(dir string, command []string, limit time.Duration, look func() 
 
 // await looks until it succeeds. It fails if the server has ended: then another one, which took the port before, has
 // answered.
-func await(ended <-chan struct{}, limit time.Duration, look func() error) error {
+func await(ended func() bool, limit time.Duration, look func() error) error {
 	deadline := time.Now().Add(limit)
 	for {
 		err := look()
-		select {
-		case <-ended:
+		if ended() {
 			return errors.New("it ended at once")
-		default:
 		}
 		if err == nil || time.Now().After(deadline) {
 			return err
@@ -77,15 +75,24 @@ func await(ended <-chan struct{}, limit time.Duration, look func() error) error 
 	}
 }
 
+func (p *Process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // Pid is the process ID.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the process with SIGKILL and waits for its end.
-func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, 10*time.Second) }
+func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, WaitLimit) }
 
-// Stop asks the process to end with SIGTERM, waits for its end, and kills it if it takes longer than five seconds.
+// Stop asks the process to end with SIGTERM, waits for its end, and kills it if it takes longer than [WaitLimit].
 func (p *Process) Stop() error {
-	if err := p.signal(syscall.SIGTERM, 5*time.Second); err != nil {
+	if err := p.signal(syscall.SIGTERM, WaitLimit); err != nil {
 		return p.Kill()
 	}
 	return nil

@@ -1,9 +1,12 @@
 package testserver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestMissing_SkipsAndFailsWithCI(t *testing.T) {
@@ -40,4 +43,26 @@ func TestWanted_NoneSkipsAlsoWithCI(t *testing.T) {
 			t.Errorf("%s=%q: %q, want %q", serversToUse, value, did, want)
 		}
 	}
+}
+
+// A wait for a server that has ended would last for minutes, and say less.
+func TestStartWatched_FailsAtOnceWhenTheServerEnds(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	looks := 0
+	look := func() error { looks++; return errors.New("nobody answers") }
+	_, err := StartWatched(dir, []string{"sh", "-c", "echo no such option"}, time.Hour, look)
+	if err == nil || !strings.Contains(err.Error(), "it ended at once") || !strings.Contains(err.Error(), "no such option") {
+		t.Errorf("got %v, want that it ended, and what it said", err)
+	}
+	alive, err := StartWatched(t.TempDir(), []string{"sleep", "3600"}, time.Hour, func() error {
+		if looks--; looks > 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("a server that lives: %v", err)
+	}
+	alive.Close()
 }

@@ -1,7 +1,9 @@
 package testserver
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +15,8 @@ import (
 
 // watch runs a command until its standard input ends, which is when the process that has the other end does. Then it
 // kills the command and removes what it leaves. There is no goroutine of the test's that would wait: it would look like a
-// leak to every test that looks for one.
-const watch = `dir=$1; shift; "$@" </dev/null & read -r _; kill -9 $!; wait $!; ` + Remove
+// leak to every test that looks for one. The command, and nobody else, keeps file 3 open: it ends when the command does.
+const watch = `dir=$1; shift; "$@" </dev/null & exec 3>&-; read -r _; kill -9 $!; wait $!; ` + Remove
 
 // Remove is a script that removes the folder $dir of a server that has ended, and the System V segment of a PostgreSQL
 // that was killed. PostgreSQL would remove that segment only on its next start with the same files, and a system has
@@ -34,13 +36,26 @@ func StartWatched(dir string, command []string, limit time.Duration, look func()
 		return nil, err
 	}
 	defer end.Close()
-	cmd := exec.Command("sh", append([]string{"-c", watch, "sh", dir}, command...)...)
-	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, end, log, log
-	if err := cmd.Start(); err != nil {
+	running, theirs, err := os.Pipe()
+	if err != nil {
 		alive.Close()
 		return nil, err
 	}
-	if err := await(nil, limit, look); err != nil {
+	defer running.Close()
+	cmd := exec.Command("sh", append([]string{"-c", watch, "sh", dir}, command...)...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = dir, end, log, log, []*os.File{theirs}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		alive.Close()
+		return nil, err
+	}
+	ended := func() bool {
+		running.SetReadDeadline(time.Now().Add(time.Millisecond)) // a read after its deadline does not look
+		_, err := running.Read(make([]byte, 1))
+		return errors.Is(err, io.EOF)
+	}
+	if err := await(ended, limit, look); err != nil {
 		alive.Close()
 		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, endOf(name))
 	}

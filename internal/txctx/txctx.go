@@ -64,3 +64,9 @@ func Around[T any](ctx context.Context) (tx T, found bool) {
 type NoTx string //nolint:errname // it is what is missing
 
 func (e NoTx) Error() string { return string(e) }
+
+// A Carrier is a transaction that publishes messages as it commits.
+type Carrier[M any] interface {
+	// Carry takes the messages that the transaction can publish, and returns the others.
+	Carry(ctx context.Context, messages []M) (rest []M, err error)
+}

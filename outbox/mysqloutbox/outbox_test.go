@@ -144,7 +144,7 @@ func TestOutbox_LockedRowsHoldUpNobody(t *testing.T) {
 		"UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	lease := outbox.LeaseRequest{Token: "t", Limit: 10, Lease: time.Minute}
 	if rows, err := box.Lease(ctx, lease); err != nil {

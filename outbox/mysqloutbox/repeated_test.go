@@ -14,7 +14,7 @@ import (
 )
 
 // waitLimit is for what takes some milliseconds on a quiet machine.
-const waitLimit = 20 * time.Second
+const waitLimit = 2 * time.Minute
 
 var levels = []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead}
 

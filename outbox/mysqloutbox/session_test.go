@@ -89,7 +89,8 @@ func TestLease_CommitWithoutAnswerHoldsUpNoRelay(t *testing.T) {
 	began := time.Now()
 	mustWrite(t, box, db, message("", "other"))
 	relaytest.Eventually(t, "another message is published", func() bool { return b.Copies()["other"] == 1 })
-	if took := time.Since(began); took > 8*time.Second { // 2 s on a quiet machine
+	// The relay passes the operation after 2 s. The operation itself would end after 10 s.
+	if took := time.Since(began); took > 9*time.Second {
 		t.Errorf("another message was published after %v", took)
 	}
 	relaytest.Eventually(t, "all are published", func() bool { return len(b.Copies()) == 3 })

@@ -19,7 +19,7 @@ const (
 )
 
 // waitLimit is for what takes milliseconds on a quiet machine.
-const waitLimit = 20 * time.Second
+const waitLimit = 2 * time.Minute
 
 // A kit is what a case works with: the store, and helpers that fail the case.
 type kit struct {

@@ -77,7 +77,7 @@ func (k *kit) relay(s outbox.Store, b *broker, cfg outbox.Config) (stop func()) 
 // eventually waits until the condition holds.
 func (k *kit) eventually(what string, condition func() bool) {
 	k.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(waitLimit)
 	for !condition() {
 		if time.Now().After(deadline) {
 			k.Fatalf("waited in vain: %s", what)

@@ -132,7 +132,7 @@ func TestMigrate_UnderLoadDoesNotDisturb(t *testing.T) {
 		if err := box.Migrate(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if d := time.Since(began); d > 2*time.Second {
+		if d := time.Since(began); d > time.Minute { // a lock that it waited for would be there until the end
 			t.Errorf("a migration of what is there took %v", d)
 		}
 	}

@@ -75,7 +75,7 @@ func receive(t *testing.T, box *pgoutbox.Outbox) {
 	t.Helper()
 	select {
 	case <-box.Woken():
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("nobody was woken")
 	}
 }

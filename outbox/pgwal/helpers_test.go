@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const waitLimit = 20 * time.Second
+const waitLimit = 2 * time.Minute
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {

@@ -126,6 +126,16 @@ func (g *rig) firstCopies(keyOf func(id string) string) map[string][]string {
 
 func TestRelay_KilledRelayLosesNothing(t *testing.T) {
 	t.Parallel()
+	for name, standby := range map[string]bool{"started again": false, "another stands by": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			killedLosesNothing(t, standby)
+		})
+	}
+}
+
+// killedLosesNothing kills relays while messages of ten keys are written. The first copies of each key keep its order.
+func killedLosesNothing(t *testing.T, standby bool) {
 	n, kills := full(300, 5000), full(3, 50)
 	g := newRig(t)
 	keyOf := func(id string) string { return id[len(id)-1:] }
@@ -136,13 +146,21 @@ func TestRelay_KilledRelayLosesNothing(t *testing.T) {
 			g.write(m)
 		}
 	})
+	var waiting []*program
+	next := func() (p *program) {
+		for len(waiting) == 0 || standby && len(waiting) < 2 {
+			waiting = append(waiting, g.startProgram())
+		}
+		p, waiting = waiting[0], waiting[1:]
+		return p
+	}
 	for i := range kills {
-		p := g.startProgram()
+		p := next()
 		until(t, "some progress", func() bool { return len(g.broker.copies()) > n*(i+1)/(kills+2) })
 		p.kill()
 	}
 	writer.Wait()
-	p := g.startProgram()
+	p := next()
 	g.awaitConfirmed()
 	p.kill()
 	got := g.broker.got()

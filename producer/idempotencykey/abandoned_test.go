@@ -63,16 +63,16 @@ func TestMiddleware_ResponseThatIsGivenAfterTheEndOfTheContextCounts(t *testing.
 
 func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 	t.Parallel()
-	box, begun := newInbox(t), make(chan struct{})
+	box, begun := keytest.NewInbox(t), make(chan struct{})
 	rg := serveLinger(t, keytest.NewGuard(t, box, oncemill.Policy{}), idempotencykey.Config{}, 20*time.Millisecond,
 		keytest.GivingUp(begun,
-			func(r *http.Request) error { write(r.Context(), "debit"); return nil },
-			func(r *http.Request) error { write(r.Context(), "credit"); return nil },
+			func(r *http.Request) error { keytest.Write(r.Context(), "debit"); return nil },
+			func(r *http.Request) error { keytest.Write(r.Context(), "credit"); return nil },
 		))
 	keytest.Leave(t, rg, begun)
 	keytest.Want(t, keytest.Retried(t, rg), 201, false)
-	if box.count() != 2 {
-		t.Errorf("%d rows, want a debit and a credit", box.count())
+	if len(box.Rows()) != 2 {
+		t.Errorf("%d rows, want a debit and a credit", len(box.Rows()))
 	}
 	keytest.Want(t, rg.Pay("k"), 201, true)
 }

@@ -19,14 +19,12 @@ func leased(store dedupstore.Store) *keytest.Backend {
 }
 
 func memoryInbox(t testing.TB) *keytest.Backend {
-	box := newInbox(t)
+	box := keytest.NewInbox(t)
 	return &keytest.Backend{
 		Store: box,
-		Pay:   func(r *http.Request, id string) error { write(r.Context(), id); return nil },
+		Pay:   func(r *http.Request, id string) error { keytest.Write(r.Context(), id); return nil },
 		Payments: func(id string) (n int) {
-			box.mu.Lock()
-			defer box.mu.Unlock()
-			for _, row := range box.rows {
+			for _, row := range box.Rows() {
 				if row == id {
 					n++
 				}

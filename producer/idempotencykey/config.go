@@ -38,8 +38,15 @@ type Config struct {
 	// answered with 413. Zero: 1 MiB.
 	MaxRequestBody int64
 
-	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
-	ServerErrors ServerErrors
+	// Release says which responses give their key back, instead of being kept for repeats: the next request with it runs
+	// the handler. It is asked about each status of 400 and above. In an inbox, what the handler has written for such a
+	// response is rolled back.
+	//
+	// A status below 500 must mean that the handler had no effect, as a 404, 401 or 429 may. Such runs are not counted.
+	// Runs that end with 500 and above are: at most Policy.MaxAttempts times, then the response is kept, and a policy
+	// that parks keeps it at once. Release them if the handler can be repeated, as when all effects are in an inbox's
+	// transaction: see ServerErrors. Nil: every response is kept.
+	Release func(status int) bool
 
 	// MaxWait is how long a request waits for another one with its key, before a 409, or for a store that is down.
 	// Zero: not at all.
@@ -53,19 +60,8 @@ type Config struct {
 	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
 }
 
-// ServerErrors says what becomes of a response with status 500 and above.
-type ServerErrors string
-
-// What becomes of a server error.
-const (
-	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow, because the handler may have had an effect.
-	StoreServerErrors ServerErrors = "store"
-
-	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last
-	// response is stored. It is for handlers that can be repeated, such as those with effects only in an inbox's
-	// transaction, which is rolled back. A policy that parks stores the response all the same.
-	ReleaseServerErrors ServerErrors = "release"
-)
+// ServerErrors is a Config.Release: it releases responses with status 500 and above, and no others.
+func ServerErrors(status int) bool { return status >= http.StatusInternalServerError }
 
 // SingleTenant is the Config.Account of a service that has one account only.
 func SingleTenant(*http.Request) (string, error) { return "default", nil }
@@ -76,17 +72,16 @@ func Optional(*http.Request) bool { return false }
 const (
 	keyHeader      = "Idempotency-Key"
 	replayedHeader = "Idempotent-Replayed"
-	maxKey         = 255              // characters, as Stripe has it
-	leastResult    = 1 << 10          // bytes of a stored response: a problem at least
-	linger         = 30 * time.Second // how long a run goes on after its client has gone
 )
 
 func (c Config) withDefaults() Config {
 	c.Group = cmp.Or(c.Group, "http")
 	c.MaxRequestBody = cmp.Or(c.MaxRequestBody, 1<<20)
-	c.ServerErrors = cmp.Or(c.ServerErrors, StoreServerErrors)
 	if c.Route == nil {
 		c.Route = pattern
+	}
+	if c.Release == nil {
+		c.Release = func(int) bool { return false }
 	}
 	if c.Required == nil {
 		c.Required = postOrPatch
@@ -118,9 +113,6 @@ func (c *Config) validate() error {
 	case probe.Validate() != nil:
 		return fmt.Errorf("idempotencykey: Config.Group is %q, want 1 to %d bytes of UTF-8 without control characters",
 			c.Group, dedupstore.MaxScopePart)
-	case c.ServerErrors != StoreServerErrors && c.ServerErrors != ReleaseServerErrors:
-		return fmt.Errorf("idempotencykey: Config.ServerErrors is %q, want %q or %q",
-			c.ServerErrors, StoreServerErrors, ReleaseServerErrors)
 	case c.MaxRequestBody < 1:
 		return fmt.Errorf("idempotencykey: Config.MaxRequestBody is %d, want at least 1", c.MaxRequestBody)
 	case c.MaxWait < 0:

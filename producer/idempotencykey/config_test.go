@@ -18,7 +18,6 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 	}{
 		{"Account", func(c *idempotencykey.Config) { c.Account = nil }},
 		{"Group", func(c *idempotencykey.Config) { c.Group = strings.Repeat("g", 129) }},
-		{"ServerErrors", func(c *idempotencykey.Config) { c.ServerErrors = "perhaps" }},
 		{"MaxRequestBody", func(c *idempotencykey.Config) { c.MaxRequestBody = -1 }},
 		{"MaxWait", func(c *idempotencykey.Config) { c.MaxWait = -1 }},
 	} {

@@ -18,8 +18,8 @@
 //   - A key belongs to an account, an API (Config.Group), a method and a route. Requests that differ in one of these
 //     never see each other's responses.
 //   - A repeat gets the status, the body, the headers that describe it, and Idempotent-Replayed: true. Every answer of
-//     the handler is kept, 500 included, for Policy.Window or Policy.FailureWindow. Cookies and credentials are not
-//     stored.
+//     the handler is kept, 500 included, for Policy.Window or Policy.FailureWindow, unless Config.Release says
+//     otherwise. Cookies and credentials are not stored.
 //   - While a request runs, others with its key get 409 and a Retry-After, or wait (Config.MaxWait). If path, query or
 //     body differ, they get 422. Refusals are problem+json (RFC 9457) and are never kept.
 //   - A client that goes away does not stop a run: the run has 30 s to end. If the handler then gives up without

@@ -3,8 +3,6 @@ package idempotencykey
 import (
 	"errors"
 	"fmt"
-
-	"github.com/oncemill/oncemill"
 )
 
 // ErrClientGone is the cause of a handler's cancelled context when its client has been gone for 30 s.
@@ -14,7 +12,7 @@ var ErrClientGone = errors.New("idempotencykey: the client has gone")
 // Policy.MaxResultBytes. The response becomes a 500, and the transaction is rolled back.
 var ErrResponseTooLarge = errors.New("idempotencykey: the response is too large to be held until the commit")
 
-// statusError tells the guard that a handler answered with status 500 or above.
+// statusError tells the guard that a handler answered with a status that is no success: 500 or above, or released.
 type statusError struct{ status int }
 
 func (e *statusError) Error() string {
@@ -26,8 +24,3 @@ type handlerError struct{ error }
 
 // Unwrap returns the handler's error.
 func (e *handlerError) Unwrap() error { return e.error }
-
-// panicError is a handler's panic. Its text is stored, so it leaves out the panic's value, which may be data.
-type panicError struct{ *oncemill.PanicError }
-
-func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked with a %T", e.Value) }

@@ -58,7 +58,7 @@ func TestWrapFunc_ErrorSaysWhatBecomesOfTheKey(t *testing.T) {
 			for _, leased := range []bool{true, false} {
 				t.Run(fmt.Sprint(name, ", ", form, ", leased: ", leased), func(t *testing.T) {
 					t.Parallel()
-					box, l := newInbox(t), &keytest.Ledger{}
+					box, l := keytest.NewInbox(t), &keytest.Ledger{}
 					var store dedupstore.Store = box
 					if leased {
 						store = box.Memory
@@ -66,7 +66,7 @@ func TestWrapFunc_ErrorSaysWhatBecomesOfTheKey(t *testing.T) {
 					rg := serveErrors(t, store, at, func(w http.ResponseWriter, r *http.Request) error {
 						l.Add("")
 						if !leased {
-							write(r.Context(), "row")
+							keytest.Write(r.Context(), "row")
 						}
 						if c.write != 0 {
 							w.WriteHeader(c.write)
@@ -91,7 +91,7 @@ func TestWrapFunc_ErrorSaysWhatBecomesOfTheKey(t *testing.T) {
 						}
 					}
 					keytest.WantRuns(t, l, c.runs)
-					if n := box.count(); n != 0 {
+					if n := len(box.Rows()); n != 0 {
 						t.Errorf("%d rows are committed", n)
 					}
 				})
@@ -103,15 +103,15 @@ func TestWrapFunc_ErrorSaysWhatBecomesOfTheKey(t *testing.T) {
 // TestWrapFunc_NilIsWrap: what was written is the response.
 func TestWrapFunc_NilIsWrap(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
+	box := keytest.NewInbox(t)
 	rg := serveErrors(t, box, oncemill.Policy{}, func(w http.ResponseWriter, r *http.Request) error {
-		write(r.Context(), "row")
+		keytest.Write(r.Context(), "row")
 		w.WriteHeader(201)
 		return nil
 	})
 	keytest.Want(t, rg.Pay("k"), 201, false)
 	keytest.Want(t, rg.Pay("k"), 201, true)
-	if n := box.count(); n != 1 {
+	if n := len(box.Rows()); n != 1 {
 		t.Errorf("%d rows", n)
 	}
 }
@@ -137,7 +137,7 @@ func TestWrapFunc_RequestsWithoutARun(t *testing.T) {
 	} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			rg := serveErrors(t, newInbox(t), oncemill.Policy{}, c.h)
+			rg := serveErrors(t, keytest.NewInbox(t), oncemill.Policy{}, c.h)
 			a := rg.Send("GET", keytest.Route, "")
 			if a.Status != c.status {
 				t.Errorf("answered %d %s, want %d", a.Status, a.Body, c.status)
@@ -150,8 +150,8 @@ func TestWrapFunc_RequestsWithoutARun(t *testing.T) {
 func TestWrapFunc_ConflictThatDoesNotEndIsUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, result := range []error{nil, errNoLuck, oncemill.Permanent(errNoLuck)} {
-		box, l := newInbox(t), &keytest.Ledger{}
-		box.conflict = true
+		box, l := keytest.NewInbox(t), &keytest.Ledger{}
+		box.Conflict = true
 		rg := serveErrors(t, box, oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}},
 			func(w http.ResponseWriter, _ *http.Request) error {
 				l.Add("")

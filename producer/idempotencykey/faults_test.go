@@ -14,40 +14,12 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// broken is a store some of whose operations fail.
-type broken struct {
-	dedupstore.Store
-	claim, settle error
-}
-
-func (b broken) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, b.claimOne)
-}
-
-func (b broken) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	if b.claim != nil {
-		return dedupstore.Answer{}, b.claim
-	}
-	return dedupstore.ClaimOne(ctx, b.Store, r)
-}
-
-func (b broken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, b.settleOne)
-}
-
-func (b broken) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	if b.settle != nil {
-		return b.settle
-	}
-	return dedupstore.SettleOne(ctx, b.Store, c, s)
-}
-
 var errDown = errors.New("the store is down")
 
 func TestFaults_WithoutAStoreNothingRuns(t *testing.T) {
 	t.Parallel()
 	l := &keytest.Ledger{}
-	g := keytest.NewGuard(t, broken{keytest.NewMemory(t), errDown, nil}, oncemill.Policy{})
+	g := keytest.NewGuard(t, keytest.Broken{Store: keytest.NewMemory(t), Claiming: errDown}, oncemill.Policy{})
 	rg := keytest.Serve(t, g, idempotencykey.Config{}, l.Charge)
 	a := rg.Pay("k")
 	keytest.WantProblem(t, a, 503, idempotencykey.CodeUnavailable)
@@ -63,7 +35,7 @@ func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := &keytest.Ledger{}
-			g := keytest.NewGuard(t, broken{keytest.NewMemory(t), errDown, nil}, p)
+			g := keytest.NewGuard(t, keytest.Broken{Store: keytest.NewMemory(t), Claiming: errDown}, p)
 			rg := keytest.Serve(t, g, idempotencykey.Config{},
 				func(w http.ResponseWriter, _ *http.Request) {
 					switch n.Add("") {
@@ -87,7 +59,7 @@ func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
 func TestFaults_ResponseThatCannotBeStoredIsSentAllTheSame(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{201, 503} {
-		store := broken{keytest.NewMemory(t), nil, errDown}
+		store := keytest.Broken{Store: keytest.NewMemory(t), Settling: errDown}
 		g := keytest.NewGuard(t, store, oncemill.Policy{Lease: 100 * time.Millisecond})
 		rg := keytest.Serve(t, g, idempotencykey.Config{},
 			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
@@ -98,7 +70,7 @@ func TestFaults_ResponseThatCannotBeStoredIsSentAllTheSame(t *testing.T) {
 
 func TestFaults_ResponseOfARunThatLostItsClaimDoesNotCount(t *testing.T) {
 	t.Parallel()
-	store := broken{keytest.NewMemory(t), nil, dedupstore.ErrClaimLost}
+	store := keytest.Broken{Store: keytest.NewMemory(t), Settling: dedupstore.ErrClaimLost}
 	handlers := map[string]http.HandlerFunc{
 		"held": func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "mine") },
 		"begun": func(w http.ResponseWriter, _ *http.Request) {
@@ -120,8 +92,8 @@ func TestFaults_ResponseOfARunThatLostItsClaimDoesNotCount(t *testing.T) {
 
 func TestFaults_CommitThatFailsIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &keytest.Ledger{}
-	box.broken = errDown
+	box, l := keytest.NewInbox(t), &keytest.Ledger{}
+	box.Broken = errDown
 	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond}}
 	rg := keytest.Serve(t, keytest.NewGuard(t, box, policy), idempotencykey.Config{},
 		func(w http.ResponseWriter, _ *http.Request) { l.Add(""); w.WriteHeader(201) })
@@ -143,8 +115,8 @@ func TestFaults_CommitThatFailsIsNeverAnsweredAsDone(t *testing.T) {
 
 func TestFaults_CommitThatFailsAndCannotBeRecordedIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
-	box.broken, box.settle = errDown, errDown
+	box := keytest.NewInbox(t)
+	box.Broken, box.Unsettled = errDown, errDown
 	g := keytest.NewGuard(t, box, oncemill.Policy{Lease: 100 * time.Millisecond})
 	rg := keytest.Serve(t, g, idempotencykey.Config{},
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) })

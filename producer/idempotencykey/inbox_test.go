@@ -14,56 +14,56 @@ import (
 )
 
 // transacted serves over an inbox in memory.
-func transacted(t testing.TB, box *inbox, c idempotencykey.Config, h http.HandlerFunc) *keytest.Rig {
+func transacted(t testing.TB, box *keytest.Inbox, c idempotencykey.Config, h http.HandlerFunc) *keytest.Rig {
 	t.Helper()
 	return keytest.Serve(t, keytest.NewGuard(t, box, oncemill.Policy{}), c, h)
 }
 
 func TestInbox_WritesAndResponseAppearTogether(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
+	box := keytest.NewInbox(t)
 	var before int
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		write(r.Context(), oncemill.FromContext(r.Context()).ID("payments"))
+		keytest.Write(r.Context(), oncemill.FromContext(r.Context()).ID("payments"))
 		w.WriteHeader(201)
 		io.WriteString(w, "paid")
-		before = box.count()
+		before = len(box.Rows())
 	})
 	keytest.Want(t, rg.Pay("k"), 201, false)
 	keytest.Want(t, rg.Pay("k"), 201, true)
-	if before != 0 || box.count() != 1 {
-		t.Errorf("%d rows before the commit, %d after two requests", before, box.count())
+	if before != 0 || len(box.Rows()) != 1 {
+		t.Errorf("%d rows before the commit, %d after two requests", before, len(box.Rows()))
 	}
 }
 
 func TestInbox_ServerErrorRollsBackAndIsStored(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &keytest.Ledger{}
+	box, l := keytest.NewInbox(t), &keytest.Ledger{}
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
 		l.Add("")
-		write(r.Context(), "row")
+		keytest.Write(r.Context(), "row")
 		w.WriteHeader(502)
 		io.WriteString(w, "no")
 	})
 	first, again := rg.Pay("k"), rg.Pay("k")
 	keytest.Want(t, first, 502, false)
 	keytest.Want(t, again, 502, true)
-	if box.count() != 0 || first.Body != "no" || again.Body != "no" {
-		t.Errorf("%d rows, %q and %q", box.count(), first.Body, again.Body)
+	if len(box.Rows()) != 0 || first.Body != "no" || again.Body != "no" {
+		t.Errorf("%d rows, %q and %q", len(box.Rows()), first.Body, again.Body)
 	}
 	keytest.WantRuns(t, l, 1)
 }
 
 func TestInbox_ClientErrorCommitsWhatWasWritten(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
+	box := keytest.NewInbox(t)
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		write(r.Context(), "refusal")
+		keytest.Write(r.Context(), "refusal")
 		w.WriteHeader(402)
 	})
 	keytest.Want(t, rg.Pay("k"), 402, false)
-	if box.count() != 1 {
-		t.Errorf("%d rows", box.count())
+	if len(box.Rows()) != 1 {
+		t.Errorf("%d rows", len(box.Rows()))
 	}
 }
 
@@ -90,11 +90,11 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			box, l := newInbox(t), &keytest.Ledger{}
+			box, l := keytest.NewInbox(t), &keytest.Ledger{}
 			rg := transacted(t, box, idempotencykey.Config{},
 				func(w http.ResponseWriter, r *http.Request) {
 					l.Add("")
-					write(r.Context(), "row")
+					keytest.Write(r.Context(), "row")
 					respond(w)
 				})
 			a := rg.Pay("k")
@@ -104,8 +104,8 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 			}
 			again := rg.Pay("k")
 			keytest.WantProblem(t, again, 500, idempotencykey.CodeRefused)
-			if !again.Replayed() || box.count() != 0 {
-				t.Errorf("replayed %v, %d rows", again.Replayed(), box.count())
+			if !again.Replayed() || len(box.Rows()) != 0 {
+				t.Errorf("replayed %v, %d rows", again.Replayed(), len(box.Rows()))
 			}
 			keytest.WantRuns(t, l, 1)
 		})
@@ -132,19 +132,19 @@ func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			box := newInbox(t)
+			box := keytest.NewInbox(t)
 			rg := transacted(t, box, idempotencykey.Config{
 				WriteProblem: func(w http.ResponseWriter, _ *http.Request, p idempotencykey.Problem) { tc.write(w, p) },
 			}, func(w http.ResponseWriter, r *http.Request) {
-				write(r.Context(), "row")
+				keytest.Write(r.Context(), "row")
 				w.Write(make([]byte, 1<<20))
 			})
 			first, again := rg.Pay("k"), rg.Pay("k")
 			keytest.Want(t, first, 500, false)
 			keytest.Want(t, again, 500, true)
 			if first.Body != tc.body || again.Body != tc.body ||
-				first.Header.Get("Content-Type") != again.Header.Get("Content-Type") || box.count() != 0 {
-				t.Errorf("%q %v, then %q %v; %d rows", first.Body, first.Header, again.Body, again.Header, box.count())
+				first.Header.Get("Content-Type") != again.Header.Get("Content-Type") || len(box.Rows()) != 0 {
+				t.Errorf("%q %v, then %q %v; %d rows", first.Body, first.Header, again.Body, again.Header, len(box.Rows()))
 			}
 		})
 	}
@@ -152,9 +152,9 @@ func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
 
 func TestInbox_NothingLeavesBeforeTheCommit(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
+	box := keytest.NewInbox(t)
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		write(r.Context(), "row")
+		keytest.Write(r.Context(), "row")
 		w.WriteHeader(http.StatusEarlyHints)
 		io.WriteString(w, "held")
 		rc := http.NewResponseController(w)
@@ -176,10 +176,10 @@ func TestInbox_NothingLeavesBeforeTheCommit(t *testing.T) {
 
 func TestInbox_RepeatedTransactionRunsAsIfItWereTheFirst(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &keytest.Ledger{}
-	box.again = 2
+	box, l := keytest.NewInbox(t), &keytest.Ledger{}
+	box.Again = 2
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		write(r.Context(), "row")
+		keytest.Write(r.Context(), "row")
 		body, _ := io.ReadAll(r.Body)
 		if l.Add("") < 3 {
 			r.Header.Set("Spoilt", "x")
@@ -195,15 +195,15 @@ func TestInbox_RepeatedTransactionRunsAsIfItWereTheFirst(t *testing.T) {
 	})
 	a := rg.Pay("k")
 	keytest.Want(t, a, 201, false)
-	if a.Body != `{"amount":100}` || a.Header.Get("Location") != "" || box.count() != 1 {
-		t.Errorf("%q %v, %d rows", a.Body, a.Header, box.count())
+	if a.Body != `{"amount":100}` || a.Header.Get("Location") != "" || len(box.Rows()) != 1 {
+		t.Errorf("%q %v, %d rows", a.Body, a.Header, len(box.Rows()))
 	}
 }
 
 func TestInbox_UndecidedCommitIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
-	box := newInbox(t)
-	box.undecided = errors.New("connection lost")
+	box := keytest.NewInbox(t)
+	box.Undecided = errors.New("connection lost")
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter,
 		r *http.Request) {
 		w.WriteHeader(201)
@@ -213,18 +213,18 @@ func TestInbox_UndecidedCommitIsNeverAnsweredAsDone(t *testing.T) {
 
 func TestInbox_PanicRollsBack(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &keytest.Ledger{}
+	box, l := keytest.NewInbox(t), &keytest.Ledger{}
 	rg := transacted(t, box, idempotencykey.Config{}, func(_ http.ResponseWriter, r *http.Request) {
-		write(r.Context(), "row")
+		keytest.Write(r.Context(), "row")
 		if l.Add("") == 1 {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	if a := rg.Pay("k"); a.Err == nil || box.count() != 0 {
-		t.Errorf("answered %d, %d rows", a.Status, box.count())
+	if a := rg.Pay("k"); a.Err == nil || len(box.Rows()) != 0 {
+		t.Errorf("answered %d, %d rows", a.Status, len(box.Rows()))
 	}
 	keytest.Want(t, rg.Pay("k"), 200, false)
-	if box.count() != 1 {
-		t.Errorf("%d rows", box.count())
+	if len(box.Rows()) != 1 {
+		t.Errorf("%d rows", len(box.Rows()))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/requests"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -37,13 +38,8 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 		return nil, errors.New("idempotencykey: guard is nil")
 	}
 	policy := guard.Policy()
-	if policy.Mismatch == oncemill.MismatchIgnore {
-		return nil, errors.New(`idempotencykey: guard has a policy with Mismatch "ignore": ` +
-			`another request under a key would get its response, also one of another path`)
-	}
-	if policy.MaxResultBytes < leastResult {
-		return nil, fmt.Errorf("idempotencykey: guard has a policy with MaxResultBytes %d, want at least %d",
-			policy.MaxResultBytes, leastResult)
+	if err := requests.CheckPolicy(policy); err != nil {
+		return nil, fmt.Errorf("idempotencykey: %w", err)
 	}
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -55,7 +51,7 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 	}
 	return &Middleware{
 		guard: guard, config: c, most: policy.MaxResultBytes, log: policy.Logger, inbox: guard.Transacts(),
-		linger: linger, server: server,
+		linger: requests.Linger, server: server,
 	}, nil
 }
 
@@ -173,7 +169,7 @@ const sayEvery = time.Minute
 // server's own.
 func (x *exchange) prepare(w http.ResponseWriter) *Problem {
 	c, r := &x.m.config, x.r
-	id, wrong := clientKey(r.Header)
+	id, wrong := requests.Key(r.Header.Values(keyHeader))
 	x.made = id == ""
 	switch {
 	case wrong != "":

@@ -3,14 +3,13 @@ package idempotencykey
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"runtime/debug"
 	"sync/atomic"
-	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/requests"
 )
 
 // An exchange is one request on its way to a response.
@@ -23,13 +22,13 @@ type exchange struct {
 	call oncemill.Call
 	made bool // the key, for this request: nobody else can ask for its response
 
-	rec    *recorder   // of the last run that this request made; nil: none
-	failed error       // what that run returned
-	panics *panicError // the handler's, in that run; nil: none
+	rec    *recorder            // of the last run that this request made; nil: none
+	failed error                // what that run returned
+	panics *requests.PanicError // the handler's, in that run; nil: none
 }
 
 func (x *exchange) run() {
-	ctx, begin, end := detach(x.r.Context(), x.m.linger)
+	ctx, begin, end := requests.Detach(x.r.Context(), x.m.linger, ErrClientGone)
 	defer end()
 	res, err := x.m.guard.Run(ctx, x.call, func(ctx context.Context) (o dedupstore.Outcome, err error) {
 		if !begin() {
@@ -54,28 +53,6 @@ func (x *exchange) run() {
 	x.done(res)
 }
 
-// detach returns the context of a run, with the request's values but its own end. Before begin it ends with the
-// request, and begin then returns false. After begin it ends when the client has been gone for some time.
-func detach(request context.Context, linger time.Duration) (ctx context.Context, begin func() bool, end func()) {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(request))
-	const begun, gone = 1, 2
-	var state atomic.Int32
-	stop := context.AfterFunc(request, func() {
-		cause := context.Cause(request)
-		if state.CompareAndSwap(0, gone) {
-			cancel(cause)
-			return
-		}
-		select {
-		case <-time.After(linger):
-			cancel(fmt.Errorf("%w: %w", ErrClientGone, cause))
-		case <-ctx.Done():
-		}
-	})
-	begin = func() bool { return state.CompareAndSwap(0, begun) || state.Load() == begun }
-	return ctx, begin, func() { stop(); cancel(nil) }
-}
-
 // handle runs the handler once, and makes the outcome from its response.
 func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error) {
 	x.rec, x.panics = newRecorder(x.w, x.m.most, x.m.inbox), nil
@@ -95,15 +72,16 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 	if x.m.inbox && x.rec.lost != "" {
 		o.Result = x.replace(newProblem(CodeRefused, tooLong[x.rec.lost]))
 	}
+	response, server := &statusError{x.rec.status}, ServerErrors(x.rec.status)
 	switch {
 	case failure != nil:
 		return o, failure
-	case x.rec.status < http.StatusInternalServerError:
-		return o, nil
-	case x.m.config.ServerErrors == ReleaseServerErrors:
-		return o, oncemill.RetryAfter(0, &statusError{x.rec.status})
+	case x.rec.status >= http.StatusBadRequest && x.m.config.Release(x.rec.status):
+		return o, requests.Released(response, server)
+	case server:
+		return o, oncemill.Permanent(response)
 	}
-	return o, oncemill.Permanent(&statusError{x.rec.status})
+	return o, nil
 }
 
 // protected runs the handler, and returns the error that it returned or gave to Fail, or its panic.
@@ -115,7 +93,7 @@ func (x *exchange) protected(r *http.Request) (failure error) {
 			return
 		}
 		v, stack := recover(), debug.Stack()
-		x.panics = &panicError{&oncemill.PanicError{Value: v, Stack: stack}}
+		x.panics = &requests.PanicError{PanicError: &oncemill.PanicError{Value: v, Stack: stack}}
 		if failure = x.panics; failed.Load() != nil {
 			failure = errors.Join(x.panics, failed.Load())
 		}
@@ -165,25 +143,22 @@ func (x *exchange) replace(p *Problem) []byte {
 
 // done answers a request whose key has an outcome.
 func (x *exchange) done(res oncemill.Result) {
-	o := res.Outcome
-	succeeded := o.Kind == dedupstore.Succeeded
+	o, own := res.Outcome, x.own()
 	switch {
-	case (x.made || !res.Duplicate) && x.rec != nil && succeeded == (x.failed == nil): // else it could not be committed
+	case own.Counts(res, x.made):
 		x.respond()
 	case len(o.Result) == 0:
-		code := CodeUnknown
-		switch {
-		case succeeded: // the store had no room for it, or an operator said so
-			code = CodeNotKept
-		case x.m.inbox && o.Kind == dedupstore.Failed:
-			code = CodeUncommitted
-		}
-		p := newProblem(code, "")
+		p := newProblem(own.Without(o), "")
 		p.Replayed = res.Duplicate
 		x.drop(o.Reason, p)
 	default:
 		x.replay(o.Result)
 	}
+}
+
+// own is what the run of this request was.
+func (x *exchange) own() requests.Run {
+	return requests.Run{Ran: x.rec != nil, Panicked: x.panics != nil, Inbox: x.m.inbox, Failed: x.failed}
 }
 
 func (x *exchange) replay(data []byte) {
@@ -216,46 +191,24 @@ func (x *exchange) respond() {
 
 // undone answers a request whose key has no known outcome.
 func (x *exchange) undone(err error) {
-	p := x.problemOf(err)
-	retry, again := errors.AsType[*oncemill.RetryError](err)
-	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
-	_, conflict := errors.AsType[*dedupstore.ConflictError](err)
-	released := x.failed != nil && errors.Is(err, x.failed) && !errors.Is(err, oncemill.ErrClaimLost)
+	answer := x.own().Undone(err)
 	switch {
-	case x.rec == nil, conflict: // the handler's response says nothing of the request
-	case x.panics != nil, released, unrecorded && !x.m.inbox:
-		if again && retry.Delay > 0 && x.panics == nil && x.rec.sent.Get("Retry-After") == "" {
-			x.rec.sent.Set("Retry-After", seconds(retry.Delay))
+	case answer.Own:
+		if answer.Again && x.panics == nil && x.rec.sent.Get("Retry-After") == "" {
+			x.rec.sent.Set("Retry-After", seconds(answer.Retry))
 		}
-		x.respond() // it is true, although repeats will not get it
+		x.respond()
 		return
-	case x.rec.passing:
+	case x.rec != nil && x.rec.passing:
 		panic(http.ErrAbortHandler) // part of a response has left that does not count
-	case again && !retry.Uncounted && x.m.inbox: // neither the handler's error, nor because of others
-		p = newProblem(CodeUncommitted, "").after(retry.Delay)
+	case answer.Code == CodeInternal:
+		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: the guard refuses a call", "error", err)
+	}
+	p := newProblem(answer.Code, "")
+	if answer.Again {
+		p.after(answer.Retry)
 	}
 	x.drop(err, p)
-}
-
-// problemOf says what a guard's error means for a client.
-func (x *exchange) problemOf(err error) *Problem {
-	busy, isBusy := errors.AsType[*oncemill.BusyError](err)
-	_, mismatch := errors.AsType[*oncemill.MismatchError](err)
-	_, invalid := err.(*dedupstore.InvalidError) //nolint:errorlint // the guard's own, not one that a handler returned
-	switch {
-	case isBusy && busy.NotDue:
-		return newProblem(CodeUnavailable, "").after(busy.Wait)
-	case isBusy:
-		return newProblem(CodeInProgress, "").after(busy.Wait)
-	case errors.Is(err, oncemill.ErrClaimLost):
-		return newProblem(CodeInProgress, "").after(0) // another process took over
-	case mismatch:
-		return newProblem(CodeReused, "")
-	case invalid:
-		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: the guard refuses a call", "error", err)
-		return newProblem(CodeInternal, "")
-	}
-	return newProblem(CodeUnavailable, "").after(0)
 }
 
 // drop answers with a problem. It tells operators that nobody gets the handler's response.

@@ -20,7 +20,7 @@ import (
 
 func TestMiddleware_ServerErrorsAreReleasedIfThatIsChosen(t *testing.T) {
 	t.Parallel()
-	rg, n := answering(t, idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors}, 503, 500, 201)
+	rg, n := answering(t, idempotencykey.Config{Release: idempotencykey.ServerErrors}, 503, 500, 201)
 	keytest.Want(t, rg.Pay("k"), 503, false)
 	keytest.Want(t, rg.Pay("k"), 500, false)
 	keytest.Want(t, rg.Pay("k"), 201, false)
@@ -32,7 +32,7 @@ func TestMiddleware_ReleasedServerErrorsEndWhenTheAttemptsAreSpent(t *testing.T)
 	t.Parallel()
 	l := &keytest.Ledger{}
 	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxAttempts: 2}),
-		idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors},
+		idempotencykey.Config{Release: idempotencykey.ServerErrors},
 		func(w http.ResponseWriter, _ *http.Request) { l.Add(""); w.WriteHeader(503) })
 	keytest.Want(t, rg.Pay("k"), 503, false)
 	keytest.Want(t, rg.Pay("k"), 503, false)
@@ -108,7 +108,7 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 	t.Parallel()
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	var runs atomic.Int32
-	c := idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors}
+	c := idempotencykey.Config{Release: idempotencykey.ServerErrors}
 	rg := serveLinger(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{}), c, -1,
 		func(w http.ResponseWriter, r *http.Request) {
 			if runs.Add(1) > 1 {

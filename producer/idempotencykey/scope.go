@@ -8,29 +8,18 @@ import (
 	"net/url"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/requests"
 )
 
 // key returns the key of a request: account, API, method, route, and the client's key. Different combinations never
 // give the same key.
 func (c *Config) key(account, method, route, id string) dedupstore.Key {
 	return dedupstore.Key{
-		Tenant:  scopePart(account),
+		Tenant:  requests.ScopePart(account),
 		Group:   c.Group,
-		Handler: scopePart(method + " " + route), // a method has no space
+		Handler: requests.ScopePart(method + " " + route), // a method has no space
 		ID:      id,
 	}
-}
-
-// scopePart replaces a name that does not fit into a key by "=" and a hash. It also replaces a name that begins with
-// "=", so that no name looks like such a hash. No method begins with it (RFC 9110, section 5.6.2).
-func scopePart(name string) string {
-	fits := name != "" && len(name) <= dedupstore.MaxScopePart && printable(name) && name[0] != '=' &&
-		name[0] != '~' // which the engine keeps for itself
-	if fits {
-		return name
-	}
-	return "=" + ids.Derive("oncemill/idempotencykey", name)
 }
 
 // fingerprint identifies what a request asks for: the body, and method, route, path and query, both as the handler sees

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/requests"
 )
 
 // TransportConfig configures a Transport. The zero value is ready to use.
@@ -67,7 +68,7 @@ func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error)
 		c.Retry = RetryResponse
 	}
 	switch {
-	case bareProblem(c.Header) != "":
+	case requests.BareProblem(c.Header) != "":
 		return nil, fmt.Errorf("idempotencykey: TransportConfig.Header is %q, which is no header's name", c.Header)
 	case c.MaxAttempts < 1:
 		return nil, fmt.Errorf("idempotencykey: TransportConfig.MaxAttempts is %d, want at least 1", c.MaxAttempts)
@@ -174,10 +175,10 @@ func (t *Transport) key(r *http.Request) (string, error) {
 		return "", nil
 	case !given:
 		key = ids.New()
-	case key == "" || !printable(key):
+	case key == "" || !requests.Printable(key):
 		return "", errors.New("idempotencykey: key is empty, or has a character that is not printable ASCII")
 	}
-	return quoteKey(key), nil
+	return requests.QuoteKey(key), nil
 }
 
 // pauseAfter is how long to wait after an attempt, counted from 1.

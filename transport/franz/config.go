@@ -130,7 +130,7 @@ func (c Config) validateRetry() error {
 		}
 		switch {
 		case seen[r.Topic]:
-			return fmt.Errorf("franz: Config.Retry[%d].Topic is %q, as an earlier one", i, r.Topic)
+			return fmt.Errorf("franz: Config.Retry[%d].Topic is %q, as an earlier one: use each topic once", i, r.Topic)
 		case r.Delay < 0:
 			return fmt.Errorf("franz: Config.Retry[%d].Delay is %v, want at least 0", i, r.Delay)
 		case i > 0 && r.Delay < c.Retry[i-1].Delay:

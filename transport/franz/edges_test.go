@@ -89,16 +89,16 @@ func TestWorker_ShutdownDuringARevocationStartsNothingMore(t *testing.T) {
 		}
 		lasts(20 * time.Millisecond)
 		return nil
-	}, config, kgo.RebalanceTimeout(20*time.Second))
+	}, config, kgo.RebalanceTimeout(waitLimit))
 	until(t, "a commit", func() bool { return b.committed("orders")[0] > 0 })
-	b.start(once, func(ctx context.Context, _ *kgo.Record) error { <-ctx.Done(); return ctx.Err() }, config, kgo.RebalanceTimeout(20*time.Second))
+	b.start(once, func(ctx context.Context, _ *kgo.Record) error { <-ctx.Done(); return ctx.Err() }, config, kgo.RebalanceTimeout(waitLimit))
 	lasts(time.Second) // its joining begins the revocation, which waits for the handler
 	began := time.Now()
 	first.stop()
 	lasts(100 * time.Millisecond)
 	stopped.Store(true)
 	_ = first.wait()
-	if took := time.Since(began); took > 4*time.Second || late.Load() > 0 {
+	if took := time.Since(began); took > waitLimit/4 || late.Load() > 0 {
 		t.Errorf("Run took %v with a Grace of 500ms; %d handlers were started after the stop", took, late.Load())
 	}
 }

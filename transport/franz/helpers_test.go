@@ -51,7 +51,7 @@ func full[T any](inProof, reduced T) T {
 }
 
 // patience bounds every wait for something that must come.
-const waitLimit = 20 * time.Second
+const waitLimit = 2 * time.Minute
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {

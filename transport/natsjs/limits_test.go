@@ -70,10 +70,9 @@ func TestSource_OutageOfTheStoreDoesNotTurnTheBacklogOver(t *testing.T) {
 // The server counts the delay of a nak from AckWait, and not from BackOff: a short one would come late.
 func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 8 * time.Second}, MaxDeliver: -1})
+	r := newRig(t, jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, time.Hour}, MaxDeliver: -1})
 	r.publish(1, oneKey)
 	var calls atomic.Int32
-	began := time.Now()
 	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
 		if calls.Add(1) == 3 {
 			return consumer.Decision{Action: consumer.Ack}
@@ -81,9 +80,6 @@ func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
 		return consumer.Decision{Action: consumer.RetryLater, Delay: 100 * time.Millisecond, Err: errors.New("not now")}
 	}})
 	until(t, "the third try", func() bool { return calls.Load() == 3 })
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("two delays of 100ms took %v", took)
-	}
 	r.stops(stop)
 }
 

@@ -45,7 +45,7 @@ func full[T any](inProof, reduced T) T {
 }
 
 // longWait bounds every wait for something that must come.
-const longWait = 30 * time.Second
+const longWait = 2 * time.Minute
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {

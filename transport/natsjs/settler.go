@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/natswire"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -173,6 +174,6 @@ func reason(err error) string {
 	if err == nil {
 		return "rejected"
 	}
-	text := strings.TrimSpace(strings.Map(printable, strings.ToValidUTF8(err.Error(), "?")))
+	text := strings.TrimSpace(strings.Map(natswire.Printable, strings.ToValidUTF8(err.Error(), "?")))
 	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
 }

@@ -36,6 +36,9 @@ import (
 // handled. The same goes for one that comes again after any answer but an ack, as by a Retry outside: the guard
 // has decided when it comes again.
 //
+// The middleware does not see the Router begin and end: over a subscriber that is not of this package the Router's own
+// logger says it ("Starting handler", "Router closed").
+//
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
 // Router answers with a nack. It is one of those that oncemill.Guard.Run lists, or *oncemill.FailedError when there is
 // no consumer.Config.DeadLetters.

@@ -20,7 +20,7 @@ import (
 const version = "5.0.3"
 
 // startLimit bounds the wait for a node: a large Java program on a busy machine.
-const startLimit = 4 * time.Minute
+const startLimit = 6 * time.Minute
 
 // jars returns the folder of the node's jars. Asked again in the same process, it gives the same answer.
 var jars = sync.OnceValues(func() (string, error) {
@@ -100,11 +100,11 @@ func (n *node) yaml() string {
 		"hinted_handoff_enabled":         "false",
 		"memtable_allocation_type":       "heap_buffers",
 		"key_cache_size":                 "1MiB",
-		"read_request_timeout":           "10s",
-		"range_request_timeout":          "10s",
-		"write_request_timeout":          "10s",
-		"cas_contention_timeout":         "10s",
-		"request_timeout":                "10s",
+		"read_request_timeout":           "120s",
+		"range_request_timeout":          "120s",
+		"write_request_timeout":          "120s",
+		"cas_contention_timeout":         "120s",
+		"request_timeout":                "120s",
 		"concurrent_compactors":          "1",
 		"disk_failure_policy":            "stop",
 		"commit_failure_policy":          "stop",
@@ -203,7 +203,7 @@ func (n *node) look() error {
 func cluster(addr string) *gocql.ClusterConfig {
 	c := gocql.NewCluster(addr)
 	c.Authenticator = gocql.PasswordAuthenticator{Username: User, Password: User}
-	c.Timeout, c.ConnectTimeout = 20*time.Second, 20*time.Second
+	c.Timeout, c.ConnectTimeout = testserver.WaitLimit, testserver.WaitLimit
 	c.Events.DisableSchemaEvents = true // their goroutines may outlive a session by a minute
 	c.ReconnectInterval = 50 * time.Millisecond
 	c.ReconnectionPolicy = &gocql.ConstantReconnectionPolicy{MaxRetries: 3, Interval: 50 * time.Millisecond}

@@ -18,7 +18,7 @@ import (
 )
 
 // kafkaPatience bounds the wait for a broker: a Java program on a busy machine.
-const kafkaPatience = 90 * time.Second
+const kafkaPatience = 3 * time.Minute
 
 // A Server is one Apache Kafka broker in KRaft mode, its own controller, for one test or for several.
 type Server struct {

@@ -20,6 +20,7 @@ type Cluster struct {
 	nodes []natsNode
 	ports []natsPorts
 	js    jetstream.JetStream // to ask about the cluster
+	links map[[2]int]*link    // between nodes, of a divisible one
 }
 
 // A natsNode is one server of a cluster.

@@ -64,6 +64,9 @@ func (c *Cluster) ask(ctx context.Context, stream string) (*jetstream.ClusterInf
 	if err != nil {
 		return nil, err
 	}
+	if len(c.nodes) == 1 { // which is no cluster
+		return &jetstream.ClusterInfo{Leader: natsName(0)}, nil
+	}
 	if s.CachedInfo().Cluster == nil {
 		return nil, errNoCluster
 	}

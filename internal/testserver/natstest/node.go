@@ -116,19 +116,27 @@ type processNode struct {
 	program, dir string
 	i            int
 	ports        []natsPorts
+	peers        []string // where the others are; nil: where they listen
 	process      *testserver.Process
 }
 
 func (n *processNode) start() error {
-	var peers []string
+	peers, advertised := n.peers, ""
+	if peers != nil {
+		advertised = testserver.Loopback(1) // where nobody listens: no server finds a way around a link
+	}
 	for _, p := range n.ports {
-		peers = append(peers, p.peer())
+		if n.peers == nil {
+			peers = append(peers, p.peer())
+		}
 	}
 	own := n.ports[n.i]
 	command := []string{
-		n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir,
-		"--name", natsName(n.i), "--cluster_name", natsClusterName,
-		"--cluster", "nats://" + testserver.Loopback(own.route), "--routes", strings.Join(peers, ","),
+		n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir, "--name", natsName(n.i),
+	}
+	if len(n.ports) > 1 {
+		command = append(command, "--cluster_name", natsClusterName, "--cluster", "nats://"+testserver.Loopback(own.route),
+			"--routes", strings.Join(peers, ","), "--cluster_advertise", advertised)
 	}
 	p, err := testserver.StartServer(n.dir, command, testserver.WaitLimit, func() error {
 		conn, err := net.DialTimeout("tcp", testserver.Loopback(own.client), time.Second)

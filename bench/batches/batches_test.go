@@ -1,0 +1,12 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
+)
+
+func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
+	kit.Need(t)
+	kit.QuickRun(t, experiments, "ratio inbox_vs_leased", "ratio inbox_vs_plain")
+}

@@ -1,0 +1,91 @@
+package requests
+
+import (
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// What a client is told instead of a response. docs/http.md and docs/rpc.md explain the codes.
+const (
+	Reused      = "key-reused"
+	InProgress  = "in-progress"
+	NotKept     = "response-dropped"
+	Unknown     = "outcome-unknown"
+	Uncommitted = "not-committed"
+	Unavailable = "unavailable"
+	Internal    = "misconfigured"
+)
+
+// A Run is what a request's own run was. Failed is what it returned.
+type Run struct {
+	Ran, Panicked, Inbox bool
+	Failed               error
+}
+
+// An Answer says what a client gets although its key has no known outcome: the handler's response, or what Code says.
+type Answer struct {
+	Own   bool
+	Code  string
+	Retry time.Duration // when to come again, if Again
+	Again bool
+}
+
+// Undone decides what a request is answered with when the guard returns an error.
+func (r Run) Undone(err error) Answer {
+	retry, again := errors.AsType[*oncemill.RetryError](err)
+	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
+	_, conflict := errors.AsType[*dedupstore.ConflictError](err)
+	released := r.Failed != nil && errors.Is(err, r.Failed) && !errors.Is(err, oncemill.ErrClaimLost)
+	switch {
+	case !r.Ran, conflict: // the handler's response says nothing of the request
+	case r.Panicked, released, unrecorded && !r.Inbox: // it is true, although repeats will not get it
+		a := Answer{Own: true}
+		if again {
+			a.Retry, a.Again = retry.Delay, retry.Delay > 0
+		}
+		return a
+	case again && !retry.Uncounted && r.Inbox: // neither the handler's error, nor because of others
+		return Answer{Code: Uncommitted, Retry: retry.Delay, Again: true}
+	}
+	return refusal(err)
+}
+
+// refusal says what a guard's error means for a client.
+func refusal(err error) Answer {
+	busy, isBusy := errors.AsType[*oncemill.BusyError](err)
+	_, mismatch := errors.AsType[*oncemill.MismatchError](err)
+	_, invalid := err.(*dedupstore.InvalidError) //nolint:errorlint // the guard's own, not one that a handler returned
+	switch {
+	case isBusy && busy.NotDue:
+		return Answer{Code: Unavailable, Retry: busy.Wait, Again: true}
+	case isBusy:
+		return Answer{Code: InProgress, Retry: busy.Wait, Again: true}
+	case errors.Is(err, oncemill.ErrClaimLost): // another process took over
+		return Answer{Code: InProgress, Again: true}
+	case mismatch:
+		return Answer{Code: Reused}
+	case invalid:
+		return Answer{Code: Internal}
+	}
+	return Answer{Code: Unavailable, Again: true}
+}
+
+// Counts reports whether an outcome is that of the request's own run. Otherwise the run could not be committed, or
+// another one has decided.
+func (r Run) Counts(res oncemill.Result, made bool) bool {
+	return (made || !res.Duplicate) && r.Ran && (res.Outcome.Kind == dedupstore.Succeeded) == (r.Failed == nil)
+}
+
+// Without is the code for an outcome without a response.
+func (r Run) Without(o dedupstore.Outcome) string {
+	switch {
+	case o.Kind == dedupstore.Succeeded: // the store had no room for it, or an operator said so
+		return NotKept
+	case r.Inbox && o.Kind == dedupstore.Failed:
+		return Uncommitted
+	}
+	return Unknown
+}

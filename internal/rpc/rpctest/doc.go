@@ -1,0 +1,2 @@
+// Package rpctest has the tests that each package for a library of calls must pass, over real servers and sockets.
+package rpctest

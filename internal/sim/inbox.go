@@ -1,0 +1,414 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// An inbox is a conn to a server that is a database: effects and outcome are committed together.
+type inbox struct{ conn }
+
+// A transaction is one of a database.
+type transaction struct {
+	claims  []dedupstore.Claim
+	first   []*dedupstore.Stored // of first runs: the records to make, and the requests for them
+	asked   []dedupstore.Request
+	answers []dedupstore.Answer
+	owner   string // of first runs: who has the keys
+	names   []string
+	fences  []uint64 // of the effects
+	begun   bool
+	over    bool
+	refused error // by the database, because of others
+	lose    int   // for tests of the contract: 1 loses the answer to the commit, 2 the commit
+}
+
+type transactionKey struct{}
+
+func transactionOf(ctx context.Context) *transaction {
+	tx, _ := ctx.Value(transactionKey{}).(*transaction)
+	return tx
+}
+
+var (
+	errConflict = errors.New("sim: could not serialize access")
+	errOver     = errors.New("sim: the transaction is over")
+	errCommit   = errors.New("sim: the answer to the commit is lost")
+)
+
+// commit makes effects and outcomes happen together, or nothing.
+func (s *server) commit(by string, tx *transaction, finishes []dedupstore.Finish) error {
+	for _, c := range tx.claims {
+		delete(s.locked, c.Key)
+	}
+	if tx.over {
+		return nil // the commit came before
+	}
+	tx.over = true
+	defer s.leave(tx)
+	if tx.refused != nil {
+		return tx.refused
+	}
+	now := s.now()
+	next := make([]*dedupstore.Stored, len(tx.claims))
+	for i, c := range tx.claims {
+		rec := s.find(c.Key, now)
+		if tx.first != nil {
+			if s.making[c.Key] != tx.owner {
+				return errOver
+			}
+			rec = *tx.first[i]
+		}
+		var err error
+		if next[i], err = rec.Settle(c, finishes[i], now); err != nil || next[i] == nil {
+			if s.watch != nil {
+				s.watch.settled(by, dedupstore.Settling{Claim: c, Settlement: finishes[i]}, err, now)
+			}
+			return err
+		}
+	}
+	for i, c := range tx.claims {
+		s.keep(c.Key, next[i])
+		if s.watch == nil {
+			continue
+		}
+		if tx.first != nil {
+			s.watch.claimed(by, tx.asked[i], tx.answers[i], now)
+		}
+		s.watch.settled(by, dedupstore.Settling{Claim: c, Settlement: finishes[i]}, nil, now)
+	}
+	for i, name := range tx.names {
+		s.effects[name]++
+		if s.watch != nil {
+			s.watch.committed(name, tx.fences[i])
+		}
+	}
+	return nil
+}
+
+// leave ends the locks of a first run's transaction.
+func (s *server) leave(tx *transaction) {
+	for _, c := range tx.claims {
+		if tx.first != nil && s.making[c.Key] == tx.owner {
+			delete(s.making, c.Key)
+		}
+	}
+}
+
+// outcomeOf is what the record says of a claim's outcome: stored, not stored, or not to be known while it is locked.
+func (s *server) outcomeOf(c dedupstore.Claim) (stored, known bool) {
+	if _, locked := s.locked[c.Key]; locked {
+		return false, false
+	}
+	rec := s.find(c.Key, s.now())
+	return rec.Owner == c.Owner && rec.Fence == c.Fence && slices.Contains(rec.Settled, c.Owner) &&
+		(rec.State == dedupstore.Finished || rec.State == dedupstore.Publishing), true
+}
+
+// first locks keys that have no record and that nobody has.
+func (s *server) first(by, owner string, r dedupstore.Request) (*dedupstore.Stored, dedupstore.Answer) {
+	now := s.now()
+	if _, taken := s.making[r.Key]; taken {
+		return nil, dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}
+	}
+	rec := s.find(r.Key, now)
+	if rec.Look(r.Key, now).State != dedupstore.Absent {
+		answer := s.claim(by, r).Answer
+		return nil, answer
+	}
+	next, a := rec.Claim(r, now)
+	s.making[r.Key] = owner
+	if s.watch != nil {
+		s.watch.begun(by, r, a, now)
+	}
+	return next, a
+}
+
+// ask is exchange for one operation.
+func ask[R any](ctx context.Context, i *inbox, kind, id string, apply func(string) R, failed func(error) R,
+	text func(R) string) R {
+	return exchange(ctx, &i.conn, kind, []string{id}, func(s string) string { return s },
+		func(by, _ string) R { return apply(by) }, failed, func(_ string, r R) string { return text(r) })[0]
+}
+
+func (i *inbox) askError(ctx context.Context, kind, id string, apply func(string) error) error {
+	return ask(ctx, i, kind, id, apply, itself, sayError)
+}
+
+// tries is how often a transaction is made again that the database refused.
+const tries = 4
+
+// InTx implements [dedupstore.Transactor].
+func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim,
+	work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := errors.Join(c.Validate(), ctx.Err()); err != nil {
+		return unjoined(err)
+	}
+	for n := 1; ; n++ {
+		stored := false
+		bounded, cancel := context.WithTimeout(ctx, c.Lease/3)
+		err := i.askError(bounded, "begin", c.Key.ID, func(string) error {
+			stored, _ = i.server.outcomeOf(c)
+			return nil
+		})
+		cancel()
+		if err != nil {
+			if i.dead() {
+				return dedupstore.ErrClaimLost
+			}
+			return err
+		}
+		if stored {
+			return nil
+		}
+		tx := &transaction{claims: []dedupstore.Claim{c}}
+		err = i.try(ctx, tx, c.Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
+			return one(work(ctx))
+		})
+		switch {
+		case tx.refused == nil:
+			return err
+		case n == tries:
+			return &dedupstore.ConflictError{Err: err}
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+	}
+}
+
+func one(s dedupstore.Settlement, err error) ([]dedupstore.Finish, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := dedupstore.ValidateSettlement(s); err != nil {
+		return nil, err
+	}
+	f, ok := s.(dedupstore.Finish)
+	if !ok {
+		return nil, &dedupstore.InvalidError{
+			Package: "sim", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s),
+		}
+	}
+	return []dedupstore.Finish{f}, nil
+}
+
+func (i *inbox) dead() bool { return i.process != nil && i.process.dead }
+
+// try makes one transaction.
+func (i *inbox) try(ctx context.Context, tx *transaction, lease time.Duration,
+	work func(context.Context) ([]dedupstore.Finish, error)) error {
+	id := tx.claims[0].Key.ID
+	returned := false
+	end := func() { // rolled back
+		i.at(id, func() {
+			if !tx.over {
+				tx.over = true
+				i.server.leave(tx)
+				i.rolledBack(tx)
+			}
+		})
+	}
+	defer func() {
+		if !returned {
+			end()
+		}
+	}()
+	finishes, err := work(context.WithValue(ctx, transactionKey{}, tx))
+	returned = true
+	if err != nil {
+		end()
+		return err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease/3)
+	defer cancel()
+	said, answered := error(nil), false
+	failed := i.askError(bounded, "commit", id, func(by string) error {
+		if i.process == nil && tx.lose == 2 {
+			tx.over = true
+			i.server.leave(tx)
+			return errCommit
+		}
+		if said = i.server.commit(by, tx, finishes); said != nil {
+			i.rolledBack(tx)
+		}
+		answered = true
+		if i.process == nil && tx.lose == 1 {
+			answered = false
+			return errCommit
+		}
+		return said
+	})
+	if answered && failed == said { //nolint:errorlint // the answer itself
+		return said
+	}
+	return i.lookUp(ctx, tx, lease, failed)
+}
+
+// lookUp finds out what became of a commit that was not answered.
+func (i *inbox) lookUp(ctx context.Context, tx *transaction, lease time.Duration, lost error) error {
+	c := tx.claims[0]
+	for until := time.Now().Add(lease); ; {
+		if i.dead() {
+			return dedupstore.ErrClaimLost
+		}
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease/6)
+		stored, known := false, false
+		err := i.askError(bounded, "look", c.Key.ID, func(string) error {
+			if i.server.hidden[c.Key] {
+				return errRefused
+			}
+			if stored, known = i.server.outcomeOf(c); known && !stored {
+				tx.over = true // the server has ended what it had not committed
+				i.server.leave(tx)
+				i.rolledBack(tx)
+			}
+			return nil
+		})
+		cancel()
+		switch {
+		case err == nil && known && stored:
+			return nil
+		case err == nil && known:
+			return lost
+		case !time.Now().Before(until):
+			i.at(c.Key.ID, func() { // the server notices that the connection is gone, unless it has the commit
+				if _, locked := i.server.locked[c.Key]; !locked && !tx.over {
+					tx.over = true
+					i.server.leave(tx)
+				}
+			})
+			return &dedupstore.UndecidedError{Err: lost}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// at has something happen at the server, unseen by the network.
+func (i *inbox) at(id string, do func()) {
+	if i.process == nil {
+		i.server.mu.Lock()
+		defer i.server.mu.Unlock()
+		do()
+		return
+	}
+	done := make(chan struct{})
+	i.process.world.arrive(i.process.name+" rollback "+id, func() {
+		do()
+		close(done)
+	})
+	<-done
+}
+
+func (i *inbox) rolledBack(tx *transaction) {
+	if i.server.watch != nil {
+		for _, c := range tx.claims {
+			i.server.watch.rolledBack(c, tx.refused != nil)
+		}
+	}
+}
+
+// FirstInTx implements [dedupstore.FirstTransactor].
+func (i *inbox) FirstInTx(ctx context.Context, r dedupstore.Request,
+	work func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
+	if err := errors.Join(r.ValidateFirst(), ctx.Err()); err != nil {
+		return dedupstore.Answer{}, unjoined(err)
+	}
+	for n := 1; ; n++ {
+		tx, answers, err := i.begin(ctx, []dedupstore.Request{r})
+		if err != nil {
+			return dedupstore.Answer{}, err
+		}
+		if tx == nil {
+			return answers[0], nil
+		}
+		err = i.try(ctx, tx, r.Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
+			return one(work(ctx, tx.claims[0]))
+		})
+		_, undecided := errors.AsType[*dedupstore.UndecidedError](err)
+		switch {
+		case undecided:
+			return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, nil
+		case tx.refused == nil:
+			return dedupstore.Answer{}, err
+		case n == tries:
+			return dedupstore.Answer{}, &dedupstore.ConflictError{Err: err}
+		case ctx.Err() != nil:
+			return dedupstore.Answer{}, ctx.Err()
+		}
+	}
+}
+
+// begin begins a transaction that makes the records of keys. It returns none if there are no such keys.
+func (i *inbox) begin(ctx context.Context, requests []dedupstore.Request) (*transaction, []dedupstore.Answer, error) {
+	tx := &transaction{owner: fmt.Sprintf("%s %p", requests[0].Owner, &requests[0]), first: []*dedupstore.Stored{}}
+	answers := make([]dedupstore.Answer, len(requests))
+	bounded, cancel := context.WithTimeout(ctx, requests[0].Lease/3)
+	defer cancel()
+	err := i.askError(bounded, "first", requests[0].Key.ID, func(by string) error {
+		if tx.over || tx.begun {
+			return nil // a copy of the request
+		}
+		tx.begun = true
+		for n, r := range requests {
+			next, a := i.server.first(by, tx.owner, r)
+			if answers[n] = a; next == nil {
+				continue
+			}
+			tx.claims, tx.first = append(tx.claims, a.Claim), append(tx.first, next)
+			tx.asked, tx.answers = append(tx.asked, r), append(tx.answers, a)
+		}
+		return nil
+	})
+	if err != nil { // its connection is over
+		i.at(requests[0].Key.ID, func() {
+			tx.over = true
+			i.server.leave(tx)
+		})
+		if i.dead() {
+			err = dedupstore.ErrClaimLost
+		}
+		return nil, nil, err
+	}
+	if len(tx.claims) == 0 {
+		return nil, answers, nil
+	}
+	if i.process != nil {
+		i.process.open2 = append(i.process.open2, tx)
+	}
+	return tx, answers, nil
+}
+
+// FirstsInTx implements [dedupstore.FirstTransactor].
+func (i *inbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
+	work func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
+	for _, r := range requests {
+		if err := r.ValidateFirst(); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil || len(requests) == 0 {
+		return nil, err
+	}
+	tx, _, err := i.begin(ctx, requests)
+	if err != nil || tx == nil {
+		return nil, err
+	}
+	err = i.try(ctx, tx, requests[0].Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
+		finishes := make([]dedupstore.Finish, len(tx.claims))
+		for n := range finishes {
+			finishes[n] = dedupstore.Finish{
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
+			}
+		}
+		return finishes, work(ctx, tx.claims)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return tx.claims, nil
+}

@@ -1,0 +1,27 @@
+package idempotencyconnect_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/rpc"
+	"github.com/oncemill/oncemill/internal/rpc/rpctest"
+	"github.com/oncemill/oncemill/producer/idempotencyconnect"
+)
+
+func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
+	t.Parallel()
+	rpctest.Configs(t, "idempotencyconnect", func(g *oncemill.Guard, s rpc.Settings) error {
+		_, err := idempotencyconnect.New(g, config(s))
+		return err
+	})
+	for says, c := range map[string]idempotencyconnect.ClientConfig{
+		"idempotencyconnect: ClientConfig.MaxAttempts is -1, want at least 1": {MaxAttempts: -1},
+		"idempotencyconnect: ClientConfig.MaxElapsed is -1s, want at least 0": {MaxElapsed: -time.Second},
+	} {
+		if _, err := idempotencyconnect.NewClientInterceptor(c); err == nil || err.Error() != says {
+			t.Errorf("got %v, want %s", err, says)
+		}
+	}
+}
