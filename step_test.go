@@ -490,3 +490,27 @@ func stepless(id string) dedupstore.Key {
 	k.Handler = "charge-step-charge"
 	return k
 }
+
+// The message says when it is tried again. A step has no delay of its own.
+func TestStep_ThatFailedIsDueWithItsMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		slow := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Hour, Max: time.Hour}}
+		g, steps, tried := newGuard(t, newStore(t), oncemill.Policy{}), newGuard(t, newStore(t), slow), 0
+		for range 2 {
+			began := time.Now()
+			_, err := oncemill.Do(t.Context(), g, call("a"), func(ctx context.Context) (int, error) {
+				n, err := oncemill.StepIn(ctx, steps, "charge", func(context.Context) (int, error) {
+					tried++
+					return 0, errors.New("away")
+				})
+				return n, oncemill.RetryAfter(0, err)
+			})
+			if as[*oncemill.RetryError](t, err); time.Since(began) > 0 {
+				t.Errorf("attempt %d waited %v", tried, time.Since(began))
+			}
+		}
+		if tried != 2 {
+			t.Errorf("the step ran %d times", tried)
+		}
+	})
+}
