@@ -240,7 +240,7 @@ func (t *Ticket) over(
 		return t.failed(ctx, res, o.Result)
 	}
 	g.succeeded(&o, &res)
-	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Window, Took: took}
+	finish := dedupstore.Finish{Outcome: o, Retention: g.window(t.call, o), Took: took}
 	if len(o.Produced) == 0 {
 		return t.ends(ending{settlement: finish, res: res})
 	}
@@ -272,6 +272,9 @@ func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending
 		res.err = fmt.Errorf("%w: %w", ErrMaxRun, res.err)
 	}
 	v := decide(&t.guard.policy, t.lease.claim, res.err, interrupted)
+	if t.call.keep > 0 {
+		v = v.ofStep()
+	}
 	if v.release != nil {
 		v.release.Took = res.took
 		retry := &RetryError{Delay: v.release.Delay, Attempt: t.lease.claim.Attempt, Uncounted: v.release.Uncounted,
@@ -289,7 +292,7 @@ func (t *Ticket) endWith(ctx context.Context, res Result, o dedupstore.Outcome) 
 	o.Produced = g.deadLetter(ctx, t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
 	res.Outcome = o
 	g.truncate(&o)
-	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o), Took: res.took}
+	finish := dedupstore.Finish{Outcome: o, Retention: g.window(t.call, o), Took: res.took}
 	if len(o.Produced) == 0 {
 		return t.ends(ending{settlement: finish, res: res, handler: res.err})
 	}
@@ -315,7 +318,7 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()
-	if o, err = fn(withClaim(ctx, c)); err != nil {
+	if o, err = fn(g.withClaim(ctx, c)); err != nil {
 		if _, ok := errors.AsType[txctx.NoTx](err); ok && g.inbox == nil { // of an outbox, which effects precede
 			g.tellNoInbox(ctx, c, err)
 		}

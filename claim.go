@@ -241,7 +241,7 @@ func (g *Guard) request(ctx context.Context, call *Call, owner string) dedupstor
 		Key:         call.Key,
 		Owner:       owner,
 		Lease:       g.policy.Lease,
-		Retention:   g.policy.Window,
+		Retention:   max(g.policy.Window, call.keep),
 		MaxAttempts: g.policy.MaxAttempts,
 		ParkExpired: g.policy.ExpiredLease == Park,
 		Rerun:       call.Rerun,
@@ -249,6 +249,9 @@ func (g *Guard) request(ctx context.Context, call *Call, owner string) dedupstor
 		Holder:      thisProcess,
 
 		SuspectAfter: suspectAfter,
+	}
+	if call.keep > 0 {
+		r.MaxAttempts = stepAttempts
 	}
 	if g.policy.Mismatch != MismatchIgnore {
 		r.Fingerprint = call.Fingerprint

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -129,6 +130,8 @@ type Call struct {
 	// Publish publishes what the outcome produced, and returns nil only when all of it is acknowledged. Nil: the
 	// caller publishes, see Result.Publication.
 	Publish func(ctx context.Context, produced []dedupstore.Produced) error
+
+	keep time.Duration // of a step: how long it is remembered at least; 0: it is none
 }
 
 // A Result is how a call ended: with an outcome.
@@ -210,6 +213,10 @@ func (c *Call) validate() error {
 	if strings.HasPrefix(c.Key.Handler, shadowPrefix) {
 		return invalid("Call.Key.Handler",
 			fmt.Sprintf("is %q: names that begin with %q are the engine's own", c.Key.Handler, shadowPrefix))
+	}
+	if ids.IsOfStep(c.Key.Handler) && c.keep == 0 {
+		return invalid("Call.Key.Handler",
+			fmt.Sprintf("is %q: names with %q are those of steps", c.Key.Handler, ids.StepMark))
 	}
 	if err := c.Key.Validate(); err != nil {
 		return err

@@ -214,7 +214,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 		return nil, ErrClaimLost
 	}
 	g.succeeded(&outcome, &w.res)
-	finish := dedupstore.Finish{Outcome: outcome, Retention: g.policy.Window, Took: w.took}
+	finish := dedupstore.Finish{Outcome: outcome, Retention: g.window(w.ticket.call, outcome), Took: w.took}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return nil, &workError{Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))}
 	}

@@ -182,7 +182,7 @@ func (p Policy) validate() error {
 	case p.FailureWindow < p.Lease:
 		return invalid("Policy.FailureWindow",
 			fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.FailureWindow, p.Lease))
-	case p.Window > 10*year || p.FailureWindow > 10*year:
+	case p.Window > longestWindow || p.FailureWindow > longestWindow:
 		return invalid("Policy.Window",
 			fmt.Sprintf("and FailureWindow are %v and %v, want at most ten years", p.Window, p.FailureWindow))
 	case p.MaxRun != 0 && p.MaxRun < minLease:
@@ -254,6 +254,9 @@ func (p Policy) waits(store dedupstore.Store) error {
 	}
 	return nil
 }
+
+// longestWindow is what every store can keep.
+const longestWindow = 10 * 365 * 24 * time.Hour
 
 // delay is how long to wait after the given attempt, counted from 1.
 func (b Backoff) delay(attempt int) time.Duration {

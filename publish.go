@@ -33,7 +33,7 @@ func (t *Ticket) publish(ctx context.Context, res Result) (Result, error) {
 		res.Outcome.Produced = g.deadLetter(ctx, t.call, res.Outcome, l.claim.Attempt, res.Fence)
 	}
 	return t.publishThen(ctx, res, dedupstore.Published{
-		Retention: g.window(res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
+		Retention: g.window(t.call, res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
 	})
 }
 
@@ -65,7 +65,7 @@ func (t *Ticket) publishUnstored(ctx context.Context, res Result, finish dedupst
 // publishThen publishes what the result holds, or leaves that to the caller, and then settles.
 func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Settlement) (Result, error) {
 	g, l := t.guard, &t.lease
-	l.keep(g.window(res.Outcome)) // heartbeats must not shorten it to that of a success
+	l.keep(g.window(t.call, res.Outcome)) // heartbeats must not shorten it to that of a success
 	l.rest()
 	g.keeper.add(l)
 	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
 // Announce says that calls of a scope are about to come, as when a worker starts. If the store does not know the scope,
@@ -29,7 +30,7 @@ func maybeRenamed(
 		case u.Scope == scope:
 			return dedupstore.ScopeUse{}, false // it is known
 		case u.Tenant != scope.Tenant || u.Group != scope.Group:
-		case strings.HasPrefix(u.Handler, shadowPrefix):
+		case strings.HasPrefix(u.Handler, shadowPrefix) || ids.IsOfStep(u.Handler):
 		case now.Sub(u.First) <= startsTogether: // a first deployment, or a warning has been given
 		case now.Sub(u.Last) > window+noteScopesEvery: // it may have been used for so long since
 		case !doubtful || u.Last.After(old.Last):

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
@@ -54,6 +55,6 @@ func apart(ctx context.Context) context.Context {
 
 // withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
 // handler. The claim of an unguarded run has a key only.
-func withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {
-	return txctx.With(ctx, claim)
+func (g *Guard) withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {
+	return &runContext{Child: contexts.Under(ctx), claim: claim, guard: g}
 }

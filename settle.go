@@ -35,7 +35,7 @@ func (g *Guard) deadLetter(
 			}
 		}()
 		o.Produced = call.DeadLetter(o, attempt, fence)
-		return dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)})
+		return dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(call, o)})
 	}()
 	if err != nil {
 		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out",
@@ -51,11 +51,11 @@ func withheld(f dedupstore.Finish) dedupstore.Finish {
 	return f
 }
 
-func (g *Guard) window(o dedupstore.Outcome) time.Duration {
+func (g *Guard) window(call *Call, o dedupstore.Outcome) time.Duration {
 	if o.Kind == dedupstore.Succeeded {
-		return g.policy.Window
+		return max(g.policy.Window, call.keep)
 	}
-	return g.policy.FailureWindow
+	return max(g.policy.FailureWindow, call.keep)
 }
 
 // finish stores an outcome, then publishes what it produced.

@@ -51,7 +51,7 @@ func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result,
 	ran = errors.New("the handler did not return")
 	defer func() { settle(ran) }()
 	res.Bypassed = true
-	res.Outcome, ran = fn(withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
+	res.Outcome, ran = fn(g.withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
 	res.Outcome.Kind = dedupstore.Succeeded
 	return res, ran
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -60,10 +62,11 @@ type plan struct {
 func (p *plan) What() string {
 	switch p.Action {
 	case Forget:
-		return "Drops the record. The next delivery runs as a first one, and its effect may happen again."
+		return "Drops the record, and those of its steps. The next delivery runs as a first one, and its effect may " +
+			"happen again."
 	case Rerun:
 		return "Lets the next delivery run again. It delivers nothing. Outside of an inbox, a second effect is " +
-			"possible."
+			"possible. Steps that succeeded are kept, and not done again."
 	case Complete:
 		return "Decides an unknown outcome. Duplicates get it from then on, and nothing runs."
 	case Archive:
@@ -213,6 +216,14 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 			return err
 		}
 		all, p.More = f.Records, f.Next != ""
+		if q.Handler == "" { // steps go with their messages
+			all = slices.DeleteFunc(all, func(r dedupstore.Record) bool { return ids.IsOfStep(r.Key.Handler) })
+		}
+	}
+	if p.Action == Forget {
+		if all, err = withSteps(ctx, s.Inspector, all); err != nil {
+			return err
+		}
 	}
 	counts, refused := map[[2]string]int64{}, map[string]int64{}
 	for i := range all {
@@ -233,6 +244,24 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		p.Refused = append(p.Refused, amount{Name: why, N: refused[why]})
 	}
 	return nil
+}
+
+// withSteps are messages, each with its steps after it.
+func withSteps(
+	ctx context.Context, store dedupstore.Inspector, all []dedupstore.Record,
+) (with []dedupstore.Record, err error) {
+	find := explain.StepsIn(store)
+	for i := range all {
+		if explain.IsStepOf(all, all[i].Key) {
+			continue
+		}
+		var steps []dedupstore.Record
+		if steps, err = find.Of(ctx, all[i].Key); err != nil {
+			return nil, err
+		}
+		with = append(append(with, all[i]), steps...)
+	}
+	return with, nil
 }
 
 func biggest(a, b amount) int {

@@ -168,7 +168,7 @@ func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) er
 		return err
 	}
 	for _, o := range others {
-		if o.Key != key {
+		if o.Key != key && !explain.IsStepOf(records, o.Key) {
 			m.Others = append(m.Others, o)
 		}
 	}

@@ -27,6 +27,7 @@ var (
 	errBusy    = errors.New("too many actions wait: try again when some have ended")
 	errOutcome = errors.New("say what happened: succeeded or failed")
 	errNote    = errors.New("write a note: it says why the failure is put aside")
+	errNeeded  = errors.New("its message was refused, and needs it")
 	errStopped = errors.New("the console was stopped; plan it again for the rest")
 )
 
@@ -200,6 +201,7 @@ func (c *Console) change(ctx context.Context, t *task) error {
 	}
 	pace := time.NewTicker(time.Second / time.Duration(c.config.Rate))
 	defer pace.Stop()
+	var kept []dedupstore.Record // messages that need their steps
 	for i := range t.plan.Records {
 		if i > 0 {
 			select {
@@ -209,6 +211,11 @@ func (c *Console) change(ctx context.Context, t *task) error {
 			}
 		}
 		r := &t.plan.Records[i]
+		if explain.IsStepOf(kept, r.Key) {
+			t.result(0, 1, errNeeded.Error())
+			c.audit(ctx, t, Entry{What: r.Key.String(), Fence: r.Fence, Result: "refused"}, errNeeded)
+			continue
+		}
 		err := c.changeOne(ctx, s, t, r)
 		e := Entry{What: r.Key.String(), Fence: r.Fence, Result: "changed"}
 		var no *dedupstore.RefusedError
@@ -217,6 +224,7 @@ func (c *Console) change(ctx context.Context, t *task) error {
 			t.result(1, 0, "changed")
 		case errors.As(err, &no):
 			e.Result = "refused"
+			kept = append(kept, *r)
 			t.result(0, 1, err.Error())
 		default:
 			e.Result = "failed"

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
 // A mending changes records: by their IDs, or all that a filter lets through.
@@ -19,15 +20,23 @@ type mending struct {
 	filter
 	consent
 	change dedupstore.Change
+	steps  bool // steps of the messages are forgotten, too
+	ofKeys map[dedupstore.Key][]dedupstore.Record
+}
+
+// takes reports whether a record is meant by itself. A step goes with its message, unless its name is given.
+func (m *mending) takes(r *dedupstore.Record) bool {
+	return m.Handler != "" || !ids.IsOfStep(r.Key.Handler)
 }
 
 func (a *app) forget() *cobra.Command {
-	m := &mending{consent: consent{verb: "forget"}, change: dedupstore.Forget{}}
+	m := &mending{consent: consent{verb: "forget"}, change: dedupstore.Forget{}, steps: true}
 	return a.mends(m, &cobra.Command{
 		Use:   "forget [ID...]",
 		Short: "Drop records: their messages run as new ones when they come again",
 		Long: `forget drops the records of messages. If such a message is delivered again, it
-runs as a first delivery, and its effect may happen again. Records that
+runs as a first delivery, and its effect may happen again. The records of its
+steps are dropped, too, so that all of them are done again. Records that
 somebody holds, and outcomes that are not published yet, are refused.`,
 		Example: "  oncemill forget order-17 --group billing --handler charge --why \"ticket 4711\"\n" +
 			"  oncemill forget --group billing --kind succeeded --before 720h --dry-run",
@@ -36,16 +45,23 @@ somebody holds, and outcomes that are not published yet, are refused.`,
 
 func (a *app) rerun() *cobra.Command {
 	m := &mending{consent: consent{verb: "rerun"}, change: dedupstore.Rerun{}}
-	return a.mends(m, &cobra.Command{
+	cmd := a.mends(m, &cobra.Command{
 		Use:   "rerun [ID...]",
 		Short: "Let messages that failed run again when they are delivered next",
 		Long: `rerun lets messages whose outcome is failed or unknown run again when they are
 delivered next. It delivers nothing by itself: publish the message again, or
 send its dead letter. Outside of an inbox the effect may happen twice: a run
-may have made it before it failed.`,
+may have made it before it failed.
+
+Steps that succeeded are kept, and not done again. With --steps all steps of
+the messages are forgotten. A step whose outcome is unknown makes its message
+unknown again: decide about the step first, by complete or rerun with
+--handler HANDLER/step=NAME.`,
 		Example: "  oncemill rerun order-17 --group billing --handler charge\n" +
 			"  oncemill rerun --kind failed --reason \"card service\" --since 2h",
 	})
+	cmd.Flags().BoolVar(&m.steps, "steps", false, "forget the steps of the messages, too: all are done again")
+	return cmd
 }
 
 func (a *app) complete() *cobra.Command {
@@ -103,9 +119,24 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 		return err
 	}
 	counts := map[string]int{}
+	count := func(records []dedupstore.Record) {
+		for i := range records {
+			r := &records[i]
+			counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
+		}
+	}
+	count(records)
+	m.ofKeys = map[dedupstore.Key][]dedupstore.Record{}
+	steps := explain.StepsIn(store)
 	for i := range records {
-		r := &records[i]
-		counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
+		if !m.steps {
+			break
+		}
+		key := records[i].Key
+		if m.ofKeys[key], err = steps.Of(ctx, key); err != nil {
+			return err
+		}
+		count(m.ofKeys[key])
 	}
 	if agreed, err := a.agreed(ctx, &m.consent, "record", counts); err != nil || !agreed {
 		return err
@@ -124,7 +155,9 @@ func (a *app) chosen(
 	found := map[dedupstore.Key]dedupstore.Record{}
 	if len(ids) == 0 {
 		unreadable, err := a.each(ctx, store, m.Filter, func(r *dedupstore.Record) bool {
-			found[r.Key] = *r
+			if m.takes(r) {
+				found[r.Key] = *r
+			}
 			return true
 		})
 		a.leftOut(unreadable)
@@ -141,7 +174,7 @@ func (a *app) chosen(
 			if records[i].State == dedupstore.Absent {
 				return nil, fmt.Errorf("message %q has no record in the scopes that were looked at", safe(id, 100))
 			}
-			if of.Matches(&records[i]) {
+			if of.Matches(&records[i]) && m.takes(&records[i]) {
 				found[records[i].Key] = records[i]
 			}
 		}
@@ -156,17 +189,20 @@ func (a *app) changes(
 	defer progress.end()
 	pause := time.NewTicker(time.Second / time.Duration(m.rate))
 	defer pause.Stop()
-	changed, refused := 0, 0
+	changed, refused, all := 0, 0, len(records)
+	for _, steps := range m.ofKeys {
+		all += len(steps)
+	}
 	var first error
-	for i := range records {
-		if i > 0 {
+	one := func(r dedupstore.Record, change dedupstore.Change) (done bool, err error) {
+		if changed+refused > 0 {
 			select {
 			case <-pause.C:
 			case <-ctx.Done():
 			}
 		}
-		err := store.Change(ctx, records[i], m.change)
-		line := audit.With("key", records[i].Key.String(), "fence", records[i].Fence, "state", string(records[i].State))
+		err = store.Change(ctx, r, change)
+		line := audit.With("key", r.Key.String(), "fence", r.Fence, "state", string(r.State))
 		var no *dedupstore.RefusedError
 		switch {
 		case err == nil:
@@ -178,9 +214,24 @@ func (a *app) changes(
 			first = cmp.Or(first, err)
 		default:
 			line.Error("failed", "error", err.Error())
-			return fmt.Errorf("%d of %s changed: %w", changed, plural(len(records), "record"), err)
+			return false, fmt.Errorf("%d of %s changed: %w", changed, plural(all, "record"), err)
 		}
-		progress.add(1, len(records))
+		progress.add(1, all)
+		return err == nil, nil
+	}
+	for i := range records {
+		done, err := one(records[i], m.change)
+		if err != nil {
+			return err
+		}
+		if !done { // its steps are needed
+			continue
+		}
+		for _, step := range m.ofKeys[records[i].Key] {
+			if _, err := one(step, dedupstore.Forget{}); err != nil {
+				return err
+			}
+		}
 	}
 	fmt.Fprintf(a.log, "%s changed, %d refused\n", plural(changed, "record"), refused)
 	if first != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -24,10 +25,18 @@ type explanation struct {
 	Events      []event           `json:"events,omitempty"`
 	Next        string            `json:"next"`
 	Actions     []string          `json:"actions,omitempty"`
+	Steps       []stepView        `json:"steps,omitempty"`
 	Link        string            `json:"link,omitempty"`
 	IDs         map[string]string `json:"ids,omitempty"`
 	Outbox      []rowView         `json:"outbox,omitempty"`
 	DeadLetters []letterView      `json:"dead_letters,omitempty"`
+}
+
+// A stepView is a step of a message's handler.
+type stepView struct {
+	Step string `json:"step"`
+	view
+	Headline string `json:"headline"`
 }
 
 type event struct {
@@ -47,7 +56,7 @@ func (a *app) explain() *cobra.Command {
 		Short:   "Tell what happened to a message",
 		Long: `explain tells what happened to a message: in each scope that knows its ID, how
 it stands, how often its effect may have happened, what is known of its
-attempts and duplicates, what happens next, and what one can do.
+attempts, duplicates and steps, what happens next, and what one can do.
 
 With --group and --handler it reads one record. Without them it looks through
 all records, which takes seconds where there are millions; in Redis, it tells
@@ -101,22 +110,23 @@ func (a *app) explains(
 	}
 	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
 	shown := map[dedupstore.Key]bool{}
-	othersOf := func(records []dedupstore.Record) []dedupstore.Record {
-		if f.Group != "" && f.Handler != "" { // nobody has looked under other names
-			return explain.Others(ctx, store, records[0].Key)
+	whole := false // all records were looked through
+	othersOf := func(records []dedupstore.Record, i int) []dedupstore.Record {
+		if !whole || f.Group != "" && f.Handler != "" { // nobody has looked under other names
+			return explain.Others(ctx, store, records[i].Key)
 		}
 		return records
 	}
 	tell := func(records []dedupstore.Record) {
-		others := othersOf(records)
 		for i := range records {
-			if shown[records[i].Key] {
+			if shown[records[i].Key] || explain.IsStepOf(records, records[i].Key) ||
+				!whole && ids.IsOfStep(records[i].Key.Handler) { // it is told with its message
 				continue
 			}
 			if len(shown) > 0 {
 				fmt.Fprintln(a.out)
 			}
-			a.tell(&records[i], others, names, payload)
+			a.tell(&records[i], othersOf(records, i), names, payload)
 			shown[records[i].Key] = true
 		}
 	}
@@ -132,6 +142,7 @@ func (a *app) explains(
 	if err != nil {
 		return err
 	}
+	whole = true
 	if a.forPeople() {
 		tell(records)
 		for i, l := range dead {
@@ -145,7 +156,10 @@ func (a *app) explains(
 	}
 	var all []explanation
 	for i := range records {
-		x := a.explanation(&records[i], othersOf(records), names, payload)
+		if explain.IsStepOf(records, records[i].Key) {
+			continue
+		}
+		x := a.explanation(&records[i], othersOf(records, i), names, payload)
 		x.Outbox, x.DeadLetters = viewsOfRows(rows), dead
 		all = append(all, x)
 	}
@@ -207,6 +221,9 @@ func (a *app) tell(r *dedupstore.Record, others []dedupstore.Record, names []str
 	if r.Duplicates > 0 {
 		line("  Duplicates that got the outcome: %d", r.Duplicates)
 	}
+	for _, s := range story.Steps {
+		line("  Step %s: %s", safe(s.Name, dedupstore.MaxScopePart), safe(s.Headline, 2000))
+	}
 	for _, p := range r.Outcome.Produced {
 		line("  Produced: message %s to %s", safe(p.ID, 100), safe(p.Topic, 200))
 	}
@@ -237,6 +254,9 @@ func (a *app) explanation(
 	}
 	for _, action := range story.Actions {
 		x.Actions = append(x.Actions, action.Verb)
+	}
+	for _, s := range story.Steps {
+		x.Steps = append(x.Steps, stepView{s.Name, viewOf(s.Record, payload), s.Headline})
 	}
 	for _, name := range names {
 		if x.IDs == nil {

@@ -18,6 +18,7 @@ type Story struct {
 	Events   []Event  // what is known of it, oldest first
 	Next     string   // what happens next, and when
 	Actions  []Action // what one can do about it
+	Steps    []Step   // the parts of its handler that are remembered
 }
 
 // An Event happened at a time.
@@ -30,7 +31,7 @@ type Event struct {
 type Action struct{ Verb, What string }
 
 // Tell tells the story of a record. Now is by the clock of the store, or close to it. Others are records of the same
-// message under other names, as far as they are known.
+// message under other names, and of its steps, as far as they are known.
 func Tell(r *dedupstore.Record, now time.Time, others []dedupstore.Record) Story {
 	t := teller{r, now}
 	s := Story{Headline: t.headline(), Effects: t.effects(), Events: t.events()}
@@ -38,6 +39,7 @@ func Tell(r *dedupstore.Record, now time.Time, others []dedupstore.Record) Story
 		s.Effects += " " + elsewhere
 	}
 	s.Next, s.Actions = t.next()
+	s.Steps = t.steps(others)
 	return s
 }
 

@@ -7,13 +7,14 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
 // mostOthers bounds how many handlers of a group are looked at.
 const mostOthers = 20
 
 // Others looks under the names of the group's other handlers for records of the same message, at most 20 of them, those
-// used last. There are none if the store remembers no names, or cannot say.
+// used last, and for those of its steps. There are none if the store remembers no names, or cannot say.
 func Others(ctx context.Context, store dedupstore.Inspector, key dedupstore.Key) []dedupstore.Record {
 	keeper, ok := store.(dedupstore.ScopeKeeper)
 	if !ok {
@@ -25,10 +26,15 @@ func Others(ctx context.Context, store dedupstore.Inspector, key dedupstore.Key)
 	}
 	slices.SortFunc(uses, func(a, b dedupstore.ScopeUse) int { return b.Last.Compare(a.Last) })
 	var keys []dedupstore.Key
+	handlers := 0
 	for _, u := range uses {
-		if other := key; u.Handler != key.Handler && len(keys) < mostOthers {
-			other.Handler = u.Handler
+		other := key
+		other.Handler = u.Handler
+		if _, is := stepOf(key, other); is {
 			keys = append(keys, other)
+		} else if u.Handler != key.Handler && !ids.IsOfStep(u.Handler) && handlers < mostOthers {
+			keys = append(keys, other)
+			handlers++
 		}
 	}
 	if len(keys) == 0 {
@@ -47,7 +53,8 @@ func (t teller) elsewhere(others []dedupstore.Record) string {
 	for i := range others {
 		k, o := t.Key, &others[i]
 		k.Handler = o.Key.Handler
-		if o.Key == k && o.Key != t.Key && happened(o) && !strings.HasPrefix(o.Key.Handler, "~") {
+		if o.Key == k && o.Key != t.Key && happened(o) && !strings.HasPrefix(o.Key.Handler, "~") &&
+			!ids.IsOfStep(k.Handler) && !ids.IsOfStep(t.Key.Handler) {
 			names = append(names, o.Key.Handler)
 		}
 	}

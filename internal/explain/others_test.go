@@ -99,3 +99,33 @@ func TestOthers_LooksAtTheTwentyThatWereUsedLast(t *testing.T) {
 		t.Errorf("a store that remembers no names has %d others", len(others))
 	}
 }
+
+// Steps have the message's ID, and names that begin with their handler's.
+func TestTell_StepsUnderTheirMessage(t *testing.T) {
+	t.Parallel()
+	g := newGroup(t)
+	g.handles("charge", dedupstore.Succeeded, 1)
+	g.handles("charge/step=mail", dedupstore.Succeeded, 2)
+	g.handles("charge/step=card", dedupstore.Unknown, 3)
+	g.handles("charges/step=card", dedupstore.Succeeded, 3)
+	g.handles("ship", dedupstore.Failed, 3)
+	records, err := g.Look(t.Context(), []dedupstore.Key{key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	story := Tell(&records[0], time.Now(), Others(t.Context(), g, key))
+	if len(story.Steps) != 2 || strings.Contains(story.Effects, "handled it as") {
+		t.Fatalf("%+v", story)
+	}
+	names := map[string]string{}
+	for _, s := range story.Steps {
+		names[s.Name] = s.Headline
+	}
+	if !strings.HasPrefix(names["mail"], "It succeeded") || !strings.HasPrefix(names["card"], "Nobody knows") {
+		t.Errorf("steps are %q", names)
+	}
+	steps, err := StepsIn(g).Of(t.Context(), key)
+	if err != nil || len(steps) != 2 || !IsStepOf(records, steps[0].Key) || IsStepOf(steps, key) {
+		t.Errorf("steps of it are %v, %v", steps, err)
+	}
+}

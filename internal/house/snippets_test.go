@@ -233,6 +233,26 @@ var given = map[string]map[int]string{
 		)`},
 	"docs/redis.md": {0: `
 		var rdb *redis.Client`},
+	"docs/steps.md": {0: `
+		type (
+			Charge struct{}
+			Parcel struct{}
+			Order  struct{ Card, Amount, Address, Email string }
+		)
+		var (
+			ctx          context.Context
+			store        *pgstore.Store
+			card, amount string
+			bank         interface {
+				Charge(ctx context.Context, card, amount, key string) (Charge, error)
+			}
+			post interface {
+				Book(ctx context.Context, address, key string) (Parcel, error)
+			}
+			mail interface {
+				Send(ctx context.Context, to string, charge Charge, parcel Parcel) error
+			}
+		)`},
 	"docs/webhooks.md": {0: `
 		var (
 			ctx   context.Context

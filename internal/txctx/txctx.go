@@ -42,6 +42,12 @@ func (a apart) Value(of any) any {
 
 func (key[T]) carried() {}
 
+// IsKey reports whether a context is asked for what it carries of a type.
+func IsKey[T any](of any) bool {
+	_, is := of.(key[T])
+	return is
+}
+
 // Around is From that also finds what belongs to runs around this one.
 func Around[T any](ctx context.Context) (tx T, found bool) {
 	for ctx != nil {
