@@ -64,7 +64,7 @@ func (c Client) Send(ctx context.Context, send func() Try) {
 		try := send()
 		pause := pauseAfter(attempt, try.Status)
 		ends, limited := ctx.Deadline()
-		if attempt == c.MaxAttempts || ctx.Err() != nil || !try.again() || time.Since(start)+pause > c.MaxElapsed ||
+		if attempt == c.MaxAttempts || ctx.Err() != nil || !try.again() || pause > c.MaxElapsed-time.Since(start) ||
 			limited && time.Until(ends) < pause || !pace.Sleep(ctx, pause) {
 			return
 		}

@@ -155,7 +155,8 @@ type storedDetail struct {
 }
 
 // encode returns a reply as it is stored, in at most so many bytes, with the metadata that may be kept. It reports
-// false for one that does not fit, or has no message of protobuf, and then returns a note that it was sent.
+// false for one that does not fit, or has no message of protobuf, and then returns its code alone, or a note that it was
+// sent.
 func (r *Reply) encode(most int, kept []string) (data []byte, whole bool) {
 	s := stored{Version: 1, Header: pick(r.Header, kept), Trailer: pick(r.Trailer, kept)}
 	var message []byte
@@ -176,18 +177,20 @@ func (r *Reply) encode(most int, kept []string) (data []byte, whole bool) {
 	if err == nil && len(line)+1+len(message) <= most {
 		return append(append(line, '\n'), message...), true
 	}
-	line, _ = json.Marshal(stored{Version: 1, Code: s.Code, Dropped: true})
+	// Of a refusal the code is enough: what came to nothing must not look like what was done.
+	line, _ = json.Marshal(stored{Version: 1, Code: s.Code, Dropped: r.Status == nil})
 	return append(line, '\n'), false
 }
 
-// pick copies the metadata whose names are in a list.
+// pick copies the metadata whose names are in a list. HTTP/2 has names in lower case only.
 func pick(all map[string][]string, names []string) map[string][][]byte {
 	picked := map[string][][]byte{}
 	for name, values := range all {
 		for _, keep := range names {
 			if strings.EqualFold(name, keep) {
 				for _, v := range values {
-					picked[name] = append(picked[name], []byte(v)) // it may be binary
+					lower := strings.ToLower(name)
+					picked[lower] = append(picked[lower], []byte(v)) // it may be binary
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,9 @@ import (
 	"google.golang.org/protobuf/types/known/apipb"
 	"google.golang.org/protobuf/types/known/sourcecontextpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 func TestReply_IsReadAsItWasStored(t *testing.T) {
@@ -32,7 +36,7 @@ func TestReply_IsReadAsItWasStored(t *testing.T) {
 		}
 		if r.Header != nil {
 			delete(got.Header, "cookie") // it must not be there
-			if len(got.Header) != 2 || !slices.Equal(got.Header["Etag"], metadata["Etag"]) ||
+			if len(got.Header) != 2 || !slices.Equal(got.Header["etag"], metadata["Etag"]) ||
 				!slices.Equal(got.Header["x-bin"], metadata["x-bin"]) || strings.Contains(string(data), "hidden") {
 				t.Errorf("%s: header %v", name, got.Header)
 			}
@@ -57,6 +61,10 @@ func TestReply_ThatDoesNotFitIsANote(t *testing.T) {
 		if err != nil || whole != fits || (got != nil) != fits {
 			t.Errorf("%d bytes: whole %v, read as %v, %v", most, whole, got, err)
 		}
+	}
+	refusal, whole := (&Reply{Status: &Status{Code: 5, Message: strings.Repeat("x", 100)}}).encode(60, nil)
+	if got, err := decode(refusal); err != nil || whole || got == nil || got.Status.Code != 5 {
+		t.Errorf("of a status that does not fit there is %v, %v: want its code", got, err)
 	}
 	if _, whole := (&Reply{}).encode(1<<10, nil); whole {
 		t.Error("a response that is no message of protobuf is stored")
@@ -111,4 +119,55 @@ func FuzzDecode(f *testing.F) {
 			r.encode(1<<20, nil)
 		}
 	})
+}
+
+// twice is an inbox whose database refuses each first transaction because of others.
+type twice struct{ dedupstore.Store }
+
+func (s twice) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
+	_, _ = work(ctx)
+	settlement, err := work(ctx)
+	if err != nil {
+		return err
+	}
+	return dedupstore.SettleOne(ctx, s, c, settlement)
+}
+
+// sliceError cannot be compared.
+type sliceError []string
+
+func (e sliceError) Error() string { return strings.Join(e, ", ") }
+
+func TestCall_ThatRunsAgainHasItsRequestAgain(t *testing.T) {
+	t.Parallel()
+	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := oncemill.NewGuard(twice{memory}, oncemill.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := func(context.Context) (string, error) { return "a", nil }
+	s, err := NewServer(guard, Settings{Account: one})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int64
+	call := func(key string, fails error) *Reply {
+		request := wrapperspb.Int64(7)
+		return s.Call(t.Context(), "/shop.Pay/Charge", []string{key}, request,
+			func(context.Context) (*Reply, bool, error) {
+				got = append(got, request.Value)
+				request.Value *= 100
+				return &Reply{Message: request}, false, fails
+			})
+	}
+	call(`"1"`, nil)
+	if !slices.Equal(got, []int64{7, 7}) {
+		t.Errorf("the runs got %v, want 7 twice", got)
+	}
+	call(`"2"`, sliceError{"no"}) // must not panic
 }

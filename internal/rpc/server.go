@@ -130,6 +130,9 @@ type exchange struct {
 	handler Handler
 	call    oncemill.Call
 	made    bool // the key, for this call: nobody else can ask for its response
+	request proto.Message
+	content []byte // of the request
+	runs    int    // of the handler
 
 	reply    *Reply               // of the last run that this call made; nil: none
 	replaced bool                 // it is not the handler's
@@ -173,26 +176,25 @@ func (x *exchange) prepare(ctx context.Context, procedure string, keys []string,
 		}
 		return refusal(noAccount, "")
 	}
-	content, err := fingerprint(procedure, message)
-	if err != nil {
+	x.request = message
+	if x.content, err = (proto.MarshalOptions{Deterministic: true}).Marshal(message); err != nil {
 		return refusal(malformed, ": the request cannot be read")
 	}
 	x.call = oncemill.Call{
 		Key: dedupstore.Key{
 			Tenant: requests.ScopePart(account), Group: s.set.Group, Handler: requests.ScopePart(procedure), ID: id,
 		},
-		Fingerprint: content, MaxWait: s.set.MaxWait, WaitLimit: s.set.WaitLimit,
+		Fingerprint: fingerprint(procedure, x.content), MaxWait: s.set.MaxWait, WaitLimit: s.set.WaitLimit,
 	}
 	return nil
 }
 
 // fingerprint identifies what a call asks for. The length before the procedure makes the boundary count.
-func fingerprint(procedure string, request proto.Message) (dedupstore.Fingerprint, error) {
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
+func fingerprint(procedure string, content []byte) dedupstore.Fingerprint {
 	sum := sha256.New()
 	_, _ = fmt.Fprintf(sum, "%d:%s", len(procedure), procedure)
-	sum.Write(data)
-	return dedupstore.Fingerprint{Scheme: "rpc-sha256", Sum: base64.RawURLEncoding.EncodeToString(sum.Sum(nil))}, err
+	sum.Write(content)
+	return dedupstore.Fingerprint{Scheme: "rpc-sha256", Sum: base64.RawURLEncoding.EncodeToString(sum.Sum(nil))}
 }
 
 func (x *exchange) run(ctx context.Context) *Reply {
@@ -202,7 +204,15 @@ func (x *exchange) run(ctx context.Context) *Reply {
 		if !begin() {
 			return o, oncemill.NoEffect(context.Cause(ctx))
 		}
-		o, x.failed = x.handle(ctx)
+		if x.runs++; x.runs > 1 { // a run before, which the database undid, may have changed it
+			proto.Reset(x.request)
+			if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(x.content, x.request); err != nil {
+				return o, oncemill.NoEffect(err)
+			}
+		}
+		if o, x.failed = x.handle(ctx); x.failed != nil {
+			x.failed = &handlerError{x.failed}
+		}
 		if x.made {
 			o.Result = nil
 		}
@@ -216,6 +226,12 @@ func (x *exchange) run(ctx context.Context) *Reply {
 	}
 	return x.done(ctx, res)
 }
+
+// handlerError is what a handler's run ended with. Its address tells it from others: errors may not be comparable.
+type handlerError struct{ error }
+
+// Unwrap returns the handler's error.
+func (e *handlerError) Unwrap() error { return e.error }
 
 // codeError tells the guard that a handler answered with a code.
 type codeError struct {

@@ -40,14 +40,14 @@ func NewClientInterceptor(c ClientConfig) (grpc.UnaryClientInterceptor, error) {
 			}
 			ctx = metadata.AppendToOutgoingContext(ctx, keyHeader, key)
 		}
-		var header metadata.MD
-		options = append(options[:len(options):len(options)], grpc.Header(&header))
+		var header, trailer metadata.MD // connect-go sends an error's metadata as trailers
+		options = append(options[:len(options):len(options)], grpc.Header(&header), grpc.Trailer(&trailer))
 		client.Send(ctx, func() rpc.Try {
-			header = nil
+			header, trailer = nil, nil
 			if err = invoke(ctx, method, request, reply, conn, options...); err == nil {
 				return rpc.Try{}
 			}
-			return rpc.Try{Status: statusOf(grpcstatus.Convert(err)), Replayed: len(header.Get(rpc.Replayed)) > 0}
+			return rpc.Try{Status: statusOf(grpcstatus.Convert(err)), Replayed: len(header.Get(rpc.Replayed))+len(trailer.Get(rpc.Replayed)) > 0}
 		})
 		return err
 	}, nil
