@@ -202,7 +202,7 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 func (t *Ticket) handle(ctx context.Context, fn RunFunc) (dedupstore.Outcome, error) {
 	ctx = t.lease.beginWork(apart(ctx))
 	defer t.guard.endWork(&t.lease)
-	return t.guard.protect(ctx, t.lease.claim, fn)
+	return t.guard.protect(ctx, t.call, t.lease.claim, fn)
 }
 
 // since is how long a run took: at least a millisecond, because stores count those, and take zero for unknown.
@@ -306,7 +306,9 @@ func (t *Ticket) endWith(ctx context.Context, res Result, o dedupstore.Outcome) 
 // protect calls the handler and turns a panic into an error, so that it counts as a failed attempt. That includes a
 // panic in a method of the error that the handler returned, such as that of a nil pointer. It logs the stack, because
 // most callers have no use for the error.
-func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
+func (g *Guard) protect(
+	ctx context.Context, call *Call, c *dedupstore.Claim, fn RunFunc,
+) (o dedupstore.Outcome, err error) {
 	defer func() {
 		v := recover()
 		if missing, ok := v.(txctx.NoTx); ok {
@@ -318,7 +320,7 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()
-	if o, err = fn(g.withClaim(ctx, c)); err != nil {
+	if o, err = fn(g.withClaim(ctx, call, c)); err != nil {
 		if _, ok := errors.AsType[txctx.NoTx](err); ok && g.inbox == nil { // of an outbox, which effects precede
 			g.tellNoInbox(ctx, c, err)
 		}

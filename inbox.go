@@ -203,7 +203,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	l.handles()
 	w.res, w.result, w.proof = Result{}, nil, false
 	began := time.Now()
-	outcome, err := g.protect(ctx, l.claim, w.fn)
+	outcome, err := g.protect(ctx, w.ticket.call, l.claim, w.fn)
 	w.took = since(began)
 	if err != nil {
 		w.result = outcome.Result

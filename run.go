@@ -55,6 +55,6 @@ func apart(ctx context.Context) context.Context {
 
 // withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
 // handler. The claim of an unguarded run has a key only.
-func (g *Guard) withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {
-	return &runContext{Child: contexts.Under(ctx), claim: claim, guard: g}
+func (g *Guard) withClaim(ctx context.Context, call *Call, claim *dedupstore.Claim) context.Context {
+	return &runContext{Child: contexts.Under(ctx), claim: claim, guard: g, content: call.Fingerprint, keep: call.keep}
 }

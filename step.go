@@ -37,7 +37,8 @@ import (
 //
 // Results are encoded as those of Do, with its limits: one that is too large is ErrNoResult for later attempts. A step
 // is remembered for Policy.Window and, after that, for as long as the message's outcome would be. So a message that is
-// still tried Window after a step may repeat it.
+// still tried Window after a step may repeat it, and an ID that is used again after Window finds the steps of the
+// message before: their results if the content is the same, else a permanent error.
 //
 // The name is part of the record's name, and of metrics: take few, of constants. It is not empty, has no "/step=", and
 // fits with the handler's name into dedupstore.MaxScopePart bytes. A name that a run uses twice is an error. Steps may
@@ -86,8 +87,10 @@ var (
 // A runContext carries what belongs to a run: its claim, and what its steps need.
 type runContext struct {
 	contexts.Child
-	claim *dedupstore.Claim
-	guard *Guard
+	claim   *dedupstore.Claim
+	guard   *Guard
+	content dedupstore.Fingerprint // of the message, and so of its steps, which may outlive it
+	keep    time.Duration          // of a step, whose own steps live as long
 
 	mu    sync.Mutex
 	steps map[string]bool // the names that are used; made for the first
@@ -120,7 +123,8 @@ func step[T any](
 	err := r.use(name)
 	var v T
 	if err == nil {
-		call := Call{Key: r.claim.Key, MaxWait: g.policy.Lease, keep: r.guard.policy.keepsSteps()}
+		call := Call{Key: r.claim.Key, Fingerprint: r.content, MaxWait: g.policy.Lease}
+		call.keep = max(r.keep, r.guard.policy.keepsSteps())
 		call.Key.Handler = ids.StepHandler(call.Key.Handler, name)
 		v, err = Do(ctx, g, call, fn)
 	}
@@ -166,6 +170,8 @@ func (r *runContext) steers(name string, err error) error {
 		default: // no retry mends it; but if the policy parks, not known is not known
 			permanent = e.Outcome.Kind != dedupstore.Unknown || r.guard.policy.ExpiredLease != Park
 		}
+	case *MismatchError: // the step is of a message that had this ID before
+		permanent = true
 	case *BusyError:
 		err = RetryAfter(e.Wait, Uncounted(err))
 	case *StoreError:

@@ -514,3 +514,56 @@ func TestStep_ThatFailedIsDueWithItsMessage(t *testing.T) {
 		}
 	})
 }
+
+// An ID that comes again with other content, after its message is forgotten, gets no step of that.
+func TestStep_OfOtherContentIsAnError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{Window: time.Hour, FailureWindow: 10 * time.Hour})
+		run := func(content string) (string, error) {
+			c := call("a")
+			c.Fingerprint = dedupstore.Fingerprint{Scheme: "test", Sum: content}
+			return oncemill.Do(t.Context(), g, c, func(ctx context.Context) (string, error) {
+				return oncemill.Step(ctx, "charge", func(context.Context) (string, error) { return content, nil })
+			})
+		}
+		if got, err := run("first"); err != nil || got != "first" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		time.Sleep(time.Hour + time.Minute)
+		if got, err := run("first"); err != nil || got != "first" {
+			t.Errorf("the same content: %q, %v", got, err)
+		}
+		time.Sleep(time.Hour + time.Minute)
+		if got, err := run("second"); err == nil {
+			t.Errorf("other content got %q", got)
+		}
+	})
+}
+
+// A step inside a step of a guard with a short window is remembered as long as the message needs it.
+func TestStep_InAStepIsRememberedAsLong(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		short := newGuard(t, newStore(t), oncemill.Policy{Window: time.Minute, FailureWindow: time.Minute})
+		g := newGuard(t, newStore(t), oncemill.Policy{Window: 7 * 24 * time.Hour})
+		charged, tries := 0, 0
+		handle := func(ctx context.Context) (int, error) {
+			return oncemill.StepIn(ctx, short, "outer", func(ctx context.Context) (int, error) {
+				if _, err := oncemill.Step(ctx, "inner", func(context.Context) (int, error) {
+					charged++
+					return 1, nil
+				}); err != nil {
+					return 0, err
+				}
+				if tries++; tries == 1 {
+					return 0, oncemill.RetryAfter(time.Hour, errors.New("not yet"))
+				}
+				return 1, nil
+			})
+		}
+		_, err := oncemill.Do(t.Context(), g, call("a"), handle)
+		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		if _, err := oncemill.Do(t.Context(), g, call("a"), handle); err != nil || charged != 1 || tries != 2 {
+			t.Errorf("charged %d times in %d tries: %v", charged, tries, err)
+		}
+	})
+}

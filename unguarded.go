@@ -12,7 +12,7 @@ import (
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
 func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
-	o, err := g.protect(ctx, &dedupstore.Claim{Key: call.Key}, fn)
+	o, err := g.protect(ctx, &call, &dedupstore.Claim{Key: call.Key}, fn)
 	if err != nil {
 		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
 	}
@@ -51,7 +51,7 @@ func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result,
 	ran = errors.New("the handler did not return")
 	defer func() { settle(ran) }()
 	res.Bypassed = true
-	res.Outcome, ran = fn(g.withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
+	res.Outcome, ran = fn(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}))
 	res.Outcome.Kind = dedupstore.Succeeded
 	return res, ran
 }

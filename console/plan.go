@@ -226,10 +226,16 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		}
 	}
 	counts, refused := map[[2]string]int64{}, map[string]int64{}
+	var kept []dedupstore.Record // messages that need their steps
 	for i := range all {
 		r := &all[i]
+		if explain.IsStepOf(kept, r.Key) {
+			refused[errNeeded.Error()]++
+			continue
+		}
 		if why := p.refuses(r); why != "" {
 			refused[why]++
+			kept = append(kept, *r)
 			continue
 		}
 		r.Outcome.Result = nil // plans keep no payloads
