@@ -60,7 +60,7 @@ func TestKafka_NeighboursOfARecordThatKillsItsProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const attempts, records, poisoned = 4, 60, 42
-			r := newKafkaRig(t, fakeKafka(t), kafkaSetup{lease: time.Second, attempts: attempts})
+			r := newKafkaRig(t, fakeKafka(t), kafkaSetup{lease: full(time.Second, 3*time.Second), attempts: attempts})
 			r.produce(t.Context(), records)
 			home := r.serve()
 			child := kafkaChild{Order: franz.PerKey, Poison: orderID(poisoned), Hasty: true, Batch: batch}
