@@ -8,5 +8,5 @@ import (
 
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
 	kit.Need(t)
-	kit.QuickRun(t, experiments, "ratio inbox_vs_leased", "ratio inbox_vs_plain")
+	kit.QuickRun(t, experiments, "ratio inbox_vs_leased", "ratio inbox_vs_plain", "value inbox_sent")
 }

@@ -199,12 +199,13 @@ func (s *Store) losses(c jetstream.StreamConfig) (losses []string) {
 		losses = append(losses, "the "+s.kind()+fmt.Sprintf(format, args...))
 	}
 	if c.Replicas < 2 {
-		lose(" has one replica: its records are lost with the server's disk, and no claim is made while " +
-			"that server is down; give its stream 3 replicas")
-	}
-	if s.shared && c.Replicas < 2 {
-		lose(" has one replica: if the server's or the account's storage is exhausted in the middle of a batch, outputs " +
-			"may be there without their record, and again with it")
+		part := ""
+		if s.shared {
+			part = "; when it or the account runs out of storage in the middle of a batch, outputs may be there without their " +
+				"record"
+		}
+		lose(" has one replica: its records are lost with the server's disk, and no claim is made while that server is "+
+			"down%s; give its stream 3 replicas", part)
 	}
 	if s.shared && c.MaxMsgsPerSubject > 1 {
 		lose(" keeps %d messages of a subject: a run that publishes more into one loses the first of them",

@@ -109,7 +109,7 @@ var bugs = []bug{
 	},
 	{
 		"an outcome is kept for the lease instead of the window", "attempt.go",
-		"	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Window, Took: took}\n	if len",
+		"	finish := dedupstore.Finish{Outcome: o, Retention: g.window(t.call, o), Took: took}\n	if len",
 		"	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Lease, Took: took}\n	if len",
 	},
 	{
