@@ -20,9 +20,7 @@ func TestPostgres_KilledServerLeavesNoSharedMemory(t *testing.T) {
 		left = memoryOf(t, s.files)
 		s.Kill()
 	})
-	if err := left.gone(); err != nil {
-		t.Error(err)
-	}
+	left.mustGo(t) // with the last of the server's processes
 }
 
 func TestSharedPostgres_LeavesNoSharedMemory(t *testing.T) {
@@ -34,15 +32,20 @@ func TestSharedPostgres_LeavesNoSharedMemory(t *testing.T) {
 	}
 	left := memoryOf(t, files)
 	alive.Close() // as the end of the process does
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
-	defer cancel()
-	if err := testserver.Until(ctx, left.gone); err != nil {
-		t.Error(err)
-	}
+	left.mustGo(t)
 }
 
 // memory is what a server that was killed could leave outside of its folder, and the folder.
 type memory struct{ segment, dir string }
+
+func (m memory) mustGo(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
+	defer cancel()
+	if err := testserver.Until(ctx, m.gone); err != nil {
+		t.Error(err)
+	}
+}
 
 func memoryOf(t *testing.T, f postgresFiles) memory {
 	t.Helper()
