@@ -112,7 +112,10 @@ func (r *rig) measure(ctx context.Context, run way) (figures []kit.Figure, err e
 		return nil, err
 	}
 	defer nc.Close()
-	j := &task{stream: "OUT" + name, bucket: "b" + name, out: "out." + name + ".", handled: make(chan error, r.messages+window)}
+	j := &task{
+		stream: "OUT" + name, bucket: "b" + name, out: "out." + name + ".",
+		handled: make(chan error, r.messages+window),
+	}
 	if j.js, err = jetstream.New(nc); err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func TestStore_Conforms(t *testing.T) {
 	shared := newStore(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		s, clock := clocked(t, shared)
-		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxRecord, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+		ttl := func(k dedupstore.Key) (time.Duration, bool) {
 			var rev, rec *int
 			q := s.session.Query("SELECT TTL(rev), TTL(rec) FROM "+s.cfg.located()+" WHERE id = ?", k.String())
 			if err := q.ScanContext(t.Context(), &rev, &rec); err != nil || rev == nil || rec == nil || *rev != *rec {
@@ -27,7 +27,8 @@ func TestStore_Conforms(t *testing.T) {
 				return 0, false
 			}
 			return time.Duration(*rev-1) * time.Second, true // it may go any time in its last second
-		}}
+		}
+		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxRecord, TTL: ttl}
 	})
 }
 

@@ -24,7 +24,7 @@ func TestStore_Conforms(t *testing.T) {
 	client, table := clientOf(t, dynamotest.Shared(t)), newTable(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		s, clock := clocked(t, client, table)
-		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxItem, TTL: func(k dedupstore.Key) (time.Duration, bool) {
+		ttl := func(k dedupstore.Key) (time.Duration, bool) {
 			item := itemOf(t, s, k)
 			n, ok := item[expiresAttribute].(*types.AttributeValueMemberN)
 			if !ok {
@@ -35,7 +35,8 @@ func TestStore_Conforms(t *testing.T) {
 				t.Error(err)
 			}
 			return time.Unix(seconds, 0).Sub(clock.Now()), true
-		}}
+		}
+		return storetest.Subject{Store: s, Advance: clock.Advance, MaxBytes: maxItem, TTL: ttl}
 	})
 }
 

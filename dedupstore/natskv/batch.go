@@ -172,7 +172,7 @@ func proves(err error) bool {
 	return errors.As(err, &api) || errors.As(err, &unsent) || errors.Is(err, jetstream.ErrNoStreamResponse)
 }
 
-// passes reports whether a refusal passes, such as of a batch that lost its leader, or of one too many.
+// passes reports whether the server may take the batch later: it has lost its leader, or too many are in flight.
 func passes(err error) bool {
 	var api *jetstream.APIError
 	if !errors.As(err, &api) {

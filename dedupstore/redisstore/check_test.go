@@ -325,7 +325,8 @@ func TestStore_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *te
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > testserver.WaitLimit {
+	_, err := dedupstore.ClaimOne(ctx, s, request("1"))
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > testserver.WaitLimit {
 		t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
 	}
 	release()

@@ -317,7 +317,7 @@ func (s *shop) redelivered() (most uint64) {
 	return most
 }
 
-// books closes the books of the first messages, of which all are acknowledged.
+// books closes the books of the first messages. All of them must have been acknowledged.
 func (s *shop) books(messages, deliveries int) ledger.Books {
 	s.t.Helper()
 	s.refresh()

@@ -237,7 +237,7 @@ func deadly(ctx context.Context, r oncemill.Run, j task, journal *ledger.Ledger)
 	return steady(ctx, r, j, journal)
 }
 
-// receives notes of which delivery the run is.
+// receives notes how often the broker has delivered the message of a run.
 func receives(journal *ledger.Ledger, r oncemill.Run, msg jetstream.Msg) {
 	if meta, err := msg.Metadata(); err == nil {
 		journal.Receives(r, meta.NumDelivered)

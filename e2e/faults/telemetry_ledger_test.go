@@ -116,7 +116,9 @@ func (j ledgerJob) work(t *testing.T, store dedupstore.Store) {
 		return j.processor(t, s, oncemill.Telemetry{MeterProvider: meters}, change)
 	}
 	deadLetters := &moody{Publisher: know, failed: map[string]bool{}}
-	p := newProcessor(&faulty{know, know, 25}, func(c *consumer.Config) { c.DeadLetters, c.DeadLetterTopic = deadLetters, "dead" })
+	p := newProcessor(&faulty{know, know, 25}, func(c *consumer.Config) {
+		c.DeadLetters, c.DeadLetterTopic = deadLetters, "dead"
+	})
 	var workers sync.WaitGroup
 	work := make(chan int)
 	for range 4 {

@@ -24,7 +24,8 @@ const orderedKeys = ",\n\tKEY `{table}_order` (order_hash, number),\n\tKEY `{tab
 
 // upgradeSQL makes tables of version 2 of those of version 1. There every name is a hash alone; see nameOf.
 const upgradeSQL = "UPDATE `{table}` SET name = CONCAT(UNHEX(LEFT(REPLACE(id, '-', ''), 12)), LEFT(name, 26)) " +
-	"WHERE LENGTH(id) = 36 AND CONVERT(id USING utf8mb4) COLLATE utf8mb4_bin REGEXP '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$' " +
+	"WHERE LENGTH(id) = 36 AND CONVERT(id USING utf8mb4) COLLATE utf8mb4_bin REGEXP " +
+	"'^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$' " +
 	"AND LEFT(name, 6) <> UNHEX(LEFT(REPLACE(id, '-', ''), 12));\n" +
 	"ALTER TABLE `{table}` DROP PRIMARY KEY, ADD PRIMARY KEY (name), DROP KEY `{table}_name`, " +
 	"ADD KEY `{table}_number` (number), DROP KEY `{table}_next`, ADD KEY `{table}_next` (state, at, number)%s;\n" +
@@ -76,8 +77,8 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 // Migrate makes the tables where they are missing, and changes those of an older version. You may repeat it, and
 // several processes may call it at once. It needs the privilege CREATE, for an older version also ALTER, INDEX, SELECT and
 // UPDATE, and the storage engine InnoDB. Stop programs of an older version before: a message that they and newer ones
-// write would be published twice, with the same ID. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE on Table, and SELECT
-// and UPDATE on Table_settings, whose rows they lock.
+// write would be published twice, with the same ID. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE
+// on Table, and SELECT and UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {

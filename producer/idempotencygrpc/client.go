@@ -47,7 +47,8 @@ func NewClientInterceptor(c ClientConfig) (grpc.UnaryClientInterceptor, error) {
 			if err = invoke(ctx, method, request, reply, conn, options...); err == nil {
 				return rpc.Try{}
 			}
-			return rpc.Try{Status: statusOf(grpcstatus.Convert(err)), Replayed: len(header.Get(rpc.Replayed))+len(trailer.Get(rpc.Replayed)) > 0}
+			replayed := len(header.Get(rpc.Replayed))+len(trailer.Get(rpc.Replayed)) > 0
+			return rpc.Try{Status: statusOf(grpcstatus.Convert(err)), Replayed: replayed}
 		})
 		return err
 	}, nil

@@ -111,7 +111,7 @@ func (l *Ledger) Ask(ids ...string) {
 	}
 }
 
-// AskInOrder notes that a message is to be published after the earlier ones of its key.
+// AskInOrder notes a message that must be published after the earlier ones of its key.
 func (l *Ledger) AskInOrder(id string, p Place) {
 	l.with(id, func(a *account) { a.Asked, a.Place = true, p })
 }
@@ -160,7 +160,7 @@ func (l *Ledger) Does(r oncemill.Run) {
 // Fails notes that a handler is about to fail although it had its effect.
 func (l *Ledger) Fails(r oncemill.Run) { l.mark(r, func(r *Run) { r.Failed = true }) }
 
-// Receives notes of which delivery of its message a run is, as the broker counts.
+// Receives notes how often the broker has delivered the message of a run.
 func (l *Ledger) Receives(r oncemill.Run, delivery uint64) {
 	l.mark(r, func(r *Run) { r.Delivered = max(r.Delivered, delivery) })
 }

@@ -124,7 +124,7 @@ func TestBooks_OneEventExplainsOneEffect(t *testing.T) {
 	}
 }
 
-// forgot are runs of which each one found nothing.
+// forgot are runs that each found no record.
 func forgot(n int) (runs []*Run) {
 	for i := range n {
 		runs = append(runs, ran(1, dedupstore.Absent, float64(3*i), Recorded))
