@@ -86,8 +86,8 @@ func Messages(ctx context.Context, js jetstream.JetStream, stream, subject strin
 	return all, nil
 }
 
-// AtRest reports whether everything that a durable consumer is to get is acknowledged, and how many deliveries there
-// were.
+// AtRest reports whether a durable consumer has had messages and all that it is to get is acknowledged, and how many
+// deliveries there were. A consumer that a server is just making has none, and says that none are pending.
 func AtRest(
 	ctx context.Context, js jetstream.JetStream, stream, durable string,
 ) (rest bool, deliveries int, err error) {
@@ -96,7 +96,8 @@ func AtRest(
 		return false, 0, err
 	}
 	info := cons.CachedInfo()
-	return info.NumPending == 0 && info.NumAckPending == 0, int(info.Delivered.Consumer), nil
+	deliveries = int(info.Delivered.Consumer)
+	return deliveries > 0 && info.NumPending == 0 && info.NumAckPending == 0, deliveries, nil
 }
 
 // Settled waits until the outbox is empty, the durable consumers have acknowledged all there is, and still so a moment
