@@ -20,8 +20,8 @@ type Client struct {
 }
 
 // NewClient fills in the defaults.
-func NewClient(maxAttempts int, maxElapsed time.Duration) (Client, error) {
-	c := Client{cmp.Or(maxAttempts, 5), cmp.Or(maxElapsed, time.Minute)}
+func NewClient(c Client) (Client, error) {
+	c = Client{cmp.Or(c.MaxAttempts, 5), cmp.Or(c.MaxElapsed, time.Minute)}
 	switch {
 	case c.MaxAttempts < 1:
 		return c, fmt.Errorf("ClientConfig.MaxAttempts is %d, want at least 1", c.MaxAttempts)

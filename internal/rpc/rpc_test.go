@@ -151,7 +151,7 @@ func TestCall_ThatRunsAgainHasItsRequestAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := func(context.Context) (string, error) { return "a", nil }
-	s, err := NewServer(guard, Settings{Account: one})
+	s, err := NewServer(guard, Settings[uint32]{Account: one})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,17 +22,30 @@ import (
 	"github.com/oncemill/oncemill/internal/requests"
 )
 
-// Settings are the configuration that packages for libraries have in common. Their Config explains them.
-type Settings struct {
+// Settings are the configuration that packages for libraries have in common. A Config of theirs has the same fields,
+// explained and with the library's own type of codes, so that it converts to Settings.
+type Settings[Code ~uint32] struct {
 	Account   func(context.Context) (string, error)
 	Group     string
 	KeyField  protoreflect.ExtensionType
 	Required  func(procedure string) bool
 	Pass      func(procedure string) bool
-	Release   func(code uint32) bool
+	Release   func(Code) bool
 	Metadata  []string
 	MaxWait   time.Duration
 	WaitLimit *oncemill.WaitLimit
+}
+
+// Coded returns settings for codes of another type.
+func Coded[To, From ~uint32](s Settings[From]) Settings[To] {
+	to := Settings[To]{
+		Account: s.Account, Group: s.Group, KeyField: s.KeyField, Required: s.Required, Pass: s.Pass,
+		Metadata: s.Metadata, MaxWait: s.MaxWait, WaitLimit: s.WaitLimit,
+	}
+	if s.Release != nil {
+		to.Release = func(code To) bool { return s.Release(From(code)) }
+	}
+	return to
 }
 
 // ErrClientGone is the cause of a handler's cancelled context when its client has been gone for 30 s.
@@ -41,7 +54,7 @@ var ErrClientGone = errors.New("rpc: the client has gone")
 // A Server runs calls once for each key. It is safe for concurrent use.
 type Server struct {
 	guard  *oncemill.Guard
-	set    Settings
+	set    Settings[uint32]
 	fields map[string]string // of the requests that hold their key
 	most   int               // bytes of a stored reply
 	log    *slog.Logger      // never gets anything of a message
@@ -52,7 +65,8 @@ type Server struct {
 }
 
 // NewServer checks the settings. The error names the one that is wrong.
-func NewServer(guard *oncemill.Guard, s Settings) (*Server, error) {
+func NewServer[Code ~uint32](guard *oncemill.Guard, config Settings[Code]) (*Server, error) {
+	s := Coded[uint32](config)
 	if guard == nil {
 		return nil, errors.New("guard is nil")
 	}

@@ -66,17 +66,6 @@ var ErrClientGone = rpc.ErrClientGone
 
 const keyHeader = "idempotency-key"
 
-func (c Config) settings() rpc.Settings {
-	s := rpc.Settings{
-		Account: c.Account, Group: c.Group, KeyField: c.KeyField, Required: c.Required, Pass: c.Pass,
-		Metadata: c.Metadata, MaxWait: c.MaxWait, WaitLimit: c.WaitLimit,
-	}
-	if c.Release != nil {
-		s.Release = func(code uint32) bool { return c.Release(connect.Code(code)) }
-	}
-	return s
-}
-
 // ClientConfig configures a client interceptor. The zero value is ready to use.
 type ClientConfig struct {
 	// MaxAttempts is how often a call is sent at most. Zero: 5.

@@ -25,7 +25,7 @@ var _ connect.Interceptor = (*Interceptor)(nil)
 // New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept
 // for Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
 func New(guard *oncemill.Guard, c Config) (*Interceptor, error) {
-	server, err := rpc.NewServer(guard, c.settings())
+	server, err := rpc.NewServer(guard, rpc.Settings[connect.Code](c))
 	if err != nil {
 		return nil, fmt.Errorf("idempotencyconnect: %w", err)
 	}

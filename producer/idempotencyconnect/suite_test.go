@@ -75,18 +75,11 @@ func infoOf(ctx context.Context) connect.CallInfo {
 }
 
 // config is the public form of settings.
-func config(s rpc.Settings) idempotencyconnect.Config {
-	c := idempotencyconnect.Config{
-		Account: s.Account, Group: s.Group, KeyField: s.KeyField, Required: s.Required, Pass: s.Pass, Metadata: s.Metadata,
-		MaxWait: s.MaxWait, WaitLimit: s.WaitLimit,
-	}
-	if s.Release != nil {
-		c.Release = func(code connect.Code) bool { return s.Release(uint32(code)) }
-	}
-	return c
+func config(s rpctest.Settings) idempotencyconnect.Config {
+	return idempotencyconnect.Config(rpc.Coded[connect.Code](s))
 }
 
-func serve(t testing.TB, g *oncemill.Guard, s rpc.Settings, linger *time.Duration, h rpctest.Handler) string {
+func serve(t testing.TB, g *oncemill.Guard, s rpctest.Settings, linger *time.Duration, h rpctest.Handler) string {
 	t.Helper()
 	keys, err := idempotencyconnect.New(g, config(s))
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // any Aborted with a RetryInfo, but not after a stored response. Pauses double from 100 ms to 5 s, less up to a half at
 // random; a longer RetryInfo counts instead. If the context's deadline comes first, the last error is returned.
 func NewClientInterceptor(c ClientConfig) (grpc.UnaryClientInterceptor, error) {
-	client, err := rpc.NewClient(c.MaxAttempts, c.MaxElapsed)
+	client, err := rpc.NewClient(rpc.Client(c))
 	if err != nil {
 		return nil, fmt.Errorf("idempotencygrpc: %w", err)
 	}

@@ -5,14 +5,13 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/rpc"
 	"github.com/oncemill/oncemill/internal/rpc/rpctest"
 	"github.com/oncemill/oncemill/producer/idempotencygrpc"
 )
 
 func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
-	rpctest.Configs(t, "idempotencygrpc", func(g *oncemill.Guard, s rpc.Settings) error {
+	rpctest.Configs(t, "idempotencygrpc", func(g *oncemill.Guard, s rpctest.Settings) error {
 		_, err := idempotencygrpc.New(g, config(s))
 		return err
 	})

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -22,7 +23,7 @@ type Interceptor struct{ server *rpc.Server }
 // New returns an interceptor over a guard. The error names the field of the config that is wrong. Responses are kept
 // for Policy.Window, or Policy.FailureWindow if the handler failed: say that in your API's documentation.
 func New(guard *oncemill.Guard, c Config) (*Interceptor, error) {
-	server, err := rpc.NewServer(guard, c.settings())
+	server, err := rpc.NewServer(guard, rpc.Settings[codes.Code](c))
 	if err != nil {
 		return nil, fmt.Errorf("idempotencygrpc: %w", err)
 	}

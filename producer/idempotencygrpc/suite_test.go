@@ -60,18 +60,11 @@ func TestSuite_GRPC(t *testing.T) {
 }
 
 // config is the public form of settings.
-func config(s rpc.Settings) idempotencygrpc.Config {
-	c := idempotencygrpc.Config{
-		Account: s.Account, Group: s.Group, KeyField: s.KeyField, Required: s.Required, Pass: s.Pass, Metadata: s.Metadata,
-		MaxWait: s.MaxWait, WaitLimit: s.WaitLimit,
-	}
-	if s.Release != nil {
-		c.Release = func(code codes.Code) bool { return s.Release(uint32(code)) }
-	}
-	return c
+func config(s rpctest.Settings) idempotencygrpc.Config {
+	return idempotencygrpc.Config(rpc.Coded[codes.Code](s))
 }
 
-func serve(t testing.TB, g *oncemill.Guard, s rpc.Settings, linger *time.Duration, h rpctest.Handler) string {
+func serve(t testing.TB, g *oncemill.Guard, s rpctest.Settings, linger *time.Duration, h rpctest.Handler) string {
 	t.Helper()
 	keys, err := idempotencygrpc.New(g, config(s))
 	if err != nil {

@@ -20,7 +20,7 @@ func (s suite) unguarded(t testing.TB, results ...error) (address string, keys f
 	t.Helper()
 	var mu sync.Mutex
 	var seen []string
-	set := rpc.Settings{
+	set := Settings{
 		Account: func(context.Context) (string, error) { return "a", nil }, Pass: func(string) bool { return true },
 	}
 	address = s.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{}), set, nil,
@@ -76,7 +76,7 @@ func (s suite) clientCounts(t *testing.T) {
 
 	// A stored failure stays what it is.
 	var calls atomic.Int32
-	set := rpc.Settings{Account: func(context.Context) (string, error) { calls.Add(1); return "a", nil }}
+	set := Settings{Account: func(context.Context) (string, error) { calls.Add(1); return "a", nil }}
 	stored := s.memory(t, set, answering(&keytest.Ledger{}, s.Error(unavailable, "down")))
 	want(t, stored.pay("k"), unavailable, false)
 	want(t, s.Dial(t, stored.addr, true)(s.WithKey(t.Context(), "k"), Pay, wrapperspb.String("100")), unavailable, true)
@@ -88,7 +88,7 @@ func (s suite) clientCounts(t *testing.T) {
 	l := &keytest.Ledger{}
 	begun, end := make(chan struct{}), make(chan struct{})
 	guard := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{Lease: 300 * time.Millisecond})
-	rg := s.serve(t, guard, rpc.Settings{}, func(context.Context, string, string) (string, error) {
+	rg := s.serve(t, guard, Settings{}, func(context.Context, string, string) (string, error) {
 		if l.Add("") == 1 {
 			close(begun)
 			<-end
@@ -110,7 +110,7 @@ func (s suite) clientCounts(t *testing.T) {
 	for lease, limit := range map[time.Duration]time.Duration{
 		time.Hour: 3 * time.Hour, 50 * time.Second: 25 * time.Second,
 	} {
-		slow, l, free, busy := s.occupied(t, rpc.Settings{}, oncemill.Policy{Lease: lease})
+		slow, l, free, busy := s.occupied(t, Settings{}, oncemill.Policy{Lease: lease})
 		ctx, cancel := context.WithTimeout(s.WithKey(t.Context(), "k"), limit)
 		defer cancel()
 		wantRefusal(t, s.Dial(t, slow.addr, true)(ctx, Pay, wrapperspb.String("100")), aborted, "IN_PROGRESS")

@@ -16,12 +16,15 @@ import (
 	"github.com/oncemill/oncemill/internal/rpc"
 )
 
+// Settings are those of a package, whose Config has the library's own type of codes.
+type Settings = rpc.Settings[uint32]
+
 // A Library is a library of calls, with the package that guards them.
 type Library struct {
 	// Serve starts a server of the service until the test ends, all of whose unary methods have one handler. It must
 	// take panics from outside of the guard, as a panicking handler's call. Its address is of a socket. The linger is
 	// nil for the default.
-	Serve func(t testing.TB, g *oncemill.Guard, s rpc.Settings, linger *time.Duration, h Handler) (address string)
+	Serve func(t testing.TB, g *oncemill.Guard, s Settings, linger *time.Duration, h Handler) (address string)
 
 	// Dial connects, without or with the client interceptor.
 	Dial func(t testing.TB, address string, retries bool) Caller
@@ -80,12 +83,12 @@ type Rig struct {
 // a suite is the tests of one library.
 type suite struct{ Library }
 
-func (s suite) serve(t testing.TB, g *oncemill.Guard, set rpc.Settings, h Handler) *Rig {
+func (s suite) serve(t testing.TB, g *oncemill.Guard, set Settings, h Handler) *Rig {
 	t.Helper()
 	return s.serveLinger(t, g, set, nil, h)
 }
 
-func (s suite) serveLinger(t testing.TB, g *oncemill.Guard, set rpc.Settings, linger *time.Duration, h Handler) *Rig {
+func (s suite) serveLinger(t testing.TB, g *oncemill.Guard, set Settings, linger *time.Duration, h Handler) *Rig {
 	t.Helper()
 	if set.Account == nil {
 		set.Account = func(context.Context) (string, error) { return "default", nil }
@@ -95,7 +98,7 @@ func (s suite) serveLinger(t testing.TB, g *oncemill.Guard, set rpc.Settings, li
 }
 
 // memory serves over a store in memory with the default policy.
-func (s suite) memory(t testing.TB, set rpc.Settings, h Handler) *Rig {
+func (s suite) memory(t testing.TB, set Settings, h Handler) *Rig {
 	t.Helper()
 	return s.serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{}), set, h)
 }
