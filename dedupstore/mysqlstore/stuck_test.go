@@ -3,9 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,95 +13,9 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/crowdtest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
-
-// stuckLease is as short as a machine that is busy with other tests allows.
-const stuckLease = 6 * time.Second
-
-// A crowd is what became of runs beside one that is stuck.
-type crowd struct {
-	t     *testing.T
-	guard *oncemill.Guard
-	all   sync.WaitGroup
-	ready sync.WaitGroup
-	goOn  chan struct{}
-
-	stored, unrecorded, unknown, cancelled atomic.Int64
-}
-
-func newCrowd(t *testing.T, s dedupstore.Store, expired oncemill.ExpiredLease) *crowd {
-	t.Helper()
-	g, err := oncemill.NewGuard(s, oncemill.Policy{
-		Lease: stuckLease, ExpiredLease: expired, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(g.Close)
-	return &crowd{t: t, guard: g, goOn: make(chan struct{})}
-}
-
-// run makes a run as a worker does, which gets a message again that a busy machine did not claim in time, and waits for
-// a claim whose answer it did not get.
-func (c *crowd) run(ctx context.Context, id string, handle func(context.Context) (dedupstore.Outcome, error)) (
-	res oncemill.Result, err error,
-) {
-	for {
-		res, err = c.guard.Run(ctx, oncemill.Call{Key: request(id).Key, MaxWait: 2 * stuckLease}, handle)
-		if _, unclaimed := errors.AsType[*oncemill.StoreError](err); !unclaimed || ctx.Err() != nil {
-			return res, err
-		}
-	}
-}
-
-// start begins runs, and returns when their handlers have begun. They end when goOn is closed, or their context ends.
-func (c *crowd) start(ids ...string) {
-	c.ready.Add(len(ids))
-	for _, id := range ids {
-		c.all.Go(func() {
-			res, err := c.run(c.t.Context(), id,
-				func(ctx context.Context) (dedupstore.Outcome, error) {
-					c.ready.Done()
-					select {
-					case <-c.goOn:
-						return dedupstore.Outcome{}, nil
-					case <-ctx.Done():
-						c.cancelled.Add(1)
-						return dedupstore.Outcome{}, context.Cause(ctx)
-					}
-				})
-			_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
-			switch {
-			case unrecorded:
-				c.unrecorded.Add(1)
-			case err == nil && res.Outcome.Kind == dedupstore.Unknown:
-				c.unknown.Add(1)
-			case err == nil:
-				c.stored.Add(1)
-			}
-		})
-	}
-	c.ready.Wait()
-}
-
-// want ends the runs, and wants so many of them to be stored and none to be cancelled.
-func (c *crowd) want(stored int) {
-	c.t.Helper()
-	close(c.goOn)
-	c.all.Wait()
-	if c.stored.Load() != int64(stored) || c.cancelled.Load() != 0 {
-		c.t.Errorf("%d outcomes were stored, %d not recorded, %d are unknown, and %d runs were cancelled; want %d stored",
-			c.stored.Load(), c.unrecorded.Load(), c.unknown.Load(), c.cancelled.Load(), stored)
-	}
-}
-
-func numbered(prefix string, n int) (ids []string) {
-	for i := range n {
-		ids = append(ids, fmt.Sprint(prefix, i))
-	}
-	return ids
-}
 
 // behindProxy is a store whose connections go through a proxy, with a limit that no case reaches.
 func behindProxy(t *testing.T) (*Store, *mysqltest.Proxy) {
@@ -119,12 +31,12 @@ func TestGuard_OutcomesBesideLockedRecordsAreStored(t *testing.T) {
 	db := newDB(t)
 	db.SetMaxOpenConns(40)
 	s := newStore(t, db)
-	locked, others := newCrowd(t, s, oncemill.Retake), newCrowd(t, s, oncemill.Retake)
-	others.guard, others.goOn = locked.guard, locked.goOn // they end together
-	others.start(numbered("other-", 60)...)
-	locked.start(numbered("locked-", 10)...)
+	locked := crowdtest.New(t, s, oncemill.Retake)
+	others := locked.Beside()
+	others.Start(crowdtest.Numbered("other-", 60)...)
+	locked.Start(crowdtest.Numbered("locked-", 10)...)
 	var releases []func()
-	for _, id := range numbered("locked-", 10) {
+	for _, id := range crowdtest.Numbered("locked-", 10) {
 		releases = append(releases, lock(t, s, request(id).Key))
 	}
 	release := func() {
@@ -133,10 +45,9 @@ func TestGuard_OutcomesBesideLockedRecordsAreStored(t *testing.T) {
 		}
 	}
 	defer release()
-	others.want(60)
+	others.Want(60)
 	release()
-	locked.all.Wait()
-	if n := locked.stored.Load(); n != 10 {
+	if n := locked.Stored(); n != 10 {
 		t.Errorf("of 10 outcomes whose records were locked %d were stored, although the locks ended within the leases", n)
 	}
 }
@@ -145,16 +56,16 @@ func TestGuard_OutcomesBesideLockedRecordsAreStored(t *testing.T) {
 func TestGuard_OutcomesBesideAHostThatVanishedAreStored(t *testing.T) {
 	t.Parallel()
 	s, proxy := behindProxy(t)
-	locked, others := newCrowd(t, s, oncemill.Retake), newCrowd(t, s, oncemill.Retake)
-	others.guard, others.goOn = locked.guard, locked.goOn // they end together
-	locked.start(numbered("locked-", 10)...)
+	locked := crowdtest.New(t, s, oncemill.Retake)
+	others := locked.Beside()
+	locked.Start(crowdtest.Numbered("locked-", 10)...)
 	over := proxy.Stall("autocommit = 1", false)
 	defer over()
 	stalled(t, proxy)
-	others.start(numbered("other-", 50)...)
-	others.want(50)
-	locked.all.Wait()
-	for _, id := range numbered("other-", 50) {
+	others.Start(crowdtest.Numbered("other-", 50)...)
+	others.Want(50)
+	locked.Stored()
+	for _, id := range crowdtest.Numbered("other-", 50) {
 		claim(t, s, request(id), dedupstore.Done)
 	}
 }
@@ -163,13 +74,13 @@ func TestGuard_OutcomesBesideAHostThatVanishedAreStored(t *testing.T) {
 func TestGuard_LeasesBesideALateAnswerLast(t *testing.T) {
 	t.Parallel()
 	s, proxy := behindProxy(t)
-	c := newCrowd(t, s, oncemill.Retake)
-	c.start(numbered("", 20)...)
+	c := crowdtest.New(t, s, oncemill.Retake)
+	c.Start(crowdtest.Numbered("", 20)...)
 	over := proxy.Stall("autocommit = 1", true)
 	defer over()
 	stalled(t, proxy)
-	<-time.After(2 * stuckLease)
-	c.want(20)
+	<-time.After(2 * crowdtest.Lease)
+	c.Want(20)
 }
 
 func stalled(t *testing.T, proxy *mysqltest.Proxy) {
@@ -198,18 +109,17 @@ func TestInbox_LeasesBesideACommitThatHangsLast(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			c := newCrowd(t, s.Inbox(), expired)
+			c := crowdtest.New(t, s.Inbox(), expired)
 			var hung sync.WaitGroup
 			hung.Go(func() {
-				_, _ = c.guard.Run(t.Context(), oncemill.Call{Key: request("stuck").Key},
-					func(ctx context.Context) (dedupstore.Outcome, error) {
-						stuck.Store(Tx(ctx))
-						return dedupstore.Outcome{}, effect(ctx, "stuck")
-					})
+				_, _ = c.Run(t.Context(), "stuck", func(ctx context.Context) (dedupstore.Outcome, error) {
+					stuck.Store(Tx(ctx))
+					return dedupstore.Outcome{}, effect(ctx, "stuck")
+				})
 			})
-			c.start(numbered("other-", 10)...)
-			<-time.After(2 * stuckLease)
-			c.want(10)
+			c.Start(crowdtest.Numbered("other-", 10)...)
+			<-time.After(2 * crowdtest.Lease)
+			c.Want(10)
 			hung.Wait()
 		})
 	}
@@ -221,24 +131,24 @@ func TestGuard_ClaimsBesideCopiesOfALockedMessageGoOn(t *testing.T) {
 	db := newDB(t)
 	s := newStore(t, db)
 	defer lock(t, s, runOf(t, s, "locked").Key)()
-	c := newCrowd(t, s, oncemill.Retake)
+	c := crowdtest.New(t, s, oncemill.Retake)
 	ctx, stop := context.WithCancel(t.Context())
+	var copies, others sync.WaitGroup
 	for range 8 {
-		c.all.Go(func() {
+		copies.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = c.guard.Run(ctx, oncemill.Call{Key: request("locked").Key, MaxWait: time.Second},
+				_, _ = c.Guard.Run(ctx, oncemill.Call{Key: request("locked").Key, MaxWait: time.Second},
 					func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil })
 			}
 		})
 	}
-	var others sync.WaitGroup
 	for w := range 8 {
 		others.Go(func() {
 			for i := range 50 {
 				began := time.Now()
-				_, err := c.run(t.Context(), fmt.Sprint(w, "-", i),
+				_, err := c.Run(t.Context(), fmt.Sprint(w, "-", i),
 					func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil })
-				if took := time.Since(began); err != nil || took > stuckLease {
+				if took := time.Since(began); err != nil || took > crowdtest.Lease {
 					t.Errorf("a run beside copies of a locked message took %v and returned %v", took, err)
 				}
 			}
@@ -246,5 +156,5 @@ func TestGuard_ClaimsBesideCopiesOfALockedMessageGoOn(t *testing.T) {
 	}
 	others.Wait()
 	stop()
-	c.all.Wait()
+	copies.Wait()
 }
