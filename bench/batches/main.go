@@ -51,7 +51,7 @@ func main() {
 }
 
 func compare(ctx context.Context, b *kit.Bench) (err error) {
-	r := &rig{messages: max(int(3000*b.Scale), 100)}
+	r := &rig{bench: b, messages: max(int(3000*b.Scale), 100)}
 	giveBack, err := kit.Borrow(func(t testing.TB) {
 		program := testserver.BuildProgram(t, "github.com/nats-io/nats-server/v2")
 		r.cluster = natstest.StartClusterOfProcesses(t, 3, program)
@@ -78,6 +78,7 @@ func compare(ctx context.Context, b *kit.Bench) (err error) {
 }
 
 type rig struct {
+	bench    *kit.Bench
 	cluster  *natstest.Cluster
 	messages int
 	round    int // streams have names of their own: one that is made again may have old messages
@@ -144,11 +145,14 @@ func (r *rig) measure(ctx context.Context, run way) (figures []kit.Figure, err e
 	}
 	before := nc.Stats().OutMsgs
 	var stop func() error
-	figures, err = kit.Servers{}.Cost(ctx, r.messages, func() (err error) {
-		if stop, err = run(ctx, j); err != nil {
-			return err
-		}
-		return j.await(ctx, r.messages)
+	servers := kit.Servers{{Name: "servers", CPU: func(context.Context) (time.Duration, error) { return kit.ServersCPU() }}}
+	figures, err = servers.Cost(ctx, r.messages, func() (err error) {
+		return r.bench.Profiled(func() (err error) {
+			if stop, err = run(ctx, j); err != nil {
+				return err
+			}
+			return j.await(ctx, r.messages)
+		})
 	})
 	figures = append(figures, kit.Figure{Name: sent, Value: float64(nc.Stats().OutMsgs-before) / float64(r.messages)})
 	if stop != nil {

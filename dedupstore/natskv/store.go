@@ -208,10 +208,11 @@ func (s *Store) publish(
 }
 
 // condition makes a write succeed only if the last revision of its key is the given one, and replace it. A bucket keeps
-// one message a subject; in a shared stream an older revision would come back when the last one's time has come.
+// one message a subject; in a shared stream an older revision would come back when the last one's time has come. A
+// write that expects no revision has none to replace, and spares the servers the search.
 func (s *Store) condition(h nats.Header, last int64) {
 	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatInt(last, 10)}
-	if s.shared {
+	if s.shared && last != 0 {
 		h[jetstream.MsgRollup] = []string{jetstream.MsgRollupSubject}
 	}
 }
