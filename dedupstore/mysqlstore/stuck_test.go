@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
@@ -60,7 +61,7 @@ func (c *crowd) start(ids ...string) {
 						return dedupstore.Outcome{}, context.Cause(ctx)
 					}
 				})
-			_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
+			_, unrecorded := answertest.Is(err, oncemill.StatusUnrecorded)
 			switch {
 			case unrecorded:
 				c.unrecorded.Add(1)

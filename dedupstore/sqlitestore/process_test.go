@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
@@ -132,8 +133,8 @@ func chargeAll(ctx context.Context, s *Store, messages int) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			_, busy := errors.AsType[*oncemill.BusyError](err)
-			_, late := errors.AsType[*oncemill.ClaimLostError](err) // the machine is busy
+			_, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue)
+			_, late := answertest.Is(err, oncemill.StatusLost) // the machine is busy
 			if !busy && !late {
 				return err
 			}

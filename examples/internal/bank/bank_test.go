@@ -15,6 +15,16 @@ import (
 // become a stored failure. Neither may what is over in a moment, such as 429.
 func TestClient_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 	t.Parallel()
+	type permanentError interface {
+		error
+		Permanent() bool
+	}
+
+	type retryAfterError interface {
+		error
+		RetryAfter() time.Duration
+	}
+
 	type verdict struct {
 		fails, permanent bool
 		after            time.Duration
@@ -35,9 +45,9 @@ func TestClient_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 			t.Parallel()
 			err := answered(t, status)
 			got := verdict{fails: err != nil}
-			_, got.permanent = errors.AsType[*oncemill.PermanentError](err)
-			if retry, ok := errors.AsType[*oncemill.RetryAfterError](err); ok {
-				got.after = retry.Delay
+			_, got.permanent = errors.AsType[permanentError](err)
+			if retry, ok := errors.AsType[retryAfterError](err); ok {
+				got.after = retry.RetryAfter()
 			}
 			if got != want {
 				t.Errorf("%v is %+v, want %+v", err, got, want)
@@ -54,7 +64,7 @@ func TestClient_RedirectIsNoTransfer(t *testing.T) {
 			http.Redirect(w, r, "/login", http.StatusFound)
 		}
 	}))
-	if _, permanent := errors.AsType[*oncemill.PermanentError](err); !permanent {
+	if _, permanent := errors.AsType[permanentError](err); !permanent {
 		t.Errorf("Transfer returned %v, want a permanent error", err)
 	}
 }
