@@ -128,7 +128,8 @@ func withoutOrders(messages []*message.Message) []*message.Message {
 	return plain
 }
 
-// unlessPoisoned has the nack of a message wait that could not be published as poison: nothing else delays it.
+// unlessPoisoned takes back the guard's decision to end a message that could not be published as poison, and has the
+// nack wait where nothing else delays it.
 func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -140,7 +141,12 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 			if err == nil || !final(cause) {
 				return outputs, err
 			}
-			pace.Sleep(msg.Context(), maxNackDelay) // the guard has not paused
+			if p := passageOf(msg.Context()); p != nil {
+				again := consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err}
+				p.decided.Store(&again)
+			} else {
+				pace.Sleep(msg.Context(), maxNackDelay) // the guard has not paused
+			}
 			return outputs, err
 		}
 	}

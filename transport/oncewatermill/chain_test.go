@@ -32,7 +32,7 @@ func TestChain_PoisonQueueIgnoresNestedGuardsErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := mws[0](mws[1](func(*message.Message) ([]*message.Message, error) {
-			return nil, fmt.Errorf("refund: %w", &oncemill.FailedError{})
+			return nil, fmt.Errorf("refund: %w", &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}})
 		}))
 		_, err = h(order("o1"))
 		answertest.Want(t, err, oncemill.StatusRetry)

@@ -56,7 +56,7 @@ type guard struct {
 	policy   oncemill.Policy
 	poisoned bool // it stands inside a PoisonQueue, which has what is rejected
 
-	begun, retried sync.Once // of what they say
+	begun, retried, passed sync.Once // of what they say
 }
 
 func newGuard(once *consumer.Processor, poisoned bool) *guard {
@@ -102,6 +102,12 @@ func answeredBefore(msg *message.Message, p *passage) bool {
 func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFunc) ([]*message.Message, error) {
 	ctx := msg.Context()
 	var d consumer.Delivery
+	if p != nil && isClosed(msg.Acked()) {
+		g.say(&g.passed, msg, "oncemill: message does not come to the middleware before it is acknowledged: put "+
+			"nothing outside of the guard that acknowledges messages, such as InstantAck; if their handlers "+
+			"fail, they are lost")
+		ctx = context.WithoutCancel(ctx) // it ends with the ack
+	}
 	if p != nil { // a Router may have another name for the topic
 		d = p.delivery
 	} else {
@@ -126,7 +132,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		return outgoing(ctx, outputs)
 	}
-	ahead := p.claimed()
+	ahead := p.claimed(d)
 	if ahead == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true
@@ -135,7 +141,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 	later, same := ahead.Begin(ctx, d, handler, func(d consumer.Decision) { p.stored <- d })
 	returned = true
 	if !same {
-		p.subscription.changed.Store(true)
+		p.subscription.ahead.Store(late)
 	}
 	if later { // the Router's ack says that it is handled, and the broker's follows when that is stored
 		p.later.Store(true)

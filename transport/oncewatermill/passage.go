@@ -19,6 +19,7 @@ type passage struct {
 	cancel       context.CancelFunc
 	delivery     consumer.Delivery
 	subscription *subscription
+	before       *consumer.Delivery                // as it came, while nobody knows whether messages are changed
 	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
 
 	ahead  atomic.Pointer[consumer.Ahead] // the delivery has been claimed, and has not come to the middleware
@@ -71,12 +72,20 @@ func pastPassage(ctx context.Context) context.Context {
 
 // claimed returns what was claimed for a message that has come to the middleware, once. It is nil if the claim was given
 // back, or none was made.
-func (p *passage) claimed() *consumer.Ahead {
+func (p *passage) claimed(now consumer.Delivery) *consumer.Ahead {
 	if p == nil {
 		return nil
 	}
-	if !p.subscription.reached.Load() { // all messages share it
-		p.subscription.reached.Store(true)
+	s := p.subscription
+	if !s.reached.Load() { // all messages share it
+		s.reached.Store(true)
+	}
+	if p.before != nil {
+		if same, known := s.once.Same(*p.before, now); known && same {
+			s.ahead.CompareAndSwap(unknown, ahead)
+		} else if known {
+			s.ahead.Store(late)
+		}
 	}
 	return p.ahead.Swap(nil)
 }

@@ -1,10 +1,12 @@
 package oncewatermill
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -135,9 +137,9 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	reached atomic.Bool // a message has come to the middleware
-	changed atomic.Bool // a middleware outside changes messages: they are claimed when they come to ours
-	missing sync.Once   // says that the middleware may be missing
+	reached atomic.Bool  // a message has come to the middleware
+	ahead   atomic.Int32 // whether messages are claimed before the Router has them
+	missing sync.Once    // says that the middleware may be missing
 
 	passes batch.Pool // messages on their way through the Router
 }
@@ -162,12 +164,19 @@ func (s *subscription) run(ctx context.Context) {
 // deliver claims a message and begins to hand it to the Router.
 func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 	d.Handler = s.handler
+	before, claims := d, s.ahead.Load()
+	if claims == unknown {
+		d.Header, d.Payload = maps.Clone(d.Header), bytes.Clone(d.Payload)
+	}
 	p, msg := s.newPassage(d)
 	pass := func(ctx context.Context) {
 		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, p, msg, done) })
 	}
-	if s.changed.Load() {
+	if claims != ahead {
+		if claims == unknown {
+			p.before = &before
+		}
 		pass(ctx)
 		return
 	}
@@ -179,6 +188,14 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 		pass(ctx)
 	})
 }
+
+// Whether messages are claimed ahead: once one has come to the middleware as it was. Another middleware may change them
+// before, and then they are claimed when they come to ours.
+const (
+	unknown int32 = iota
+	ahead
+	late
+)
 
 // pass hands a message to the Router, and tells done what becomes of it.
 func (s *subscription) pass(

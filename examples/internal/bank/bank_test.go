@@ -7,24 +7,22 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/oncemill/oncemill"
 )
+
+type permanentError interface {
+	error
+	Permanent() bool
+}
+
+type retryAfterError interface {
+	error
+	RetryAfter() time.Duration
+}
 
 // After a takeover the API says 409 while the first call still runs there. Its transfer happens, so that must not
 // become a stored failure. Neither may what is over in a moment, such as 429.
 func TestClient_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 	t.Parallel()
-	type permanentError interface {
-		error
-		Permanent() bool
-	}
-
-	type retryAfterError interface {
-		error
-		RetryAfter() time.Duration
-	}
-
 	type verdict struct {
 		fails, permanent bool
 		after            time.Duration
