@@ -3,8 +3,8 @@ package oncewatermill_test
 import (
 	"context"
 	"errors"
-	"maps"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
