@@ -137,8 +137,8 @@ func (r *run) failed(ctx context.Context, res Result, result []byte) ending {
 	return r.endWith(ctx, res, v.outcome)
 }
 
-// endWith is the ending with an outcome that is no success, and its dead letter. A dead letter that is too large for the
-// record is left out, and whoever publishes it makes it again.
+// endWith is the ending with an outcome that is no success, and its dead letter. A dead letter that is too large for
+// the record is left out, and whoever publishes it makes it again.
 func (r *run) endWith(ctx context.Context, res Result, o dedupstore.Outcome) ending {
 	g := r.guard
 	o.Produced = g.deadLetter(ctx, r.call, o, r.lease.claim.Attempt, r.lease.claim.Fence)
@@ -193,7 +193,8 @@ func (g *Guard) tellNoInbox(ctx context.Context, c *dedupstore.Claim, err error)
 	})
 }
 
-// lost is the ending of a run whose claim another owner took over, and says so: the effect of the run may have happened.
+// lost is the ending of a run whose claim another owner took over, and says so: the effect of the run may have
+// happened.
 func (r *run) lost(ctx context.Context, handler error) ending {
 	g, c := r.guard, r.lease.claim
 	g.meter.Loss(ctx, c.Key.Group, c.Key.Handler)

@@ -19,9 +19,9 @@ import (
 // cause ErrClaimLost when the claim of one of them is lost.
 type BatchFunc func(ctx context.Context, calls []int) []error
 
-// StartBatch is Start for several calls, each with the context of its delivery, and one call of fn. The context of fn is
-// made of ctx and ends when one of theirs does. StartBatch returns when the calls are claimed and fn has returned for
-// those that run together. It tells done how each call ended, once, as Start does.
+// StartBatch is Start for several calls, each with the context of its delivery, and one call of fn. The context of fn
+// is made of ctx and ends when one of theirs does. StartBatch returns when the calls are claimed and fn has returned
+// for those that run together. It tells done how each call ended, once, as Start does.
 //
 // Duplicates and calls that have to wait go first, each on its own. When the batch fails as a whole, its calls run one
 // by one, which costs no attempt; not under a policy that parks, because the effects of the batch may have happened.
@@ -285,8 +285,8 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 	return slices.DeleteFunc(which, func(i int) bool { return committed[i] })
 }
 
-// Batches reports whether a batch can have more than one call. Over an inbox that needs a store that makes first runs of
-// several keys (dedupstore.FirstTransactor), a policy that does not park, and somebody who counts deliveries
+// Batches reports whether a batch can have more than one call. Over an inbox that needs a store that makes first runs
+// of several keys (dedupstore.FirstTransactor), a policy that does not park, and somebody who counts deliveries
 // (Call.First).
 func (g *Guard) Batches(counted bool) bool { return g.inbox == nil || g.first.inbox != nil && counted }
 

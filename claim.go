@@ -65,8 +65,8 @@ var noAnswer dedupstore.ClaimResult
 // an answer. Ready runs in a goroutine that makes further claims, so it must not wait for anything. A granted claim is
 // extended until the run is attempted or given back. Claim only what can start now: a crash uses up an attempt of it.
 //
-// It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first call
-// over an inbox, whose attempt begins with a transaction.
+// It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first
+// call over an inbox, whose attempt begins with a transaction.
 func (r *run) claimTogether(ctx context.Context, ready func()) {
 	g := r.guard
 	if g.policy.Shadow || r.wrong != nil || ctx.Err() != nil || r.first {
@@ -167,9 +167,9 @@ const (
 var errBypass = errors.New("the policy fails open")
 
 // ask asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
-// Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is zero if the store has said what
-// to do. Under the same owner token any copy of any of the claims may be the one that the store applied, so leases are
-// measured from the first.
+// Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is zero if the store has said
+// what to do. Under the same owner token any copy of any of the claims may be the one that the store applied, so leases
+// are measured from the first.
 func (r *run) ask(ctx context.Context) (Result, error) {
 	g, key := r.guard, &r.call.Key
 	start := time.Now()
@@ -343,8 +343,8 @@ func holder(host string, _ error) string {
 
 func newOwner() string { return ids.Token() }
 
-// logRefusal logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store
-// is down.
+// logRefusal logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a
+// store is down.
 func (g *Guard) logRefusal(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) || !g.refused.Due(sayAgain) {
 		return

@@ -27,9 +27,9 @@ import (
 // known". For work that may end half done return a Partial.
 //
 // A stored failure is an *Error with StatusDone for the first caller and every later one. A key that has another owner
-// is one with StatusBusy and the time that remains (Wait), after Call.MaxWait. A success whose result cannot be given to
-// a later caller is ErrNoResult: the work is done. All other errors are those of Guard.Run; fn may run again after any
-// of them.
+// is one with StatusBusy and the time that remains (Wait), after Call.MaxWait. A success whose result cannot be given
+// to a later caller is ErrNoResult: the work is done. All other errors are those of Guard.Run; fn may run again after
+// any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T
 	switch {

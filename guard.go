@@ -140,25 +140,26 @@ type Status uint8
 
 // How a call ended, and what the Result has beside it. Only StatusDone lets a message be acknowledged.
 const (
-	StatusDone        Status = iota + 1 // there is an outcome, which may be a failure: Outcome, Age, Fence and the rest
+	StatusDone        Status = iota + 1 // there is an outcome, which may be a failure: Outcome, Age, Fence, …
 	StatusBusy                          // another owner is at it; Wait is what remains of its lease
 	StatusNotDue                        // the key is free, but its retry is due only after Wait
-	StatusRetry                         // this run failed, and may be tried again after Wait: Handler, Attempt, Uncounted
+	StatusRetry                         // this run failed, and may be tried again after Wait: Handler, Attempt
 	StatusLost                          // another owner took over during the run; it settles the message: Handler
-	StatusMismatch                      // the ID is known with other content; nothing ran, and the record was not touched
+	StatusMismatch                      // the ID is known with other content; nothing ran
 	StatusStoreDown                     // the store did not answer, or could not read its record; nothing ran: Err
-	StatusUnrecorded                    // the handler ran, but its outcome could not be stored; it may run again: Handler, Err
+	StatusUnrecorded                    // the handler ran, and may run again: no outcome could be stored: Handler, Err
 	StatusUnpublished                   // what the run produced could not be published; it will be, after Wait: Err
 )
 
 func (s Status) String() string {
-	names := [...]string{"no answer", "done", "busy", "not due", "retry", "lost", "mismatch", "store down", "unrecorded",
-		"unpublished"}
+	names := [...]string{
+		"no answer", "done", "busy", "not due", "retry", "lost", "mismatch", "store down", "unrecorded", "unpublished",
+	}
 	return names[min(int(s), len(names)-1)]
 }
 
-// A Result is how a call ended. Of a StatusUnpublished run the handler does not run again, unless its outputs are stored
-// nowhere: those over Policy.MaxProducedBytes, or for which the store has no room.
+// A Result is how a call ended. Of a StatusUnpublished run the handler does not run again, unless its outputs are
+// stored nowhere: those over Policy.MaxProducedBytes, or for which the store has no room.
 type Result struct {
 	Status    Status
 	Duplicate bool // an earlier run decided the outcome
@@ -167,7 +168,7 @@ type Result struct {
 	Outcome   dedupstore.Outcome
 	Age       time.Duration // since the key's first claim, for duplicates
 	Wait      time.Duration // after which the message should be delivered again
-	Fence     uint64        // under which the outcome was decided: what Call.Rerun has to name; 0 if nothing was recorded
+	Fence     uint64        // under which the outcome was decided, for Call.Rerun; 0 if nothing was recorded
 	Attempt   int           // the run that this call made, from 1; 0 if it made none under a claim
 
 	// Publication is set if Call.Publish is nil and something has to be published before the message may be

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed together.
-// A failure is recorded afterwards, when the effects are rolled back.
+// attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed
+// together. A failure is recorded afterwards, when the effects are rolled back.
 func (r *run) attemptInTx(ctx context.Context, fn RunFunc) ending {
 	w := &transacted{run: r, fn: fn}
 	if err := r.inTx(ctx, w); err != nil {

@@ -96,8 +96,8 @@ func (l *lease) wasCancelled() bool {
 	return l.cancelled
 }
 
-// awaitRenewal returns when no renewal is under way, or when the time of the last one is over. A late renewal would undo a
-// shortening of the lease.
+// awaitRenewal returns when no renewal is under way, or when the time of the last one is over. A late renewal would
+// undo a shortening of the lease.
 func (l *lease) awaitRenewal() {
 	l.mu.Lock()
 	still, end := l.still, l.sent.Add(operationTimeout(l.claim.Lease))

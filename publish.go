@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// publish does the publish step of an outcome that is stored, so that copies do not publish side by side. The step has a
-// lease of its own.
+// publish does the publish step of an outcome that is stored, so that copies do not publish side by side. The step has
+// a lease of its own.
 func (r *run) publish(ctx context.Context, e ending) ending {
 	g, l := r.guard, &r.lease
 	own := !e.sent.IsZero() // this run's outcome

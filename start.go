@@ -10,9 +10,9 @@ import (
 
 // Start is Run for a caller that has many calls and waits for none. The call is claimed together with others that come
 // at this time, fn runs in a goroutine of its own, and a success without outputs is stored together with others. Start
-// tells done how the call ended, once, with the results of Run, in a goroutine in which done must not wait for anything.
-// If fn ends its goroutine, or something else than fn panics, done gets a *PanicError. The call must not be changed
-// afterwards.
+// tells done how the call ended, once, with the results of Run, in a goroutine in which done must not wait for
+// anything. If fn ends its goroutine, or something else than fn panics, done gets a *PanicError. The call must not be
+// changed afterwards.
 func (g *Guard) Start(ctx context.Context, call *Call, fn RunFunc, done func(Result, error)) {
 	r := g.newRun(call)
 	r.claimTogether(ctx, func() {

@@ -10,8 +10,8 @@ import (
 )
 
 // A BatchHandler does the work for several deliveries at once: those at these places in the slice that
-// Processor.StartBatch got. It returns an error for each, in that order, which has the effect of a Handler's error. Nil:
-// all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
+// Processor.StartBatch got. It returns an error for each, in that order, which has the effect of a Handler's error.
+// Nil: all have succeeded. Any other number of errors, or a panic, says that the batch failed as a whole.
 // oncemill.RunsFromContext returns the runs.
 type BatchHandler func(ctx context.Context, which []int) []error
 

@@ -36,9 +36,9 @@ func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done 
 }
 
 // StartAhead is Start for a delivery whose handler is not reached yet, such as one that passes middlewares first. It
-// calls ready when the delivery is claimed or has another answer, with the delivery's span in the context. Ready runs in
-// a goroutine that makes further claims, so it must not wait for anything. Begin or give back what it is told, soon: a
-// crash uses up an attempt of what was claimed.
+// calls ready when the delivery is claimed or has another answer, with the delivery's span in the context. Ready runs
+// in a goroutine that makes further claims, so it must not wait for anything. Begin or give back what it is told, soon:
+// a crash uses up an attempt of what was claimed.
 func (p *Processor) StartAhead(ctx context.Context, d Delivery, ready func(context.Context, *Ahead)) {
 	in, ctx := p.inbound(ctx, d)
 	a := &Ahead{inbound: in}
@@ -170,7 +170,7 @@ func (in *inbound) concluded(ctx context.Context, do work, res oncemill.Result, 
 // ended takes how the guarded run of the delivery ended, and tells done what to do with the delivery.
 func (in *inbound) ended(ctx context.Context, do work, done func(Decision)) func(oncemill.Result, error) {
 	return func(res oncemill.Result, err error) {
-		if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // of the guard, not wrapped
+		if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
 			in.end(ctx, nil)
 			done(in.processor.unreturned(ctx, &in.delivery, why))
 			return

@@ -142,8 +142,8 @@ var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which o
 
 type insideKey struct{}
 
-// insideOf returns the delivery in whose guard a context is, or nil. A broker that keeps contexts may let one outlive its
-// delivery. So the key alone does not show that a handler is guarded twice.
+// insideOf returns the delivery in whose guard a context is, or nil. A broker that keeps contexts may let one outlive
+// its delivery. So the key alone does not show that a handler is guarded twice.
 func insideOf(ctx context.Context) *inbound {
 	in, _ := ctx.Value(insideKey{}).(*inbound)
 	return in
@@ -305,8 +305,8 @@ func (p *Processor) decide(ctx context.Context, d *Delivery, res oncemill.Result
 	switch res.Status {
 	case oncemill.StatusDone:
 		decision.Action, decision.Err = Ack, res.Failure()
-		if decision.Err != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 { // it has no dead letter
-			decision.Action = Reject
+		if decision.Err != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 {
+			decision.Action = Reject // it has no dead letter
 		}
 	case oncemill.StatusLost:
 		decision.Action = Leave

@@ -3,8 +3,8 @@ package batch
 import "sync"
 
 // A Pool runs work in goroutines that wait for more of it as long as any is going on: a new goroutine for each piece
-// would grow its stack each time. How much there is at a time is up to the caller. The zero value is ready to use. It is
-// safe for concurrent use.
+// would grow its stack each time. How much there is at a time is up to the caller. The zero value is ready to use. It
+// is safe for concurrent use.
 type Pool struct {
 	mu      sync.Mutex
 	idle    []chan func() // of goroutines without work

@@ -44,7 +44,8 @@ func (r Run) Undone(err error) Answer {
 	released := r.Failed != nil && errors.Is(err, r.Failed) && !errors.Is(err, oncemill.ErrClaimLost)
 	switch {
 	case !r.Ran, conflict: // the handler's response says nothing of the request
-	case r.Panicked, released, res.Status == oncemill.StatusUnrecorded && !r.Inbox: // it is true, although repeats will not get it
+	// it is true, although repeats will not get it
+	case r.Panicked, released, res.Status == oncemill.StatusUnrecorded && !r.Inbox:
 		a := Answer{Own: true}
 		if again {
 			a.Retry, a.Again = res.Wait, res.Wait > 0

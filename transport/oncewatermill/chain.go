@@ -59,10 +59,10 @@ func Guarded(once *consumer.Processor) Step {
 // it is a duplicate, and lost. If other groups get the messages that are sent back, they must find IDs in the same
 // places. A group that knew the message by another ID takes it for a new one.
 //
-// Over a Source use consumer.Config.DeadLetters. This PoisonQueue leaves out headers of the NATS server ("Nats-…"), which
-// a stream takes for orders: with an equal Nats-Msg-Id it drops the message. If the ID was found elsewhere, the poison
-// has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher tells
-// it from other copies.
+// Over a Source use consumer.Config.DeadLetters. This PoisonQueue leaves out headers of the NATS server ("Nats-…"),
+// which a stream takes for orders: with an equal Nats-Msg-Id it drops the message. If the ID was found elsewhere, the
+// poison has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher
+// tells it from other copies.
 //
 // A publisher of watermill-nats must not have TrackMsgID or TrackMessageID. Headers that a publisher of this module may
 // have refused are escaped as in a dead letter, and an unusable ID is replaced.

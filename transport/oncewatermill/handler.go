@@ -9,13 +9,13 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// AddHandler adds a guarded handler to a Router, whose messages come from a topic of a source. The name is the handler's
-// in the Router and that of its records: under another name everything within Policy.Window runs again. What the handler
-// returns is stored with its outcome, and the Router publishes it to publishTopic. See [Middleware] and [NewSubscriber]
-// for what is promised.
+// AddHandler adds a guarded handler to a Router, whose messages come from a topic of a source. The name is the
+// handler's in the Router and that of its records: under another name everything within Policy.Window runs again. What
+// the handler returns is stored with its outcome, and the Router publishes it to publishTopic. See [Middleware] and
+// [NewSubscriber] for what is promised.
 //
-// Middlewares of the Router run outside of the guard. Add what repeats or ends the handler to the handler that AddHandler
-// returns: that runs inside. Over an inbox, and under a policy that parks, let nothing repeat it.
+// Middlewares of the Router run outside of the guard. Add what repeats or ends the handler to the handler that
+// AddHandler returns: that runs inside. Over an inbox, and under a policy that parks, let nothing repeat it.
 //
 // AddHandler panics, as Router.AddHandler does, if the arguments cannot work: an unusable or repeated name, or a source
 // that was made with another Processor than once.

@@ -70,8 +70,8 @@ func pastPassage(ctx context.Context) context.Context {
 	return context.WithValue(ctx, passageKey{}, (*passage)(nil))
 }
 
-// claimed returns what was claimed for a message that has come to the middleware, once. It is nil if the claim was given
-// back, or none was made.
+// claimed returns what was claimed for a message that has come to the middleware, once. It is nil if the claim was
+// given back, or none was made.
 func (p *passage) claimed(now consumer.Delivery) *consumer.Ahead {
 	if p == nil {
 		return nil

@@ -28,7 +28,8 @@ const longestAhead = 2 * time.Second
 // processors of package cqrs. The source carries out everything that the middleware decides: delays, rejections,
 // deliveries that are left alone. When an outer middleware nacks, a message is delivered again after a delay that grows
 // with its deliveries. An outer middleware may turn an error of the guard into success, as Watermill's own PoisonQueue
-// does. The message is delivered again all the same, with an error in the log, unless the guard has rejected it for good.
+// does. The message is delivered again all the same, with an error in the log, unless the guard has rejected it for
+// good.
 //
 // Each message is claimed, under the handler's name, before it is handed to the Router. A middleware outside of
 // Middleware may change the IDs or payloads of messages, as one that decrypts them. Then no message is claimed before
