@@ -13,12 +13,13 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestIrreversible_ProofOfANestedRunIsNoProof(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := irreversible(t, newStore(t))
-		nested := &oncemill.RetryError{Err: oncemill.NoEffect(errors.New("mail server refused"))}
+		nested := &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusRetry, Handler: oncemill.NoEffect(errors.New("mail server refused"))}}
 		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, fmt.Errorf("charged, but: %w", nested)
 		}}
@@ -109,7 +110,7 @@ func TestGuard_PublicationOutlivesAStoreThatWasAway(t *testing.T) {
 		store.down.Store(false)
 		time.Sleep(time.Minute)
 		_, err = g.Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.BusyError](t, err) // still held: nobody publishes beside it
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue) // still held: nobody publishes beside it
 		if err := first.Publication.Done(); err != nil {
 			t.Error(err)
 		}
@@ -132,7 +133,7 @@ func TestGuard_HeartbeatSurvivesShutdownWhileTheHandlerFinishes(t *testing.T) {
 		shutdown()
 		time.Sleep(4 * time.Minute)
 		_, err := g.Run(t.Context(), call("m1"), nil)
-		as[*oncemill.BusyError](t, err)
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -144,7 +145,7 @@ func TestGuard_HangingStoreHoldsNoOperationForEver(t *testing.T) {
 		g := newGuard(t, hanging{}, oncemill.Policy{})
 		start := time.Now()
 		_, err := g.Run(t.Context(), call("m1"), nil)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("a claim hung for %v", took)
 		}
@@ -265,7 +266,7 @@ func TestGuard_PublisherThatFailsUnderALostClaimIsAZombie(t *testing.T) {
 			return context.Cause(ctx)
 		}
 		_, err := g.Run(t.Context(), c, h.run)
-		as[*oncemill.ClaimLostError](t, err)
+		answertest.Want(t, err, oncemill.StatusLost)
 	})
 }
 
@@ -285,7 +286,7 @@ func TestGuard_FailOpenDoesNotRunBesideAKnownOwner(t *testing.T) {
 		c := call("m1")
 		c.MaxWait = time.Second
 		_, err := g.Run(t.Context(), c, h.run)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 		h.want(t, 0)
 	})
 }
@@ -298,7 +299,7 @@ func TestGuard_FullStoreIsNotBypassed(t *testing.T) {
 		}
 		var h counter
 		_, err = newGuard(t, full, oncemill.Policy{StoreDown: oncemill.FailOpen}).Run(t.Context(), call("m1"), h.run)
-		if e := as[*oncemill.StoreError](t, err); !errors.Is(e, dedupstore.ErrFull) {
+		if e := answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(e, dedupstore.ErrFull) {
 			t.Error(err)
 		}
 		h.want(t, 0)
@@ -423,12 +424,12 @@ func TestGuard_RunThatIsCutBecauseItsLeaseCannotBeRenewedCountsNoAttempt(t *test
 		}
 		for range 2 {
 			_, err := g.Run(t.Context(), call("m1"), slow)
-			if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Attempt != 1 {
+			if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted || retry.Attempt != 1 {
 				t.Errorf("%+v, want an attempt that does not count", retry)
 			}
 		}
 		_, err := g.Run(t.Context(), call("m1"), slow)
-		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted { // a handler that is always too slow must not run for ever
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted { // a handler that is always too slow must not run for ever
 			t.Errorf("after two: %+v, want a counted attempt", retry)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // An outage is a store whose claims fail as it is told, and which remembers them.
@@ -182,7 +183,7 @@ func TestGuard_RefusedCallSaysWhatIsWrongWithoutAQuestion(t *testing.T) {
 		start := time.Now()
 		var h counter
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		if e := as[*oncemill.StoreError](t, err); !errors.Is(e, errDown) || e.Op != "claim" {
+		if e := answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(e, errDown) || !strings.HasPrefix(e.Err.Error(), "claim: ") {
 			t.Errorf("%v, want the store's last error", err)
 		}
 		if took := time.Since(start); took > 0 {
@@ -199,13 +200,13 @@ func TestGuard_HeldCallEndsWithItsContextOrItsHold(t *testing.T) {
 		c.MaxWait = 3 * time.Second
 		start := time.Now()
 		_, err := g.Run(t.Context(), c, nil)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 		if took := time.Since(start); took < c.MaxWait || took > c.MaxWait+time.Millisecond { // which is jitter
 			t.Errorf("held for %v, want %v", took, c.MaxWait)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, err := g.Run(ctx, c, nil); !errors.Is(err, context.DeadlineExceeded) || is[*oncemill.StoreError](err) {
+		if res, err := g.Run(ctx, c, nil); !errors.Is(err, context.DeadlineExceeded) || res.Status != 0 {
 			t.Errorf("%v, want the cause of the context", err)
 		}
 	})
@@ -271,7 +272,7 @@ func TestGuard_OpenBreakerDoesNotBypassAKnownOwner(t *testing.T) {
 			c := call("m1")
 			c.MaxWait = 10 * time.Second
 			_, err := g.Run(t.Context(), c, h.run)
-			as[*oncemill.StoreError](t, err)
+			answertest.Want(t, err, oncemill.StatusStoreDown)
 		})
 		synctest.Wait() // it knows that the key is busy
 		store.set(refuses)
@@ -350,7 +351,7 @@ func TestGuard_SettlesAreTriedWhileClaimsAreNot(t *testing.T) {
 			c := call("m2")
 			c.MaxWait = time.Second
 			_, err := g.Run(t.Context(), c, nil)
-			as[*oncemill.StoreError](t, err)
+			answertest.Want(t, err, oncemill.StatusStoreDown)
 			wantOpen(t, store, g)
 			return dedupstore.Outcome{}, nil
 		})
@@ -465,7 +466,7 @@ func TestGuard_ClaimThatPanicsIsNotLoggedAsAnOutageOfNoMessage(t *testing.T) {
 		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for range 5 {
 			_, err := g.Run(t.Context(), call("m1"), nil)
-			as[*oncemill.StoreError](t, err)
+			answertest.Want(t, err, oncemill.StatusStoreDown)
 			time.Sleep(time.Second)
 		}
 		if log.Len() > 0 {
@@ -554,7 +555,7 @@ func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 			c.MaxWait = 10 * time.Second
 			for range 10 {
 				_, err := g.Run(t.Context(), c, nil)
-				as[*oncemill.StoreError](t, err)
+				answertest.Want(t, err, oncemill.StatusStoreDown)
 			}
 			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 			if len(lines) != 2 || !strings.Contains(lines[0], word) || !strings.Contains(lines[0], "id=m1") {

@@ -1,9 +1,9 @@
 package oncemill
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -15,96 +15,146 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// A Ticket is a call on its way through the guard: claim, attempt, settle. It is for one goroutine at a time.
-type Ticket struct {
+// A run is a call on its way through the guard: claim, attempt, settle. It is for one goroutine at a time.
+type run struct {
 	guard *Guard
 	call  *Call
-	err   error // what is wrong with the call
+	wrong error // what is wrong with the call
+	began time.Time
 
-	owner   string                  // the token of its claims; a new one after ErrNotDurable
-	part    *part                   // of the store, that was asked last
-	sent    time.Time               // when the first claim of this owner was sent
-	first   bool                    // the call may run without a claim
-	last    *dedupstore.ClaimResult // how the last claim was answered
-	took    time.Duration           // how long the last claim was under way
-	unread  bool                    // acquire has not read last yet
-	taken   bool                    // acquire has returned the granted claim
-	ready   func()                  // is told of the answer
-	lease   lease                   // of the granted claim
-	granted bool
-	turn    func() // leaves the turn of a suspect; nil: it has none
-	ending  ending
+	owner string                  // the token of its claims; a new one after ErrNotDurable
+	shard *shard                  // that was asked last
+	sent  time.Time               // when the first claim of this owner was sent
+	first bool                    // it may run without a claim
+	state state                   // of the last claim
+	last  *dedupstore.ClaimResult // how it was answered
+	took  time.Duration           // how long it was under way
+	ready func()                  // is told of the answer
+	lease lease                   // of the granted claim
+	turn  func()                  // leaves the turn of a suspect; nil: it has none
+	ended ending                  // while its settlement travels with others
 }
 
-// Ticket makes a ticket for a call, which must not be changed afterwards. It sends nothing. If the call is wrong, the
-// attempt returns the error.
-func (g *Guard) Ticket(call *Call) *Ticket {
-	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered, first: g.first.may(call)}
+// A state is how far a claim has come.
+type state uint8
+
+const (
+	unasked  state = iota
+	answered       // together with others; claim has not read the answer yet
+	granted        // and claim has returned it
+)
+
+// newRun makes a run of a call, which must not be changed afterwards. It sends nothing.
+func (g *Guard) newRun(call *Call) *run {
+	r := &run{}
+	r.init(g, call)
+	return r
+}
+
+func (r *run) init(g *Guard, call *Call) {
+	r.guard, r.call, r.owner, r.last, r.first = g, call, newOwner(), &noAnswer, g.first.may(call)
 	if !g.policy.Shadow {
-		t.err = t.call.validate()
+		r.wrong = call.validate()
 	}
-	return t
 }
 
-// unanswered is the last answer of a ticket that has none.
-var unanswered dedupstore.ClaimResult
+// noAnswer is the last answer of a run that has none.
+var noAnswer dedupstore.ClaimResult
 
-// Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
-// answer. Ready runs in a goroutine that makes further claims, so it must not wait for anything. A granted claim is
-// extended until the ticket is attempted or given back. Claim only what can start now: a crash uses up an attempt of
-// it.
+// claimTogether asks for the run's key, together with other calls that ask at this time, and calls ready when there is
+// an answer. Ready runs in a goroutine that makes further claims, so it must not wait for anything. A granted claim is
+// extended until the run is attempted or given back. Claim only what can start now: a crash uses up an attempt of it.
 //
-// Claim asks nothing where the store is down: the attempt asks, and waits as its call says. It also asks nothing for a
-// first call over an inbox, whose attempt begins with a transaction.
-func (t *Ticket) Claim(ctx context.Context, ready func()) {
-	g := t.guard
-	if g.policy.Shadow || t.err != nil || ctx.Err() != nil || t.first {
+// It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first
+// call over an inbox, whose attempt begins with a transaction.
+func (r *run) claimTogether(ctx context.Context, ready func()) {
+	g := r.guard
+	if g.policy.Shadow || r.wrong != nil || ctx.Err() != nil || r.first {
 		ready()
 		return
 	}
-	t.part = g.parts.of(ctx, &t.call.Key)
-	if !t.part.breaker.healthy.Load() {
+	r.shard = g.shards.of(ctx, &r.call.Key)
+	if !r.shard.breaker.healthy.Load() {
 		ready()
 		return
 	}
-	t.sent, t.ready = time.Now(), ready
-	t.part.claims.Go(g.request(ctx, t.call, t.owner), t.answered)
+	r.sent, r.ready = time.Now(), ready
+	r.shard.claims.Go(g.request(ctx, r.call, r.owner), r.claimed)
 }
 
-// answered takes the answer to a claim that was sent together with others.
-func (t *Ticket) answered(result *dedupstore.ClaimResult) {
-	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else the attempt asks
-		t.take(result, t.sent)
-		t.unread = true
+// claimed takes the answer to a claim that was sent together with others.
+func (r *run) claimed(result *dedupstore.ClaimResult) {
+	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else claim asks
+		r.answer(result, r.sent)
+		r.state = answered
 	}
-	t.ready()
+	r.ready()
 }
 
-// take takes the answer to a claim that was sent at a time.
-func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
-	t.last, t.took = result, time.Since(sent)
-	status := result.Answer.Status
-	if result.Err != nil || status != dedupstore.AcquiredRun && status != dedupstore.AcquiredPublish {
-		return
+// answer takes the answer to a claim that was sent at a time.
+func (r *run) answer(result *dedupstore.ClaimResult, sent time.Time) {
+	r.last, r.took = result, time.Since(sent)
+	if r.holds() {
+		r.lease.granted(&r.last.Answer.Claim, r.shard, r.sent)
+		r.guard.heartbeat.add(&r.lease)
 	}
-	t.granted = true
-	t.lease.granted(&t.last.Answer.Claim, t.part, t.sent)
-	t.guard.keeper.add(&t.lease)
 }
 
-// Granted reports whether the ticket has a claim.
-func (t *Ticket) Granted() bool { return t.granted }
+// holds reports whether the last claim was granted.
+func (r *run) holds() bool {
+	status := r.last.Answer.Status
+	return r.last.Err == nil && (status == dedupstore.AcquiredRun || status == dedupstore.AcquiredPublish)
+}
 
-// GiveBack gives the claim of a ticket back that will not be attempted.
-func (t *Ticket) GiveBack(ctx context.Context) {
-	t.guard.keeper.let(&t.lease)
+// giveBack gives the claim of a run back that will not be attempted.
+func (r *run) giveBack(ctx context.Context) {
+	r.guard.heartbeat.remove(&r.lease)
 	switch {
-	case !t.granted:
-	case t.last.Answer.Status == dedupstore.AcquiredRun:
-		t.guard.giveBack(ctx, &t.lease)
+	case !r.holds():
+	case r.last.Answer.Status == dedupstore.AcquiredRun:
+		r.guard.giveBack(ctx, &r.lease)
 	default: // a publish step
-		t.guard.postpone(ctx, &t.lease)
+		r.guard.postpone(ctx, &r.lease)
 	}
+}
+
+// What follows a claim.
+type next uint8
+
+const (
+	toEnd    next = iota // nothing: there is an answer
+	toRun                // the attempt, under the run's lease
+	toBypass             // the handler, unguarded
+)
+
+// claim asks and waits until there is an answer, and says what follows.
+func (r *run) claim(ctx context.Context) (ending, next) {
+	if r.state == granted { // for a batch that failed
+		return ending{}, toRun
+	}
+	switch res, err := r.ask(ctx); {
+	case err != nil && err == errBypass: //nolint:errorlint // never wrapped
+		return ending{}, toBypass
+	case err != nil:
+		return ending{err: err}, toEnd
+	case res.Status != 0:
+		return ending{res: res}, toEnd
+	}
+	a := &r.last.Answer
+	known := Result{Status: StatusDone, Outcome: a.Outcome, Duplicate: true, Age: a.Age, Fence: a.Fence}
+	switch a.Status {
+	case dedupstore.AcquiredRun:
+		r.state = granted
+		return ending{}, toRun
+	case dedupstore.AcquiredPublish:
+		return ending{left: publish, res: known}, toEnd
+	case dedupstore.Done:
+		r.guard.duplicates.note(&r.call.Key)
+		return ending{res: known}, toEnd
+	case dedupstore.Mismatch:
+		return ending{res: Result{Status: StatusMismatch}}, toEnd
+	}
+	return storeDown("claim", fmt.Errorf("store answered %q", a.Status)), toEnd
 }
 
 // How often a call that waits asks again: often at first, because most holders are quick.
@@ -113,126 +163,144 @@ const (
 	maxPoll = 500 * time.Millisecond
 )
 
-// acquire asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
-// Call.MaxWait. A suspect waits for its turn, and has it when acquire returns. Under the same owner token any copy of
-// any of the claims may be the one that the store applied, so leases are measured from the first.
-func (t *Ticket) acquire(ctx context.Context) error {
-	g, key := t.guard, &t.call.Key
-	if t.taken { // for a batch that failed
-		return nil
-	}
+// errBypass says that the policy lets the handler run although the store does not answer.
+var errBypass = errors.New("the policy fails open")
+
+// ask asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
+// Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is zero if the store has said
+// what to do. Under the same owner token any copy of any of the claims may be the one that the store applied, so leases
+// are measured from the first.
+func (r *run) ask(ctx context.Context) (Result, error) {
+	g, key := r.guard, &r.call.Key
 	start := time.Now()
 	busy, failed, waits := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		if ctx.Err() != nil && !t.unread {
-			return context.Cause(ctx)
+		if ctx.Err() != nil && r.state != answered {
+			return Result{}, context.Cause(ctx)
 		}
-		if !t.unread {
-			t.part = g.parts.of(ctx, key)
+		if r.state != answered {
+			r.shard = g.shards.of(ctx, key)
 		}
-		wake := t.part.breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		err := t.ask(ctx)
-		answer := &t.last.Answer
+		wake := r.shard.breaker.recovery() // taken before the store is asked, so that no recovery is missed
+		err := r.askOnce(ctx)
+		a := &r.last.Answer
 		switch {
-		case err == nil && answer.Status == dedupstore.Suspect:
-			if !t.waitTurn(ctx) {
-				return cmp.Or(context.Cause(ctx), error(&BusyError{NotDue: true}))
+		case err == nil && a.Status == dedupstore.Suspect:
+			if !r.waitTurn(ctx) {
+				return Result{Status: StatusNotDue}, context.Cause(ctx)
 			}
 			start, poll = time.Now(), minPoll
 			continue
-		case err == nil && answer.Status != dedupstore.Busy:
-			g.count(ctx, key, answer)
-			t.taken = true
-			return nil
+		case err == nil && a.Status != dedupstore.Busy:
+			g.count(ctx, key, a)
+			return Result{}, nil
 		case is[*dedupstore.InvalidError](err):
-			return err
+			return Result{}, err
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return Result{}, context.Cause(ctx)
 		case err == nil && !busy:
-			g.count(ctx, key, answer)
+			g.count(ctx, key, a)
 			busy = true
 		}
-		pause := poll
+		pause, res := poll, Result{Status: StatusBusy, Wait: a.Wait}
 		if err == nil {
-			t.leaveTurn() // it is another's
-			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
+			r.leaveTurn() // it is another's
+			if a.Found == dedupstore.Retryable {
+				res.Status = StatusNotDue
+			}
 			wake = nil
-			if answer.Wait > 0 {
-				pause = min(pause, max(answer.Wait, time.Millisecond))
+			if a.Wait > 0 {
+				pause = min(pause, max(a.Wait, time.Millisecond))
 			}
 		} else {
 			// its owner has settled, and replicas are not back in milliseconds
 			if errors.Is(err, dedupstore.ErrNotDurable) {
-				t.owner, t.sent, pause = newOwner(), time.Time{}, maxPoll
+				r.owner, r.sent, pause = newOwner(), time.Time{}, maxPoll
 			}
-			pause, err = g.storeError(ctx, t.call.Key, pause, err)
+			if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
+				pause, err = refusal.wait, refusal.cause
+			} else {
+				g.storeFailed(ctx, "claim", err)
+			}
+			res = storeDown("claim", err).res
 			if g.policy.StoreDown == FailOpen && !refuses(err) && !busy { // busy: somebody is known to be at it
-				return &bypassError{err}
+				return Result{}, errBypass
 			}
 			if !failed {
 				g.tally(ctx, key, &telemetry.Answer{Outcome: telemetry.StoreError})
-				g.tellOf(ctx, key, err)
+				g.logRefusal(ctx, key, err)
 				failed = true
 			}
 		}
-		left := t.call.MaxWait - time.Since(start)
-		if left <= 0 {
-			return err
+		left := r.call.MaxWait - time.Since(start)
+		if left <= 0 || !waits && !r.call.WaitLimit.enter() {
+			return res.linked(ctx, r), nil
 		}
 		if !waits {
-			if !t.call.WaitLimit.enter() {
-				return err
-			}
 			waits = true
-			defer t.call.WaitLimit.leave()
+			defer r.call.WaitLimit.leave()
 		}
 		left += pace.Draw(ctx, 100*time.Microsecond) // those who began to wait together do not end together
-		if !sleepUntil(ctx, t.call.Stopping, min(left, pause+pace.Draw(ctx, pause/4+1)), wake) {
-			return cmp.Or(context.Cause(ctx), err)
+		if !sleepUntil(ctx, r.call.Stopping, min(left, pause+pace.Draw(ctx, pause/4+1)), wake) {
+			return res.linked(ctx, r), context.Cause(ctx)
 		}
 	}
 }
 
-// ask asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile.
-// Otherwise the store might grant a claim that nobody gives back, and the message would wait for the end of its lease.
-func (t *Ticket) ask(ctx context.Context) error {
-	if t.unread {
-		t.unread = false
-		t.time(ctx)
-		return t.last.Err
+// linked links the trace to that of the run which the caller waited for.
+func (res Result) linked(ctx context.Context, r *run) Result {
+	if res.Status != StatusStoreDown {
+		k := &r.call.Key
+		telemetry.LinkOriginal(ctx, k.Group, k.Handler, k.ID, r.last.Answer.Trace)
 	}
-	p := t.part
-	return p.breaker.claim(ctx, &t.call.Key, func(together bool) error {
+	return res
+}
+
+// storeDown is the ending of a call whose store did not do an operation.
+func storeDown(operation string, err error) ending {
+	return ending{res: Result{Status: StatusStoreDown, Err: fmt.Errorf("%s: %w", operation, err)}}
+}
+
+// askOnce asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile.
+// Otherwise the store might grant a claim that nobody gives back, and the message would wait for the end of its lease.
+func (r *run) askOnce(ctx context.Context) error {
+	if r.state == answered {
+		r.state = unasked
+		r.time(ctx)
+		return r.last.Err
+	}
+	s := r.shard
+	return s.breaker.claim(ctx, &r.call.Key, func(together bool) error {
 		sent := time.Now()
-		if t.sent.IsZero() {
-			t.sent = sent
+		if r.sent.IsZero() {
+			r.sent = sent
 		}
-		request := t.guard.request(ctx, t.call, t.owner)
-		if t.turn != nil {
+		request := r.guard.request(ctx, r.call, r.owner)
+		if r.turn != nil {
 			request.SuspectAfter = 0
 		}
+		queue := &s.probes
 		if together {
-			t.take(p.claims.Do(ctx, request), sent)
-			if t.last.Err == errUnasked { //nolint:errorlint // never wrapped
-				return errUnasked
-			}
-		} else {
-			t.take(p.probes.Do(ctx, request), sent)
+			queue = &s.claims
 		}
-		t.time(ctx)
-		return t.last.Err
+		r.answer(queue.Do(ctx, request), sent)
+		if r.last.Err == errUnasked { //nolint:errorlint // never wrapped
+			return errUnasked
+		}
+		r.time(ctx)
+		return r.last.Err
 	})
 }
 
 // time records how long the store took to answer, or to fail.
-func (t *Ticket) time(ctx context.Context) {
-	if !t.guard.meter.Times(ctx) {
+func (r *run) time(ctx context.Context) {
+	if !r.guard.meter.Times(ctx) {
 		return
 	}
-	if err := t.last.Err; err != nil {
-		t.guard.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), t.took)
+	if err := r.last.Err; err != nil {
+		r.guard.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), r.took)
 	} else {
-		t.guard.meter.ClaimTook(ctx, outcomeOf(&t.last.Answer), "", t.took)
+		r.guard.meter.ClaimTook(ctx, outcomeOf(&r.last.Answer), "", r.took)
 	}
 }
 
@@ -275,21 +343,9 @@ func holder(host string, _ error) string {
 
 func newOwner() string { return ids.Token() }
 
-// storeError makes the error of a claim that failed, or was not sent because the store is down. It sets how long to
-// wait for the next claim.
-func (g *Guard) storeError(
-	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
-) (time.Duration, error) {
-	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
-		return refusal.wait, &StoreError{Op: "claim", Key: key, Err: refusal.cause}
-	}
-	g.storeFailed(ctx, "claim", err)
-	return poll, &StoreError{Op: "claim", Key: key, Err: err}
-}
-
-// tellOf logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a store
-// is down.
-func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
+// logRefusal logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a
+// store is down.
+func (g *Guard) logRefusal(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) || !g.refused.Due(sayAgain) {
 		return
 	}
@@ -303,9 +359,6 @@ func refuses(err error) bool {
 	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) ||
 		errors.Is(err, dedupstore.ErrNotDurable)
 }
-
-// bypassError is a store error at which the policy lets the handler run unguarded.
-type bypassError struct{ error }
 
 // count reports how a claim was answered.
 func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {

@@ -20,15 +20,16 @@ import (
 // Take one guard for each class of action: LowValue where a repetition is a nuisance, HighValue where it costs money,
 // Irreversible where nobody could take it back. An action that may be repeated without harm needs no guard. Examples
 // are a read, a write that sets a value, and a call with a key that the other side honours for long enough. A guard
-// would only add an answer that grows old, and a BusyError.
+// would only add an answer that grows old, and waits.
 //
 // Results travel as JSON and outlive deployments. A member that T does not have any more is passed over without an
 // error, and a member that is missing is a zero value. So change T by adding members, and read a zero in those as "not
 // known". For work that may end half done return a Partial.
 //
-// A stored failure is a *FailedError for the first caller and every later one. A key that has another owner is a
-// *BusyError with the time that remains, after Call.MaxWait. A success whose result cannot be given to a later caller
-// is ErrNoResult: the work is done. All other errors are those of Guard.Run; fn may run again after any of them.
+// A stored failure is an *Error with StatusDone for the first caller and every later one. A key that has another owner
+// is one with StatusBusy and the time that remains (Wait), after Call.MaxWait. A success whose result cannot be given
+// to a later caller is ErrNoResult: the work is done. All other errors are those of Guard.Run; fn may run again after
+// any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T
 	switch {

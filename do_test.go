@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 type refund struct {
@@ -43,16 +44,16 @@ func TestDo_ErrorsSayWhatToDo(t *testing.T) {
 		}
 		sentinel := errors.New("no such account")
 		err := do("r1", oncemill.Permanent(sentinel))
-		if e := as[*oncemill.FailedError](t, err); e.Duplicate || !errors.Is(err, sentinel) {
+		if e := answertest.Want(t, err, oncemill.StatusDone); e.Duplicate || !errors.Is(err, sentinel) {
 			t.Errorf("first: %+v", e)
 		}
 		err = do("r1", nil)
-		if e := as[*oncemill.FailedError](t, err); !e.Duplicate || e.Outcome.Reason != "no such account" {
+		if e := answertest.Want(t, err, oncemill.StatusDone); !e.Duplicate || e.Outcome.Reason != "no such account" {
 			t.Errorf("duplicate: %+v", e)
 		}
-		as[*oncemill.RetryError](t, do("r2", errors.New("timeout")))
+		answertest.Want(t, do("r2", errors.New("timeout")), oncemill.StatusRetry)
 		abandonedClaim(t, store, "r3")
-		if e := as[*oncemill.BusyError](t, do("r3", nil)); e.Wait != 30*time.Second {
+		if e := answertest.Want(t, do("r3", nil), oncemill.StatusBusy, oncemill.StatusNotDue); e.Wait != 30*time.Second {
 			t.Errorf("busy: %+v, want the lease that remains", e)
 		}
 	})

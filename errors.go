@@ -9,146 +9,75 @@ import (
 )
 
 // ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
-// cause of the handler's cancelled context, and every *ClaimLostError is one.
+// cause of the handler's cancelled context, and every Error with StatusLost is one.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
 // ErrMaxRun says that a run took longer than Policy.MaxRun. It is the cause of the handler's cancelled context.
 var ErrMaxRun = errors.New("oncemill: the run took longer than Policy.MaxRun")
 
-// ClaimLostError says that another owner took the key over, so this run's outcome was refused. Neither acknowledge the
-// message nor ask for its redelivery: the other owner does.
-type ClaimLostError struct {
-	Handler error // what the handler returned; nil: it succeeded, or did not start
-}
-
-func (e *ClaimLostError) Error() string {
-	if e.Handler == nil {
-		return ErrClaimLost.Error()
-	}
-	return fmt.Sprintf("%v; handler: %v", ErrClaimLost, e.Handler)
-}
-
-// Unwrap returns ErrClaimLost and the handler's error.
-func (e *ClaimLostError) Unwrap() []error {
-	if e.Handler == nil {
-		return []error{ErrClaimLost}
-	}
-	return []error{ErrClaimLost, e.Handler}
-}
-
-// BusyError says that the key has another owner, or that its retry is not due. Deliver the message again after Wait.
-type BusyError struct {
-	Wait   time.Duration // what remains of the lease, or until the retry is due
-	NotDue bool          // the key is free, but its retry is not due
-}
-
-func (e *BusyError) Error() string {
-	if e.NotDue {
-		return fmt.Sprintf("oncemill: retry is not due for %v", e.Wait)
-	}
-	return fmt.Sprintf("oncemill: in progress elsewhere, lease ends in %v", e.Wait)
-}
-
-// RetryError says that the run failed, and may be tried again after Delay. The attempt has been recorded.
-type RetryError struct {
-	Delay     time.Duration
-	Attempt   int  // the attempt that failed; 0 if the store was bypassed
-	Uncounted bool // the attempt was given back
-	Err       error
-}
-
-func (e *RetryError) Error() string {
-	return fmt.Sprintf("oncemill: attempt %d failed, retry in %v: %v", e.Attempt, e.Delay, e.Err)
-}
-
-// Unwrap returns the handler's error.
-func (e *RetryError) Unwrap() error { return e.Err }
-
-// FailedError says that the key's outcome is a failure, or unknown. The first caller and every duplicate get it.
-type FailedError struct {
-	Outcome   dedupstore.Outcome
-	Duplicate bool          // an earlier run decided the outcome
-	Age       time.Duration // since the key's first claim, for duplicates
-	Fence     uint64        // under which the outcome was decided: what Call.Rerun has to name
-	Err       error         // the handler's error; nil for duplicates
-}
-
-func (e *FailedError) Error() string {
-	what := "failed"
-	switch {
-	case e.Outcome.Kind == dedupstore.Unknown:
-		what = "ended with unknown outcome"
-	case e.Outcome.Exhausted:
-		what = "failed, attempts exhausted"
-	}
-	return fmt.Sprintf("oncemill: %s: %s", what, e.Outcome.Reason)
-}
-
-// Unwrap returns the handler's error, nil for duplicates.
-func (e *FailedError) Unwrap() error { return e.Err }
-
-// MismatchError says that the message ID is known with other content. The handler did not run and the record was not
-// touched: either the producer reused an ID, or the fingerprint covers something that changes between copies.
-type MismatchError struct{ Key dedupstore.Key }
-
-func (e *MismatchError) Error() string {
-	return fmt.Sprintf("oncemill: message ID %q was used before with other content", e.Key.ID)
-}
-
-// StoreError says that the store did not answer, or could not read its record. The handler did not run. Deliver the
-// message again later.
-type StoreError struct {
-	Op  string // claim, extend or begin
+// An Error is an answer of a guard that is no success, where Go wants an error. Its Status says which answer, and the
+// Result has what belongs to it. A Done one is a failure, or an outcome that is unknown: see Outcome.
+//
+// errors.As finds the outermost Error, the answer of the guard that you called. Its handler may have returned the Error
+// of another guard. That one lies deeper, speaks of another run, and has another Key.
+type Error struct {
+	Result
 	Key dedupstore.Key
-	Err error
 }
 
-func (e *StoreError) Error() string {
-	return fmt.Sprintf("oncemill: %s of message %q: %v", e.Op, e.Key.ID, e.Err)
-}
-
-// Unwrap returns the store's error.
-func (e *StoreError) Unwrap() error { return e.Err }
-
-// UnrecordedError says that the handler ran, but its outcome could not be stored until the lease ended. Do not
-// acknowledge the message. When it is delivered again the handler may run again.
-type UnrecordedError struct {
-	Key     dedupstore.Key
-	Handler error // what the handler returned; nil: it succeeded
-	Err     error // why the store refused
-}
-
-func (e *UnrecordedError) Error() string {
-	what := "succeeded"
-	if e.Handler != nil {
-		what = "failed (" + e.Handler.Error() + ")"
+func (e *Error) Error() string {
+	switch e.Status {
+	case StatusDone:
+		what := "failed"
+		switch {
+		case e.Outcome.Kind == dedupstore.Unknown:
+			what = "ended with unknown outcome"
+		case e.Outcome.Exhausted:
+			what = "failed, attempts exhausted"
+		}
+		return fmt.Sprintf("oncemill: %s: %s", what, e.Outcome.Reason)
+	case StatusBusy:
+		return fmt.Sprintf("oncemill: in progress elsewhere, lease ends in %v", e.Wait)
+	case StatusNotDue:
+		return fmt.Sprintf("oncemill: retry is not due for %v", e.Wait)
+	case StatusRetry:
+		return fmt.Sprintf("oncemill: attempt %d failed, retry in %v: %v", e.Attempt, e.Wait, e.Handler)
+	case StatusLost:
+		if e.Handler == nil {
+			return ErrClaimLost.Error()
+		}
+		return fmt.Sprintf("%v; handler: %v", ErrClaimLost, e.Handler)
+	case StatusMismatch:
+		return fmt.Sprintf("oncemill: message ID %q was used before with other content", e.Key.ID)
+	case StatusStoreDown:
+		return fmt.Sprintf("oncemill: message %q: %v", e.Key.ID, e.Err)
+	case StatusUnrecorded:
+		what := "succeeded"
+		if e.Handler != nil {
+			what = fmt.Sprintf("failed (%v)", e.Handler)
+		}
+		return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v",
+			e.Key.ID, what, e.Err)
+	case StatusUnpublished:
+		return fmt.Sprintf("oncemill: publish what the run produced: %v", e.Err)
 	}
-	return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v",
-		e.Key.ID, what, e.Err)
+	return "oncemill: no answer"
 }
 
-// Unwrap returns both errors.
-func (e *UnrecordedError) Unwrap() []error {
-	if e.Handler == nil {
-		return []error{e.Err}
+// Unwrap returns what the handler returned and why the store or the publisher refused, as far as there are such errors,
+// and ErrClaimLost for StatusLost.
+func (e *Error) Unwrap() []error {
+	var errs []error
+	if e.Status == StatusLost {
+		errs = append(errs, ErrClaimLost)
 	}
-	return []error{e.Handler, e.Err}
+	for _, err := range []error{e.Handler, e.Err} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
 }
-
-// UnpublishedError says that the messages of the run could not be published. Deliver the message again after Delay:
-// they will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store
-// has no room, are stored nowhere: then the handler runs again.
-type UnpublishedError struct {
-	Delay time.Duration
-	Err   error
-}
-
-func (e *UnpublishedError) Error() string {
-	return "oncemill: publish what the run produced: " + e.Err.Error()
-}
-
-// Unwrap returns the publisher's error.
-func (e *UnpublishedError) Unwrap() error { return e.Err }
 
 // ErrNoResult says that the outcome is a success whose result cannot be given to this duplicate. It was larger than
 // Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
@@ -157,11 +86,16 @@ var ErrNoResult = errors.New("oncemill: the work is done, but its result cannot 
 // PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it,
 // with its stack.
 type PanicError struct {
-	Value any
+	Value any // nil: it ended its goroutine (runtime.Goexit)
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
+func (e *PanicError) Error() string {
+	if e.Value == nil {
+		return "handler ended its goroutine"
+	}
+	return fmt.Sprintf("handler panicked: %v", e.Value)
+}
 
 // As looks for an error in the panic's value, for errors.As: so a store sees the database's error in it. What the value
 // says of the run, such as Permanent, does not count.
@@ -172,41 +106,46 @@ func (e *PanicError) As(target any) (found bool) {
 }
 
 // Permanent marks an error that no retry can mend: it becomes the outcome, and every duplicate gets it. It returns nil
-// for nil.
+// for nil. errors.As finds it by the interface{ error; Permanent() bool }.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &PermanentError{err}
+	return &permanentError{err}
 }
 
-// PermanentError is what Permanent returns.
-type PermanentError struct{ Err error }
+type permanentError struct{ err error }
 
-func (e *PermanentError) Error() string { return e.Err.Error() }
+func (e *permanentError) Error() string { return e.err.Error() }
 
 // Unwrap returns the marked error.
-func (e *PermanentError) Unwrap() error { return e.Err }
+func (e *permanentError) Unwrap() error { return e.err }
+
+// Permanent tells it from other errors.
+func (e *permanentError) Permanent() bool { return true }
 
 // RetryAfter asks that the run be tried again after d instead of the policy's backoff. The attempt counts. A negative d
-// means at once, and more than a year means a year. It returns nil for a nil error.
+// means at once, and more than a year means a year. It returns nil for a nil error. errors.As finds it by the
+// interface{ error; RetryAfter() time.Duration }.
 func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &RetryAfterError{max(d, 0), err}
+	return &retryAfterError{min(max(d, 0), longestDelay), err}
 }
 
-// RetryAfterError is what RetryAfter returns.
-type RetryAfterError struct {
-	Delay time.Duration
-	Err   error
+type retryAfterError struct {
+	delay time.Duration
+	err   error
 }
 
-func (e *RetryAfterError) Error() string { return e.Err.Error() }
+func (e *retryAfterError) Error() string { return e.err.Error() }
 
 // Unwrap returns the error to retry.
-func (e *RetryAfterError) Unwrap() error { return e.Err }
+func (e *retryAfterError) Unwrap() error { return e.err }
+
+// RetryAfter is when to try again.
+func (e *retryAfterError) RetryAfter() time.Duration { return e.delay }
 
 // NoEffect vouches that the run failed before it had any effect. Under a policy that parks (Irreversible), only such
 // errors are tried again; all others leave the outcome unknown. It returns nil for nil.
@@ -248,8 +187,8 @@ func (e *uncountedError) Unwrap() error { return e.err }
 func (e *uncountedError) Uncounted() bool { return true }
 
 func is[E error](err error) bool {
-	var e E
-	return errors.As(err, &e)
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // uncounted reports whether an error says that its run was interrupted rather than failed.
@@ -266,8 +205,7 @@ func mark[E any](err error) (found E, ok bool) {
 			return e, true
 		}
 		switch e := err.(type) { //nolint:errorlint // this is the search
-		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError,
-			*ClaimLostError:
+		case *Error:
 			return found, false
 		case interface{ Unwrap() error }:
 			err = e.Unwrap()
@@ -283,12 +221,6 @@ func mark[E any](err error) (found E, ok bool) {
 		}
 	}
 	return found, false
-}
-
-// nested reports whether a handler's error holds an error of a guard that the handler used.
-func nested(err error) bool {
-	return is[*StoreError](err) || is[*UnrecordedError](err) || is[*RetryError](err) || is[*FailedError](err) ||
-		is[*UnpublishedError](err) || is[*ClaimLostError](err)
 }
 
 func invalid(field, problem string) error {

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -22,29 +23,31 @@ func TestErrors_Texts(t *testing.T) {
 	_, invalidPolicy := oncemill.NewGuard(newStore(t), oncemill.Policy{MaxAttempts: -1})
 	_, noStore := oncemill.NewGuard(nil, oncemill.Policy{})
 	_, fromLowerFloor := newGuard(t, newStore(t), oncemill.Policy{}).Run(t.Context(), oncemill.Call{}, nil)
-	failed := func(o dedupstore.Outcome) error { return oncemill.Result{Outcome: o}.Failure() }
+	failed := func(o dedupstore.Outcome) error {
+		return oncemill.Result{Status: oncemill.StatusDone, Outcome: o}.Failure()
+	}
 	for _, tc := range []struct {
 		err  error
 		want string
 	}{
 		{
-			&oncemill.StoreError{Op: "claim", Key: key("m1"), Err: missing},
-			`oncemill: claim of message "m1": pgstore: table oncemill_dedup is missing: call Migrate`,
+			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusStoreDown, Err: fmt.Errorf("claim: %w", missing)}, Key: key("m1")},
+			`oncemill: message "m1": claim: pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
 		{
-			&oncemill.UnrecordedError{Key: key("m1"), Err: missing},
+			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnrecorded, Err: missing}, Key: key("m1")},
 			`oncemill: handler of message "m1" succeeded, but the outcome could not be stored: ` +
 				`pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
 		{
-			&oncemill.UnrecordedError{Key: key("m1"), Handler: declined, Err: missing},
+			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnrecorded, Handler: declined, Err: missing}, Key: key("m1")},
 			`oncemill: handler of message "m1" failed (card declined), but the outcome could not be stored: ` +
 				`pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
-		{&oncemill.MismatchError{Key: key("m1")}, `oncemill: message ID "m1" was used before with other content`},
-		{&oncemill.BusyError{Wait: time.Second}, "oncemill: in progress elsewhere, lease ends in 1s"},
-		{&oncemill.BusyError{Wait: time.Second, NotDue: true}, "oncemill: retry is not due for 1s"},
-		{&oncemill.RetryError{Attempt: 2, Delay: time.Second, Err: declined}, "oncemill: attempt 2 failed, retry in 1s: card declined"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusMismatch}, Key: key("m1")}, `oncemill: message ID "m1" was used before with other content`},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusBusy, Wait: time.Second}, Key: key("m1")}, "oncemill: in progress elsewhere, lease ends in 1s"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusNotDue, Wait: time.Second}, Key: key("m1")}, "oncemill: retry is not due for 1s"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusRetry, Attempt: 2, Wait: time.Second, Handler: declined}, Key: key("m1")}, "oncemill: attempt 2 failed, retry in 1s: card declined"},
 		{failed(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card declined"}), "oncemill: failed: card declined"},
 		{
 			failed(dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "card declined"}),
@@ -54,9 +57,9 @@ func TestErrors_Texts(t *testing.T) {
 			failed(dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "lease expired"}),
 			"oncemill: ended with unknown outcome: lease expired",
 		},
-		{&oncemill.UnpublishedError{Err: declined}, "oncemill: publish what the run produced: card declined"},
-		{&oncemill.ClaimLostError{}, "dedupstore: claim lost"},
-		{&oncemill.ClaimLostError{Handler: declined}, "dedupstore: claim lost; handler: card declined"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnpublished, Err: declined}, Key: key("m1")}, "oncemill: publish what the run produced: card declined"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusLost}, Key: key("m1")}, "dedupstore: claim lost"},
+		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusLost, Handler: declined}, Key: key("m1")}, "dedupstore: claim lost; handler: card declined"},
 		{oncemill.Run{}.FenceApplied(0), "oncemill: no row was written under the fence: the run is not guarded and has no fence"},
 		{
 			oncemill.Run{Fence: 7}.FenceApplied(0),

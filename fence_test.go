@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // An order's state is set by the newest run of its message alone.
@@ -41,7 +42,7 @@ func TestFence_DoesNotKeepASecondEffectOfANewerRunOut(t *testing.T) {
 				}
 				return dedupstore.Outcome{}, oncemill.RetryAfter(0, errors.New("after the effect"))
 			})
-			as[*oncemill.RetryError](t, err)
+			answertest.Want(t, err, oncemill.StatusRetry)
 		}
 		if added != 2 {
 			t.Errorf("%d effects: the documentation says that each run has its own", added)

@@ -26,11 +26,12 @@ type Guard struct {
 	log    *slog.Logger
 	meter  *telemetry.Meter
 
-	parts      *parts
-	keeper     *keeper
+	shards     *shards
+	heartbeat  *heartbeat
 	duplicates duplicates
 	turns      chan struct{} // has room for the suspect that runs
 	scopes     *scopes
+	running    batch.Pool       // handlers
 	background batch.Background // settlements that are tried again
 
 	refused pace.Limiter // of the line that says that a claim was refused by a store that works
@@ -61,14 +62,14 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{
-		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter, parts: newParts(store, policy),
+		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter, shards: newShards(store, policy),
 		turns: make(chan struct{}, 1),
 	}
 	if policy.ExpiredLease != Park { // for which a run must leave a trace before its handler starts
 		g.first.inbox, _ = store.(dedupstore.FirstTransactor)
 	}
-	g.keeper = newKeeper(g)
-	if g.unwatch, err = meter.Oldest(g.keeper.oldest); err != nil {
+	g.heartbeat = newHeartbeat(g)
+	if g.unwatch, err = meter.Oldest(g.heartbeat.oldest); err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
 	}
 	g.duplicates.store, _ = store.(dedupstore.Inspector)
@@ -97,7 +98,7 @@ type Call struct {
 	Fingerprint dedupstore.Fingerprint
 
 	// Rerun asks for a stored failure to run again. It is the fence under which the failure was decided
-	// (FailedError.Fence). A success, or a failure decided under another fence, is answered as to any duplicate. Zero:
+	// (Result.Fence). A success, or a failure decided under another fence, is answered as to any duplicate. Zero:
 	// no rerun.
 	Rerun uint64
 
@@ -107,11 +108,11 @@ type Call struct {
 	First bool
 
 	// MaxWait is how long Run waits for a key that is busy or not due, and for a store that does not answer. Then it
-	// returns BusyError or StoreError. Zero: not at all. Waiting calls do not each ask a store that is down, and all go
-	// on when it answers again. A policy that fails open does not wait for the store.
+	// returns StatusBusy, StatusNotDue or StatusStoreDown. Zero: not at all. Waiting calls do not each ask a store that
+	// is down, and all go on when it answers again. A policy that fails open does not wait for the store.
 	MaxWait time.Duration
 
-	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have
+	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the answer that it would have
 	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
@@ -134,29 +135,67 @@ type Call struct {
 	keep time.Duration // of a step: how long it is remembered at least; 0: it is none
 }
 
-// A Result is how a call ended: with an outcome.
+// A Status says how a call ended. The zero value is no answer: never acknowledge a message for it.
+type Status uint8
+
+// How a call ended, and what the Result has beside it. Only StatusDone lets a message be acknowledged.
+const (
+	StatusDone        Status = iota + 1 // there is an outcome, which may be a failure: Outcome, Age, Fence, …
+	StatusBusy                          // another owner is at it; Wait is what remains of its lease
+	StatusNotDue                        // the key is free, but its retry is due only after Wait
+	StatusRetry                         // this run failed, and may be tried again after Wait: Handler, Attempt
+	StatusLost                          // another owner took over during the run; it settles the message: Handler
+	StatusMismatch                      // the ID is known with other content; nothing ran
+	StatusStoreDown                     // the store did not answer, or could not read its record; nothing ran: Err
+	StatusUnrecorded                    // the handler ran, and may run again: no outcome could be stored: Handler, Err
+	StatusUnpublished                   // what the run produced could not be published; it will be, after Wait: Err
+)
+
+func (s Status) String() string {
+	names := [...]string{
+		"no answer", "done", "busy", "not due", "retry", "lost", "mismatch", "store down", "unrecorded", "unpublished",
+	}
+	return names[min(int(s), len(names)-1)]
+}
+
+// A Result is how a call ended. Of a StatusUnpublished run the handler does not run again, unless its outputs are
+// stored nowhere: those over Policy.MaxProducedBytes, or for which the store has no room.
 type Result struct {
+	Status    Status
+	Duplicate bool // an earlier run decided the outcome
+	Bypassed  bool // the handler ran unguarded: the store did not answer, or shadow mode
+	Uncounted bool // the attempt was given back
 	Outcome   dedupstore.Outcome
-	Duplicate bool          // an earlier run decided the outcome
 	Age       time.Duration // since the key's first claim, for duplicates
-	Fence     uint64        // under which the outcome was decided; 0 if nothing was recorded
+	Wait      time.Duration // after which the message should be delivered again
+	Fence     uint64        // under which the outcome was decided, for Call.Rerun; 0 if nothing was recorded
 	Attempt   int           // the run that this call made, from 1; 0 if it made none under a claim
-	Bypassed  bool          // the handler ran unguarded: the store did not answer, or shadow mode
 
 	// Publication is set if Call.Publish is nil and something has to be published before the message may be
 	// acknowledged.
 	Publication *Publication
 
+	Handler error // what this call's handler returned; nil: it succeeded, or did not run
+	Err     error // why the store or the publisher refused
+
+	key  *dedupstore.Key
 	took time.Duration // the run that this call made
-	err  error         // its error
 }
 
-// Failure returns the outcome as a *FailedError, or nil if it is a success.
+// Failure returns the outcome as an *Error, or nil if it is a success.
 func (r Result) Failure() error {
 	if r.Outcome.Kind == dedupstore.Succeeded {
 		return nil
 	}
-	return &FailedError{Outcome: r.Outcome, Duplicate: r.Duplicate, Age: r.Age, Fence: r.Fence, Err: r.err}
+	return r.error()
+}
+
+func (r Result) error() *Error {
+	e := &Error{Result: r}
+	if r.key != nil {
+		e.Key = *r.key
+	}
+	return e
 }
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
@@ -178,31 +217,54 @@ func (r Result) Failure() error {
 // An error of a nested guard says nothing about this run: wrap it to decide.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 
-// Run runs fn unless the key has an outcome or another owner. A nil error means that there is an outcome, which may be
-// a failure. The message may be acknowledged once Result.Publication, if any, is done. After any other error it must
-// not be:
+// Run runs fn unless the key has an outcome or another owner, and waits as the call says. A nil error means StatusDone:
+// there is an outcome, which may be a failure, and the message may be acknowledged once Result.Publication, if any, is
+// done. After any error it must not be. The error is an *Error with the Result, but for these:
 //
-//   - *BusyError: another owner is at it, or the retry is not due.
-//   - *RetryError: this run failed and may be tried again.
-//   - *ClaimLostError: another owner took over during the run.
-//   - *MismatchError: the ID is known with other content.
-//   - *UnpublishedError: the outcome is stored, but its messages are not published.
-//   - *UnrecordedError: the handler ran, but the store could not be told.
-//   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran.
 //
 // When ctx ends while a claim is on its way, Run waits for the answer so that it can give the claim back. If the store
 // hangs, that takes a sixth of the lease, at most some 5 s, as long as the store heeds contexts. Run tries for some 5 s
-// to give a granted claim back, also before a *StoreError, and under a policy that parks until the lease ends.
+// to give a granted claim back, also before StatusStoreDown, and under a policy that parks until the lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
-	return g.Ticket(&call).Run(ctx, fn)
+	r := &struct {
+		run
+		own Call
+	}{own: call}
+	r.init(g, &r.own)
+	defer r.leaveTurn()
+	return r.end(ctx, r.settle(ctx, r.begin(ctx, fn)))
+}
+
+// begin does all that comes before a settlement: it claims, and attempts what it has claimed.
+func (r *run) begin(ctx context.Context, fn RunFunc) ending {
+	r.began = time.Now()
+	switch {
+	case r.guard.policy.Shadow:
+		return r.shadow(ctx, fn)
+	case r.wrong != nil:
+		return ending{err: r.wrong}
+	case r.first:
+		if e, ended := r.attemptFirst(ctx, fn); ended {
+			return e
+		}
+	}
+	switch e, next := r.claim(ctx); next {
+	case toRun:
+		return r.attempt(ctx, fn)
+	case toBypass:
+		return r.bypass(ctx, fn)
+	default:
+		return e
+	}
 }
 
 // Close waits until nothing that the guard has begun is under way, and notes the duplicates that it has counted. Call
 // it after the last call.
 func (g *Guard) Close() {
-	g.parts.wait()
+	g.running.Wait()
+	g.shards.wait()
 	g.background.Wait() // a settlement that failed goes on there
 	g.duplicates.close()
 	g.unwatch()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestGuard_DuplicateGetsTheOutcomeWithoutARun(t *testing.T) {
@@ -47,15 +48,15 @@ func TestGuard_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
 			return dedupstore.Outcome{}, nil
 		}}
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		retry := as[*oncemill.RetryError](t, err)
-		if retry.Delay <= 0 || retry.Attempt != 1 {
+		retry := answertest.Want(t, err, oncemill.StatusRetry)
+		if retry.Wait <= 0 || retry.Attempt != 1 {
 			t.Errorf("retry: %+v, want a delay after attempt 1", retry)
 		}
 		_, err = g.Run(t.Context(), call("m1"), h.run)
-		if busy := as[*oncemill.BusyError](t, err); !busy.NotDue || busy.Wait <= 0 || busy.Wait > retry.Delay {
+		if busy := answertest.Want(t, err, oncemill.StatusNotDue); busy.Wait <= 0 || busy.Wait > retry.Wait {
 			t.Errorf("before it is due: %+v", busy)
 		}
-		time.Sleep(retry.Delay)
+		time.Sleep(retry.Wait)
 		res, err := g.Run(t.Context(), call("m1"), h.run)
 		if err != nil || res.Attempt != 2 || res.Duplicate {
 			t.Errorf("redelivery: %+v, %v", res, err)
@@ -75,8 +76,8 @@ func TestGuard_RetryAfterIsHeldUntilItIsDue(t *testing.T) {
 		}}
 		start := time.Now()
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		if retry := as[*oncemill.RetryError](t, err); retry.Delay != 7*time.Second {
-			t.Errorf("delay %v, want 7s", retry.Delay)
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Wait != 7*time.Second {
+			t.Errorf("delay %v, want 7s", retry.Wait)
 		}
 		c := call("m1")
 		c.MaxWait = 10 * time.Second
@@ -106,7 +107,7 @@ func TestGuard_StoppingEndsTheWaitForABusyKey(t *testing.T) {
 		c.MaxWait, c.Stopping = time.Minute, stopping
 		start := time.Now()
 		_, err := g.Run(t.Context(), c, h.run)
-		as[*oncemill.BusyError](t, err)
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		if took := time.Since(start); took != 3*time.Second {
 			t.Errorf("after %v, want 3s", took)
 		}
@@ -170,7 +171,7 @@ func TestGuard_LateCopyOfAClaimAfterItsSettleTakesNoAttempt(t *testing.T) {
 			return dedupstore.Outcome{}, oncemill.RetryAfter(0, errors.New("no"))
 		}}
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		a, err := dedupstore.ClaimOne(t.Context(), store.Store, store.claims[0])
 		if err != nil || a.Status != dedupstore.Busy {
 			t.Fatalf("late copy: %+v, %v; want busy", a, err)
@@ -198,7 +199,7 @@ func TestGuard_HeartbeatKeepsALongRunsLease(t *testing.T) {
 		for range 25 {
 			time.Sleep(11 * time.Second)
 			_, err := g.Run(t.Context(), call("m1"), h.run)
-			as[*oncemill.BusyError](t, err)
+			answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		}
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -300,7 +301,7 @@ func TestGuard_ShutdownWhileAHandlerRunsCountsNoAttempt(t *testing.T) {
 			<-ctx.Done()
 			return dedupstore.Outcome{}, fmt.Errorf("query: %w", ctx.Err())
 		})
-		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Delay != 0 {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted || retry.Wait != 0 {
 			t.Errorf("%+v, want an uncounted attempt, due at once", retry)
 		}
 		res, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
@@ -349,11 +350,11 @@ func TestGuard_BackoffNeverShrinks(t *testing.T) {
 			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 				return dedupstore.Outcome{}, oncemill.Uncounted(errDown)
 			})
-			retry := as[*oncemill.RetryError](t, err)
-			if longest := min(time.Minute, least<<min(i, 3)); retry.Delay > longest || retry.Delay < longest*4/5-1 {
-				t.Fatalf("the delay after outage %d is %v, want at most %v and little less", i, retry.Delay, longest)
+			retry := answertest.Want(t, err, oncemill.StatusRetry)
+			if longest := min(time.Minute, least<<min(i, 3)); retry.Wait > longest || retry.Wait < longest*4/5-1 {
+				t.Fatalf("the delay after outage %d is %v, want at most %v and little less", i, retry.Wait, longest)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
 	})
 }
@@ -366,23 +367,23 @@ func TestGuard_OutageOfOthersUsesUpNoAttempt(t *testing.T) {
 			return err
 		}
 		for i := range 50 {
-			retry := as[*oncemill.RetryError](t, outage(fmt.Errorf("charge: %w", oncemill.Uncounted(errDown))))
+			retry := answertest.Want(t, outage(fmt.Errorf("charge: %w", oncemill.Uncounted(errDown))), oncemill.StatusRetry)
 			longest := min(time.Minute, time.Second<<min(i, 10))
-			if !retry.Uncounted || retry.Attempt != 1 || retry.Delay > longest || retry.Delay < longest*4/5-1 || !errors.Is(retry, errDown) {
+			if !retry.Uncounted || retry.Attempt != 1 || retry.Wait > longest || retry.Wait < longest*4/5-1 || !errors.Is(retry, errDown) {
 				t.Fatalf("outage %d: %+v, want attempt 1 again, after at most %v", i, retry, longest)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
 		for _, err := range []error{
 			oncemill.RetryAfter(time.Hour, oncemill.Uncounted(errDown)), oncemill.Uncounted(oncemill.RetryAfter(time.Hour, errDown)),
 		} {
-			retry := as[*oncemill.RetryError](t, outage(err))
-			if !retry.Uncounted || retry.Attempt != 1 || retry.Delay != time.Hour {
+			retry := answertest.Want(t, outage(err), oncemill.StatusRetry)
+			if !retry.Uncounted || retry.Attempt != 1 || retry.Wait != time.Hour {
 				t.Errorf("%+v, want attempt 1 again after an hour", retry)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
-		if retry := as[*oncemill.RetryError](t, outage(errDown)); retry.Uncounted || retry.Attempt != 1 {
+		if retry := answertest.Want(t, outage(errDown), oncemill.StatusRetry); retry.Uncounted || retry.Attempt != 1 {
 			t.Errorf("%+v, want a first attempt that counts", retry)
 		}
 		time.Sleep(time.Minute)
@@ -406,7 +407,7 @@ func TestGuard_OutageOfOthersNeedsProofWhereThePolicyParks(t *testing.T) {
 			t.Errorf("%+v, %v; want an unknown outcome", res, err)
 		}
 		_, err = run("m2", oncemill.NoEffect(oncemill.Uncounted(errDown)))
-		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted {
 			t.Errorf("%+v, want an uncounted attempt", retry)
 		}
 	})
@@ -452,13 +453,13 @@ func TestGuard_StoredFailureIsReplayedAndRunsAgainOnceOnRequest(t *testing.T) {
 		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, oncemill.Permanent(errors.New("card stolen"))
 		}}
-		var failure *oncemill.FailedError
+		var failure *oncemill.Error
 		for range 3 {
 			res, err := g.Run(t.Context(), call("m1"), h.run)
 			if err != nil {
 				t.Fatal(err)
 			}
-			failure = as[*oncemill.FailedError](t, res.Failure())
+			failure = answertest.Want(t, res.Failure(), oncemill.StatusDone)
 			if failure.Outcome.Reason != "card stolen" || failure.Outcome.Exhausted {
 				t.Errorf("%+v", failure)
 			}
@@ -487,7 +488,7 @@ func TestGuard_OtherContentIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), b, h.run)
-		as[*oncemill.MismatchError](t, err)
+		answertest.Want(t, err, oncemill.StatusMismatch)
 		res, err := newGuard(t, store, oncemill.Policy{Mismatch: oncemill.MismatchIgnore}).Run(t.Context(), b, h.run)
 		if err != nil || !res.Duplicate {
 			t.Errorf("with MismatchIgnore: %+v, %v; want a duplicate", res, err)
@@ -595,10 +596,10 @@ func TestGuard_RetryAfterMayBeAnyTime(t *testing.T) {
 		for after, want := range map[time.Duration]time.Duration{math.MaxInt64: year, 150 * year: year, math.MinInt64: 0} {
 			g := newGuard(t, newStore(t), oncemill.Policy{})
 			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
-				return dedupstore.Outcome{}, &oncemill.RetryAfterError{Delay: after, Err: errors.New("not yet")}
+				return dedupstore.Outcome{}, oncemill.RetryAfter(after, errors.New("not yet"))
 			})
-			if e := as[*oncemill.RetryError](t, err); e.Delay != want {
-				t.Errorf("after %v: retry in %v, want %v", after, e.Delay, want)
+			if e := answertest.Want(t, err, oncemill.StatusRetry); e.Wait != want {
+				t.Errorf("after %v: retry in %v, want %v", after, e.Wait, want)
 			}
 		}
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestGuard_HandlerIsCancelledInTimeThoughTheStoreHeedsNoContext(t *testing.T) {
@@ -31,7 +32,7 @@ func TestGuard_HandlerIsCancelledInTimeThoughTheStoreHeedsNoContext(t *testing.T
 			}
 			return dedupstore.Outcome{}, ctx.Err()
 		})
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 	})
 }
 
@@ -110,7 +111,7 @@ func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) 
 		}
 		panics = 1000
 		_, err := g.Run(t.Context(), call("m2"), h.run)
-		if e := as[*oncemill.RetryError](t, err); !e.Uncounted {
+		if e := answertest.Want(t, err, oncemill.StatusRetry); !e.Uncounted {
 			t.Errorf("after nothing but panics: %v", err)
 		}
 	})
@@ -164,7 +165,7 @@ func TestGuard_HandlerThatIgnoresItsEndIsTakenOver(t *testing.T) {
 			t.Errorf("the next delivery ended with %+v, %v, want a second attempt", res, err)
 		}
 		close(end)
-		as[*oncemill.ClaimLostError](t, <-zombie)
+		answertest.Want(t, <-zombie, oncemill.StatusLost)
 	})
 }
 
@@ -183,7 +184,7 @@ func TestGuard_ClaimThatWaitedForLongerThanItsLeaseRuns(t *testing.T) {
 		_, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, oncemill.RetryAfter(8*time.Second, errDown)
 		})
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		c.MaxWait = 10 * time.Second
 		res, err := g.Run(t.Context(), c, func(ctx context.Context) (dedupstore.Outcome, error) {
 			time.Sleep(time.Second)

@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,26 +11,32 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// runInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed together. A
-// failure is recorded afterwards, when the effects are rolled back.
-func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, error) {
-	l := &t.lease
-	w := &transacted{ticket: t, fn: fn}
-	err := t.inTx(ctx, w)
-	if err == nil {
-		w.res.Fence, w.res.Attempt = l.claim.Fence, l.claim.Attempt
-		res, err := t.publishStored(ctx, w.res, w.sent)
-		return nil, res, err
+// attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed
+// together. A failure is recorded afterwards, when the effects are rolled back.
+func (r *run) attemptInTx(ctx context.Context, fn RunFunc) ending {
+	w := &transacted{run: r, fn: fn}
+	if err := r.inTx(ctx, w); err != nil {
+		return r.uncommitted(ctx, w, err)
 	}
-	return t.uncommitted(ctx, w, err)
+	return r.committed(w)
 }
 
 // inTx calls the handler under its lease, in a transaction.
-func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
-	ctx = t.lease.beginWork(apart(ctx))
-	defer t.guard.endWork(&t.lease)
-	t.lease.waits()
-	return t.guard.inbox.InTx(ctx, *t.lease.claim, w.work)
+func (r *run) inTx(ctx context.Context, w *transacted) error {
+	ctx = r.lease.beginWork(apart(ctx))
+	defer r.guard.endWork(&r.lease)
+	r.lease.waits()
+	return r.guard.inbox.InTx(ctx, *r.lease.claim, w.work)
+}
+
+// committed is the ending of a run whose transaction has committed.
+func (r *run) committed(w *transacted) ending {
+	e := ending{res: w.res, sent: w.sent}
+	e.res.Fence, e.res.Attempt = r.lease.claim.Fence, r.lease.claim.Attempt
+	if len(e.res.Outcome.Produced) > 0 {
+		e.left = publish
+	}
+	return e
 }
 
 // first is what a guard knows of first calls, which need no claim before their transaction.
@@ -64,45 +71,56 @@ func (f *first) was(duplicate bool) {
 	}
 }
 
-// runFirst makes the first run of a key without a claim before it, if it may. It returns nil if the handler was not
-// called or has to be called again. Then the ticket asks for a claim, unless it has an answer already. A failed run is
+// attemptFirst makes the first run of a key without a claim before it, if it may. It reports false if the handler was
+// not called or has to be called again. Then the run needs a claim, unless it has an answer already. A failed run is
 // settled under such a claim.
-func (t *Ticket) runFirst(ctx context.Context, fn RunFunc) (*transacted, Result, error) {
-	g, l := t.guard, &t.lease
-	if !t.first || ctx.Err() != nil {
-		return nil, Result{}, nil
+func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ ending, ended bool) {
+	g, l := r.guard, &r.lease
+	if ctx.Err() != nil {
+		return ending{}, false
 	}
-	t.part = g.parts.of(ctx, &t.call.Key)
-	if !t.part.breaker.healthy.Load() {
-		return nil, Result{}, nil
+	r.shard = g.shards.of(ctx, &r.call.Key)
+	if !r.shard.breaker.healthy.Load() {
+		return ending{}, false
 	}
-	w := &transacted{ticket: t, fn: fn}
+	w := &transacted{run: r, fn: fn}
 	sent := time.Now()
-	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, t.call, t.owner),
+	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, r.call, r.owner),
 		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
-			l.granted(&c, t.part, sent)
+			l.granted(&c, r.shard, sent)
 			ctx, end := g.beginFirst(ctx, l)
 			defer end()
 			return w.work(ctx)
 		})
 	if answer.Status != "" && err == nil {
 		g.first.was(answer.Status == dedupstore.Done)
-		t.sent, t.unread = sent, true
-		t.take(&dedupstore.ClaimResult{Answer: answer}, sent)
-		return nil, Result{}, nil
+		r.sent, r.state = sent, answered
+		r.answer(&dedupstore.ClaimResult{Answer: answer}, sent)
+		return ending{}, false
 	}
 	if w.calls == 0 {
-		return nil, Result{}, nil // the claim meets what is wrong, too
+		return ending{}, false // the claim meets what is wrong, too
 	}
 	g.first.was(false)
-	if w.err = err; err != nil {
-		return w, Result{}, nil
+	if err == nil {
+		g.count(ctx, &r.call.Key,
+			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *l.claim})
+		return r.committed(w), true
 	}
-	c := l.claim
-	g.count(ctx, &t.call.Key, &dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *c})
-	w.res.Fence, w.res.Attempt = c.Fence, c.Attempt
-	res, err := t.publishStored(ctx, w.res, w.sent)
-	return w, res, err
+	// the claim is for its settlement, which the end of the delivery does not stop
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.policy.Lease)
+	defer cancel()
+	switch e, next := r.claim(asking); {
+	case next == toRun:
+		g.heartbeat.remove(l)
+		return r.uncommitted(ctx, w, err), true
+	case next == toBypass:
+		return r.bypass(ctx, fn), true
+	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
+		return ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}}, true
+	default:
+		return e, true
+	}
 }
 
 // beginFirst begins the work of a first run. Its lease is the transaction's, and needs no renewals.
@@ -110,55 +128,57 @@ func (g *Guard) beginFirst(ctx context.Context, l *lease) (_ context.Context, en
 	l.start()
 	ctx = l.beginWork(ctx)
 	l.unrecorded.Store(true)
-	g.keeper.add(l)
+	g.heartbeat.add(l)
 	return ctx, func() {
 		g.endWork(l)
 		l.unrecorded.Store(false)
 	}
 }
 
-// uncommitted deals with a transaction that was rolled back, or may have been.
-func (t *Ticket) uncommitted(ctx context.Context, w *transacted, err error) (*ending, Result, error) {
-	g, l := t.guard, &t.lease
-	res := Result{Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: w.took, err: err}
+// uncommitted is the ending of a run whose transaction was rolled back, or may have been.
+func (r *run) uncommitted(ctx context.Context, w *transacted, err error) ending {
+	g, l := r.guard, &r.lease
+	res := Result{
+		Status: StatusDone, Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: w.took, Handler: err,
+	}
 	failure, handlers := err.(*workError) //nolint:errorlint // InTx returns it as it is
 	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
 	switch {
 	case handlers && !l.isLost():
-		res.err = failure.err
-		return t.failed(ctx, res, w.result)
+		res.Handler = failure.err
+		return r.failed(ctx, res, w.result)
 	case handlers:
-		return nil, Result{}, g.lost(ctx, l, failure.err)
+		return r.lost(ctx, failure.err)
 	// another run could make the effects once more, whatever the handler's error is
 	case errors.Is(err, dedupstore.ErrEnded):
-		return t.endWith(ctx, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(err)})
+		return r.endWith(ctx, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(err)})
 	case unknown:
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery "+
 			"finds out",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "fence", l.claim.Fence, "error", err)
-		return nil, Result{}, &UnrecordedError{Key: l.claim.Key, Err: undecided}
+		return ending{res: Result{Status: StatusUnrecorded, Err: undecided}}
 	case l.isLost() || claimLost(ctx, err):
-		return nil, Result{}, g.lost(ctx, l, nil)
+		return r.lost(ctx, nil)
 	// the settlement, or a statement of the handler: all is rolled back
-	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !nested(err):
+	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !is[*Error](err):
 		g.storeFailed(ctx, "settle", err)
-		res.err = Uncounted(err)
-		e, res, ending := t.failed(ctx, res, w.result)
-		if e != nil && e.err != nil { // else the handler or the policy has decided
+		res.Handler = Uncounted(err)
+		e := r.failed(ctx, res, w.result)
+		if e.res.Status == StatusRetry { // else the handler or the policy has decided
 			g.log.ErrorContext(ctx, "oncemill: a message waits because the inbox's database has no room",
 				"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 		}
-		return e, res, ending
+		return e
 	case w.calls > 0: // it could not be settled or committed
-		return t.failed(ctx, res, w.result)
-	}
-	g.giveBack(ctx, l)
-	if ctx.Err() != nil {
-		return nil, Result{}, context.Cause(ctx)
+		return r.failed(ctx, res, w.result)
+	case ctx.Err() != nil:
+		return ending{left: giveBack, err: context.Cause(ctx)}
 	}
 	g.storeFailed(ctx, "begin", err)
-	return nil, Result{}, &StoreError{Op: "begin", Key: l.claim.Key, Err: err}
+	e := storeDown("begin", err)
+	e.left = giveBack
+	return e
 }
 
 // claimLost reports whether the store has answered that the claim is lost. Some stores return the cause of a context
@@ -169,10 +189,9 @@ func claimLost(ctx context.Context, err error) bool {
 
 // transacted is a handler's run in a transaction, which may have to be repeated.
 type transacted struct {
-	ticket *Ticket
+	run    *run
 	fn     RunFunc
 	calls  int
-	err    error         // of a first run, whose transaction was rolled back
 	took   time.Duration // the last call
 	res    Result
 	result []byte    // beside an error
@@ -195,15 +214,15 @@ var errNotRepeated = errors.New("the database refused the transaction because of
 
 // work is what InTx runs.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
-	g, l := w.ticket.guard, &w.ticket.lease
+	g, l := w.run.guard, &w.run.lease
 	if w.calls > 0 && g.policy.ExpiredLease == Park && !w.proof {
 		return nil, &workError{errNotRepeated}
 	}
 	w.calls++
 	l.handles()
-	w.res, w.result, w.proof = Result{}, nil, false
+	w.res, w.result, w.proof = Result{Status: StatusDone}, nil, false
 	began := time.Now()
-	outcome, err := g.protect(ctx, w.ticket.call, l.claim, w.fn)
+	outcome, err := g.protect(ctx, w.run.call, l.claim, w.fn)
 	w.took = since(began)
 	if err != nil {
 		w.result = outcome.Result
@@ -214,7 +233,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 		return nil, ErrClaimLost
 	}
 	g.succeeded(&outcome, &w.res)
-	finish := dedupstore.Finish{Outcome: outcome, Retention: g.window(w.ticket.call, outcome), Took: w.took}
+	finish := dedupstore.Finish{Outcome: outcome, Retention: g.window(w.run.call, outcome), Took: w.took}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return nil, &workError{Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -69,7 +70,7 @@ func TestInbox_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
 		h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
 			inbox.effects(t, 0)
 			_, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
-			as[*oncemill.BusyError](t, err)
+			answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 			return dedupstore.Outcome{Result: []byte("receipt")}, nil
 		})
 		res, err := g.Run(t.Context(), call("m1"), h.run)
@@ -115,12 +116,12 @@ func TestInbox_HandlersErrorRollsBackAndCountsAnAttempt(t *testing.T) {
 			return dedupstore.Outcome{}, nil
 		})
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		retry := as[*oncemill.RetryError](t, err)
-		if retry.Delay != 7*time.Second || retry.Attempt != 1 || retry.Uncounted || !errors.Is(err, errRefused) {
+		retry := answertest.Want(t, err, oncemill.StatusRetry)
+		if retry.Wait != 7*time.Second || retry.Attempt != 1 || retry.Uncounted || !errors.Is(err, errRefused) {
 			t.Errorf("%+v", retry)
 		}
 		inbox.effects(t, 0)
-		time.Sleep(retry.Delay)
+		time.Sleep(retry.Wait)
 		res, err := g.Run(t.Context(), call("m1"), h.run)
 		if err != nil || res.Attempt != 2 {
 			t.Errorf("redelivery: %+v, %v", res, err)
@@ -176,7 +177,7 @@ func TestInbox_PanicRollsBackAndCountsAnAttempt(t *testing.T) {
 		inbox := newInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{})
 		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) { panic("boom") }).run)
-		if p := as[*oncemill.PanicError](t, err); p.Value != "boom" || as[*oncemill.RetryError](t, err).Uncounted {
+		if p := as[*oncemill.PanicError](t, err); p.Value != "boom" || answertest.Want(t, err, oncemill.StatusRetry).Uncounted {
 			t.Errorf("%v", err)
 		}
 		inbox.effects(t, 0)
@@ -231,8 +232,8 @@ func TestInbox_OutputsOfAnySizeArePublishedAfterTheCommit(t *testing.T) {
 		c := call("m1")
 		c.Publish = p.publish
 		_, err := g.Run(t.Context(), c, h.run)
-		unpublished := as[*oncemill.UnpublishedError](t, err)
-		time.Sleep(unpublished.Delay)
+		unpublished := answertest.Want(t, err, oncemill.StatusUnpublished)
+		time.Sleep(unpublished.Wait)
 		res, err := g.Run(t.Context(), c, h.run)
 		if err != nil || !res.Duplicate || len(res.Outcome.Produced) != 1 || len(res.Outcome.Produced[0].Payload) != 1<<20 {
 			t.Errorf("redelivery: %d outputs, duplicate %t, %v", len(res.Outcome.Produced), res.Duplicate, err)
@@ -257,7 +258,7 @@ func TestInbox_OutputsMayBeLeftToTheCaller(t *testing.T) {
 		inbox.effects(t, 1)
 		time.Sleep(5 * g.Policy().Lease) // it keeps its lease
 		_, err = g.Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.BusyError](t, err)
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		if err := res.Publication.Done(); err != nil {
 			t.Error(err)
 		}
@@ -275,7 +276,7 @@ func TestInbox_RunOfSeveralLeasesKeepsItsClaim(t *testing.T) {
 		h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
 			time.Sleep(5 * g.Policy().Lease)
 			_, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
-			as[*oncemill.BusyError](t, err)
+			answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 			return dedupstore.Outcome{}, nil
 		})
 		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestNewGuard_RefusesPoliciesThatRunHandlersOutsideTheInboxsTransaction(t *testing.T) {
@@ -49,7 +51,7 @@ func TestInbox_HandlerThatLostItsClaimRollsBack(t *testing.T) {
 					return dedupstore.Outcome{}, handler
 				})
 				_, err := g.Run(t.Context(), call("m1"), h.run)
-				if lost := as[*oncemill.ClaimLostError](t, err); lost.Handler != handler { //nolint:errorlint // itself
+				if lost := answertest.Want(t, err, oncemill.StatusLost); lost.Handler != handler { //nolint:errorlint // itself
 					t.Errorf("the error names the handler's %v, want %v", lost.Handler, handler)
 				}
 				inbox.effects(t, 0)
@@ -73,7 +75,7 @@ func TestInbox_ZombieRollsBackAndItsSuccessorCommits(t *testing.T) {
 			return dedupstore.Outcome{}, nil
 		})
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.ClaimLostError](t, err)
+		answertest.Want(t, err, oncemill.StatusLost)
 		inbox.effects(t, 0)
 		if n := len(inbox.records.settled); n != 1 {
 			t.Errorf("%d settlements by the zombie, want no other than the one in its transaction", n)
@@ -108,19 +110,19 @@ func conflicts(t *testing.T, endless bool) {
 		h := inbox.charging(t, nil)
 		for n := range attempts {
 			_, err := g.Run(t.Context(), call("m1"), h.run)
-			retry := as[*oncemill.RetryError](t, err)
+			retry := answertest.Want(t, err, oncemill.StatusRetry)
 			if !retry.Uncounted || retry.Attempt != 1 || !errors.Is(err, serialization) {
 				t.Errorf("%+v", retry)
 			}
-			if least := time.Second << n * 4 / 5; retry.Delay < least {
-				t.Errorf("conflict %d waits %v, want at least %v", n+1, retry.Delay, least)
+			if least := time.Second << n * 4 / 5; retry.Wait < least {
+				t.Errorf("conflict %d waits %v, want at least %v", n+1, retry.Wait, least)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 			inbox.effects(t, 0)
 		}
 		if endless {
 			_, err := g.Run(t.Context(), call("m1"), h.run)
-			if retry := as[*oncemill.RetryError](t, err); retry.Uncounted {
+			if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted {
 				t.Errorf("after %d conflicts another one is not counted either: it may never end", attempts)
 			}
 			return
@@ -149,7 +151,7 @@ func TestInbox_UndecidedCommitIsNeitherFailedNorReleased(t *testing.T) {
 				}
 				h := inbox.charging(t, nil)
 				_, err := g.Run(t.Context(), call("m1"), h.run)
-				if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler != nil || !errors.Is(err, gone) {
+				if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler != nil || !errors.Is(err, gone) {
 					t.Errorf("%+v", unrecorded)
 				}
 				inbox.inTx = nil
@@ -160,7 +162,7 @@ func TestInbox_UndecidedCommitIsNeitherFailedNorReleased(t *testing.T) {
 				}
 				if !applied {
 					_, err = g.Run(t.Context(), call("m1"), h.run)
-					as[*oncemill.BusyError](t, err)
+					answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 					time.Sleep(g.Policy().Lease)
 				}
 				if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Duplicate != applied || res.Outcome.Kind != dedupstore.Succeeded {
@@ -180,7 +182,7 @@ func TestInbox_TransactionThatCannotBeginCountsNoAttempt(t *testing.T) {
 		h := inbox.charging(t, nil)
 		for range 5 {
 			_, err := g.Run(t.Context(), call("m1"), h.run)
-			if e := as[*oncemill.StoreError](t, err); e.Op != "begin" || !errors.Is(err, errDown) {
+			if e := answertest.Want(t, err, oncemill.StatusStoreDown); !strings.HasPrefix(e.Err.Error(), "begin: ") || !errors.Is(err, errDown) {
 				t.Errorf("%+v", e)
 			}
 		}
@@ -216,7 +218,7 @@ func TestInbox_RunThatNeverBeganIsGivenBackWhenTheDatabaseIs(t *testing.T) {
 				}
 				h := inbox.charging(t, nil)
 				_, err := g.Run(t.Context(), call("m1"), h.run)
-				as[*oncemill.StoreError](t, err)
+				answertest.Want(t, err, oncemill.StatusStoreDown)
 				inbox.inTx = nil
 				if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Outcome.Kind != dedupstore.Succeeded || res.Attempt != 1 {
 					t.Errorf("%+v, %v", res, err)
@@ -236,7 +238,7 @@ func TestInbox_RunThatNeverBeganDoesNotKeepItsCallerLong(t *testing.T) {
 		inbox.records.settle = func(dedupstore.Settlement, func() error) error { return errDown }
 		start := time.Now()
 		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 		if took := time.Since(start); took > 6*time.Second {
 			t.Errorf("it took %v", took)
 		}
@@ -264,11 +266,11 @@ func TestInbox_FailureAtTheCommitIsACountedAttempt(t *testing.T) {
 		})
 		for attempt := 1; attempt < 3; attempt++ {
 			_, err := g.Run(t.Context(), c, h.run)
-			retry := as[*oncemill.RetryError](t, err)
+			retry := answertest.Want(t, err, oncemill.StatusRetry)
 			if retry.Uncounted || retry.Attempt != attempt || !errors.Is(err, deferred) {
 				t.Errorf("%+v", retry)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
 		res, err := g.Run(t.Context(), c, h.run)
 		if err != nil || !res.Outcome.Exhausted || len(res.Outcome.Result) != 0 || res.Outcome.Reason != deferred.Error() {
@@ -284,12 +286,12 @@ func TestInbox_FullStoreOfANestedGuardIsNoneOfTheInbox(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 2})
-		h := inbox.charging(t, failing(&oncemill.StoreError{Op: "claim", Err: dedupstore.ErrFull}))
+		h := inbox.charging(t, failing(&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusStoreDown, Err: dedupstore.ErrFull}}))
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted {
 			t.Errorf("%+v, want an attempt that counts", retry)
 		} else {
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
 		res, err := g.Run(t.Context(), call("m1"), h.run)
 		if err != nil || !res.Outcome.Exhausted {
@@ -335,7 +337,7 @@ func TestInbox_RunThatShutdownInterruptsRollsBackAndIsNotCounted(t *testing.T) {
 			return dedupstore.Outcome{}, inbox.Write(ctx, "charged")
 		})
 		_, err := g.Run(ctx, call("m1"), h.run)
-		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || !errors.Is(err, context.Canceled) {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted || !errors.Is(err, context.Canceled) {
 			t.Errorf("%+v", retry)
 		}
 		inbox.effects(t, 0)
@@ -375,7 +377,7 @@ func TestInbox_FailureThatIsNotRecordedIsToldAndRunsAgain(t *testing.T) {
 		g := newGuard(t, inbox, oncemill.Policy{})
 		inbox.records.settle = func(dedupstore.Settlement, func() error) error { return errDown }
 		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, failing(errRefused)).run)
-		if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler == nil || !errors.Is(err, errRefused) || !errors.Is(err, errDown) {
+		if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler == nil || !errors.Is(err, errRefused) || !errors.Is(err, errDown) {
 			t.Errorf("%+v", unrecorded)
 		}
 		inbox.records.settle = nil
@@ -396,7 +398,7 @@ func TestInbox_ParkedAtMostOnce(t *testing.T) {
 			t.Errorf("a failure without proof: %+v, %v", res, err)
 		}
 		_, err = g.Run(t.Context(), call("proves"), inbox.charging(t, failing(oncemill.NoEffect(errRefused))).run)
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		crashed := abandonedClaim(t, inbox, "crashes")
 		if err := dedupstore.ExtendOne(t.Context(), inbox, dedupstore.Extension{
 			Claim: crashed, Lease: crashed.Lease, Started: true,

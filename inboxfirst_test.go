@@ -5,17 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // A firstInbox makes first runs without a claim, as long as no time passes in them: it makes their record at the end.
 type firstInbox struct {
 	*inboxRig
-	firsts int
+	firsts atomic.Int64
 	fails  error // of the next commits of first runs
 }
 
@@ -26,7 +28,7 @@ func newFirstInbox(t testing.TB) *firstInbox { return &firstInbox{inboxRig: newI
 // FirstInTx implements [dedupstore.FirstTransactor].
 func (i *firstInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
 	work func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
-	i.firsts++
+	i.firsts.Add(1)
 	if err := r.ValidateFirst(); err != nil {
 		return dedupstore.Answer{}, err
 	}
@@ -84,48 +86,45 @@ func (i *firstInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Reque
 
 // A batch of first calls is one transaction. What is known is left out; when one call fails all is rolled back, and each
 // is attempted by itself.
-func TestAttemptFirsts_OneTransactionForAll(t *testing.T) {
+func TestStartBatch_OneTransactionForAllFirstCalls(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newFirstInbox(t)
-		g := newGuard(t, inbox, oncemill.Policy{})
-		if _, err := g.Run(t.Context(), firstly("b"), (&counter{}).run); err != nil {
+		if _, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("b"), (&counter{}).run); err != nil {
 			t.Fatal(err)
 		}
-		attempt := func(fn oncemill.BatchFunc) (alone []int, ended int) {
-			var tickets []*oncemill.Ticket
-			var contexts []context.Context
-			for _, id := range []string{"a", "b", "c"} {
-				c := firstly(id)
-				tickets, contexts = append(tickets, g.Ticket(&c)), append(contexts, t.Context())
-				if !tickets[len(tickets)-1].IsFirst() {
-					t.Fatalf("%s needs a claim", id)
-				}
+		batch := func(fn oncemill.BatchFunc, ids ...string) (ran [][]int, ends []oncemill.Result) {
+			var seen shapes
+			var calls []oncemill.Call
+			for _, id := range ids {
+				calls = append(calls, firstly(id))
 			}
-			alone = g.AttemptFirsts(t.Context(), tickets, contexts, fn, func(_ int, res oncemill.Result, err error) {
-				ended++
-				if err != nil || res.Attempt != 1 || res.Fence == 0 || res.Outcome.Kind != dedupstore.Succeeded {
-					t.Errorf("ended with %+v, %v", res, err)
+			g := newGuard(t, inbox, oncemill.Policy{}) // one that has not met duplicates
+			ends = batchOf(t, g, func(ctx context.Context, calls []int) []error {
+				if n := seen.note(calls); n > 1 {
+					return nil
 				}
-			})
-			return alone, ended
+				return fn(ctx, calls)
+			}, calls...)
+			return seen.ran, ends
 		}
 		for name, fails := range map[string]oncemill.BatchFunc{
 			"an error for one":  func(context.Context, []int) []error { return []error{nil, errRefused} },
 			"one error for all": func(context.Context, []int) []error { return []error{errRefused} },
 			"a panic":           func(context.Context, []int) []error { panic("no") },
 		} {
-			if alone, ended := attempt(fails); !slices.Equal(alone, []int{0, 1, 2}) || ended > 0 {
-				t.Errorf("%s: %v alone, %d ended", name, alone, ended)
+			ran, ends := batch(fails, name+" a", "b", name+" c")
+			if len(ran) != 3 || !ends[1].Duplicate || ends[0].Attempt != 1 || ends[2].Attempt != 1 {
+				t.Errorf("%s: ran as %v, ended with %+v; want together, then each alone", name, ran, ends)
 			}
 		}
-		alone, ended := attempt(func(ctx context.Context, calls []int) []error {
-			if runs := oncemill.RunsFromContext(ctx); len(runs) != 2 || runs[1].Key.ID != "c" || !slices.Equal(calls, []int{0, 2}) {
-				t.Errorf("calls %v, runs %+v", calls, runs)
+		ran, ends := batch(func(ctx context.Context, calls []int) []error {
+			if runs := oncemill.RunsFromContext(ctx); len(runs) != 2 || runs[1].Key.ID != "c" {
+				t.Errorf("runs %+v", runs)
 			}
 			return nil
-		})
-		if !slices.Equal(alone, []int{1}) || ended != 2 {
-			t.Errorf("%v alone, %d ended, want the known one, and two", alone, ended)
+		}, "a", "b", "c")
+		if len(ran) != 1 || !slices.Equal(ran[0], []int{0, 2}) || !ends[1].Duplicate || ends[2].Fence == 0 {
+			t.Errorf("ran as %v, ended with %+v; want two together, and the known one answered", ran, ends)
 		}
 	})
 }
@@ -150,13 +149,11 @@ func TestFirst_RunNeedsNoClaim(t *testing.T) {
 			}
 			return dedupstore.Outcome{Result: []byte("receipt")}, nil
 		})
-		first := firstly("m1")
-		ticket, ready := g.Ticket(&first), false
-		ticket.Claim(t.Context(), func() { ready = true })
-		if !ready || inbox.records.claimed() != 0 {
-			t.Error("a first call was claimed, or not ready at once")
+		ahead := claimed(t, g, firstly("m1"))
+		if inbox.records.claimed() != 0 {
+			t.Error("a first call was claimed")
 		}
-		res, err := ticket.Run(t.Context(), h.run)
+		res, err := begun(t, ahead, h)
 		if err != nil || res.Duplicate || res.Attempt != 1 || res.Fence == 0 || string(res.Outcome.Result) != "receipt" {
 			t.Fatalf("%+v, %v", res, err)
 		}
@@ -193,7 +190,7 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 			}
 			first.Publish = func(context.Context, []dedupstore.Produced) error { return nil }
 			res, err := g.Run(t.Context(), first, inbox.charging(t, failing(c.err)).run)
-			retry, retried := errors.AsType[*oncemill.RetryError](err)
+			retry, retried := answertest.Is(err, oncemill.StatusRetry)
 			switch c.want {
 			case "failed":
 				if err != nil || res.Outcome.Kind != dedupstore.Failed || res.Attempt != 1 || deadLetters != 1 {
@@ -209,7 +206,7 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 				t.Errorf("%s: %d claims, want one, for the settlement", name, inbox.records.claimed())
 			}
 			if c.want == "retry" {
-				time.Sleep(retry.Delay)
+				time.Sleep(retry.Wait)
 				res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
 				if err != nil || res.Attempt != 2 {
 					t.Errorf("%s: then %+v, %v, want attempt 2", name, res, err)
@@ -243,14 +240,14 @@ func TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded(t *testing.T) {
 				<-ctx.Done()
 				return dedupstore.Outcome{}, c.err
 			}).run)
-			retry, retried := errors.AsType[*oncemill.RetryError](err)
+			retry, retried := answertest.Is(err, oncemill.StatusRetry)
 			switch {
 			case c.want == "failed" && (err != nil || res.Outcome.Kind != dedupstore.Failed):
 				t.Errorf("%s: %+v, %v", name, res, err)
 			case c.want != "failed" && (!retried || retry.Uncounted != (c.want == "uncounted")):
 				t.Errorf("%s: %v, want a RetryError that is %s", name, err, c.want)
 			case retried:
-				time.Sleep(retry.Delay)
+				time.Sleep(retry.Wait)
 			}
 			again, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
 			if c.want == "failed" {
@@ -327,7 +324,7 @@ func TestFirst_UnrecordedFailureIsSaid(t *testing.T) {
 			inbox.records.down.Store(true)
 			return dedupstore.Outcome{}, errRefused
 		}).run)
-		if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler == nil {
+		if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler == nil {
 			t.Errorf("%+v, want the handler's error in it", unrecorded)
 		}
 		inbox.records.down.Store(false)
@@ -354,8 +351,8 @@ func TestFirst_NotWithoutATraceAndNotAgain(t *testing.T) {
 			if _, err := g.Run(t.Context(), c.call, inbox.charging(t, nil).run); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			if inbox.firsts != c.want {
-				t.Errorf("%s: %d runs without a claim, want %d", name, inbox.firsts, c.want)
+			if inbox.firsts.Load() != int64(c.want) {
+				t.Errorf("%s: %d runs without a claim, want %d", name, inbox.firsts.Load(), c.want)
 			}
 			inbox.effects(t, 1)
 		}
@@ -377,15 +374,15 @@ func TestFirst_DuplicatesAreClaimedTogether(t *testing.T) {
 		for range 5000 {
 			run("m1")
 		}
-		if n := inbox.firsts - 1; n < 2 || n > 12 {
+		if n := inbox.firsts.Load() - 1; n < 2 || n > 12 {
 			t.Errorf("%d of 5000 duplicates began a transaction, want few", n)
 		}
 		for n := range 1024 {
 			run(fmt.Sprint("n", n))
 		}
-		before := inbox.firsts
+		before := inbox.firsts.Load()
 		run("m2")
-		if inbox.firsts != before+1 {
+		if inbox.firsts.Load() != before+1 {
 			t.Error("when the duplicates are over, first calls are claimed")
 		}
 	})

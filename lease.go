@@ -17,36 +17,36 @@ import (
 // than the lease does at the store.
 type lease struct {
 	claim *dedupstore.Claim
-	part  *part
+	shard *shard
 
-	mu       sync.Mutex
-	deadline time.Time
-	renewal  time.Time               // the next is due then
-	renewing int                     // renewals that are under way
-	sent     time.Time               // when the last of them was
-	still    chan struct{}           // closed when none is under way; nil: none is
-	started  bool                    // the handler has been called, or is about to be
-	lost     bool                    // the store said so
-	cut      bool                    // the work was cancelled, because the claim was lost or could not be renewed
-	cancel   context.CancelCauseFunc // of the work; nil: there is none
-	err      error                   // of the last renewal
-	work     work
+	mu        sync.Mutex
+	deadline  time.Time
+	renewal   time.Time               // the next is due then
+	renewing  int                     // renewals that are under way
+	sent      time.Time               // when the last of them was
+	still     chan struct{}           // closed when none is under way; nil: none is
+	started   bool                    // the handler has been called, or is about to be
+	lost      bool                    // the store said so
+	cancelled bool                    // the work was cancelled, because the claim was lost or could not be renewed
+	cancel    context.CancelCauseFunc // of the work; nil: there is none
+	err       error                   // of the last renewal
+	work      work
 
 	unrecorded atomic.Bool // there is no record that could be renewed: a first run makes it in its transaction
 }
 
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
-func (l *lease) granted(c *dedupstore.Claim, p *part, sent time.Time) {
-	l.claim, l.part = c, p
-	l.until(sent, c.Lease)
+func (l *lease) granted(c *dedupstore.Claim, s *shard, sent time.Time) {
+	l.claim, l.shard = c, s
+	l.setDeadline(sent, c.Lease)
 }
 
-// until sets the deadline of what was sent at a time.
-func (l *lease) until(sent time.Time, d time.Duration) {
+// setDeadline notes that the lease lasts for d from when its claim or renewal was sent.
+func (l *lease) setDeadline(sent time.Time, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
-	l.cut = l.cut && l.cancel != nil // of a claim that waited for long before it was granted
+	l.cancelled = l.cancelled && l.cancel != nil // of a claim that waited for long before it was granted
 }
 
 // ends returns the deadline.
@@ -56,15 +56,15 @@ func (l *lease) ends() time.Time {
 	return l.deadline
 }
 
-// rest notes that nothing is done under the lease for now, whatever became of the work before.
-func (l *lease) rest() {
+// idle notes that nothing is done under the lease for now, whatever became of the work before.
+func (l *lease) idle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cancel, l.cut, l.work = nil, false, work{}
+	l.cancel, l.cancelled, l.work = nil, false, work{}
 }
 
-// keep has the claim extended with this retention, or its own if that is longer.
-func (l *lease) keep(d time.Duration) {
+// extendRetention has the claim extended with this retention, or its own if that is longer.
+func (l *lease) extendRetention(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claim.Retention = max(l.claim.Retention, d)
@@ -74,7 +74,7 @@ func (l *lease) keep(d time.Duration) {
 func (l *lease) interrupt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cut = true
+	l.cancelled = true
 }
 
 func (l *lease) start() {
@@ -90,15 +90,15 @@ func (l *lease) isLost() bool {
 	return l.lost
 }
 
-func (l *lease) wasCut() bool {
+func (l *lease) wasCancelled() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.cut
+	return l.cancelled
 }
 
-// quiet returns when no renewal is under way, or when the time of the last one is over. A late renewal would undo a
-// shortening of the lease.
-func (l *lease) quiet() {
+// awaitRenewal returns when no renewal is under way, or when the time of the last one is over. A late renewal would
+// undo a shortening of the lease.
+func (l *lease) awaitRenewal() {
 	l.mu.Lock()
 	still, end := l.still, l.sent.Add(operationTimeout(l.claim.Lease))
 	l.mu.Unlock()
@@ -121,10 +121,10 @@ func (l *lease) due(now time.Time) (renew, cut bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if cut = !l.cut && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {
-		l.cut = true
+	if cut = !l.cancelled && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {
+		l.cancelled = true
 	}
-	ended := l.lost || l.cut && l.cancel != nil // the handler has been told to end: others may take over
+	ended := l.lost || l.cancelled && l.cancel != nil // the handler has been told to end: others may take over
 	free := l.renewing == 0 || now.Sub(l.sent) >= operationTimeout(l.claim.Lease)
 	if renew = !ended && free && !now.Before(l.renewal); renew {
 		if l.renewing++; l.renewing == 1 {
@@ -145,9 +145,9 @@ func (l *lease) extension(d time.Duration) dedupstore.Extension {
 	return dedupstore.Extension{Claim: *l.claim, Lease: d, Started: l.started}
 }
 
-// A keeper extends the leases of all claims that a guard holds, together: it looks at them now and then, as long as
+// A heartbeat extends the leases of all claims that a guard holds, together: it looks at them now and then, as long as
 // there are any.
-type keeper struct {
+type heartbeat struct {
 	guard *Guard
 	every time.Duration
 
@@ -156,50 +156,50 @@ type keeper struct {
 	timer  *time.Timer
 }
 
-func newKeeper(g *Guard) *keeper {
+func newHeartbeat(g *Guard) *heartbeat {
 	every := g.policy.Lease / 24
 	if g.policy.MaxRun > 0 {
 		every = min(every, g.policy.MaxRun/8)
 	}
-	return &keeper{guard: g, every: every, leases: map[*lease]struct{}{}}
+	return &heartbeat{guard: g, every: every, leases: map[*lease]struct{}{}}
 }
 
 // add begins to extend a lease.
-func (k *keeper) add(l *lease) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.leases[l] = struct{}{}
-	if len(k.leases) > 1 {
+func (h *heartbeat) add(l *lease) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leases[l] = struct{}{}
+	if len(h.leases) > 1 {
 		return
 	}
-	if k.timer == nil {
-		k.timer = time.AfterFunc(k.every, k.look)
+	if h.timer == nil {
+		h.timer = time.AfterFunc(h.every, h.look)
 	} else {
-		k.timer.Reset(k.every)
+		h.timer.Reset(h.every)
 	}
 }
 
-// let stops extending a lease. A renewal may still be under way.
-func (k *keeper) let(l *lease) {
+// remove stops extending a lease. A renewal may still be under way.
+func (h *heartbeat) remove(l *lease) {
 	l.mu.Lock()
 	l.work.begins, l.work.began = false, time.Time{}
 	l.mu.Unlock()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.leases, l)
-	if len(k.leases) == 0 && k.timer != nil {
-		k.timer.Stop()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.leases, l)
+	if len(h.leases) == 0 && h.timer != nil {
+		h.timer.Stop()
 	}
 }
 
 // look renews the leases that are due, and sees to runs that take long.
-func (k *keeper) look() {
+func (h *heartbeat) look() {
 	now := time.Now()
 	var due, cut []*lease
 	var long longRuns
-	k.mu.Lock()
-	for l := range k.leases {
-		long.add(l, now, k.guard.policy.MaxRun)
+	h.mu.Lock()
+	for l := range h.leases {
+		long.add(l, now, h.guard.policy.MaxRun)
 		renew, end := l.due(now)
 		if renew {
 			due = append(due, l)
@@ -208,16 +208,16 @@ func (k *keeper) look() {
 			cut = append(cut, l)
 		}
 	}
-	if len(k.leases) > 0 {
-		k.timer.Reset(k.every)
+	if len(h.leases) > 0 {
+		h.timer.Reset(h.every)
 	}
-	k.mu.Unlock()
-	long.see(k.guard)
+	h.mu.Unlock()
+	long.see(h.guard)
 	for _, l := range cut {
-		k.guard.cut(l)
+		h.guard.cut(l)
 	}
 	for _, l := range due {
-		l.part.extends.Go(l.extension(l.claim.Lease), func(err *error) { k.guard.extended(l, now, *err) })
+		l.shard.extends.Go(l.extension(l.claim.Lease), func(err *error) { h.guard.extended(l, now, *err) })
 	}
 }
 
@@ -227,7 +227,7 @@ var errUnanswered = errors.New("the store gave no answer before the lease ended"
 // cut cancels work whose lease cannot be proven to hold.
 func (g *Guard) cut(l *lease) {
 	l.mu.Lock()
-	renewed, cancel, err := !l.cut, l.cancel, cmp.Or(l.err, errUnanswered)
+	renewed, cancel, err := !l.cancelled, l.cancel, cmp.Or(l.err, errUnanswered)
 	l.mu.Unlock()
 	if renewed { // meanwhile
 		return
@@ -252,9 +252,9 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	case err == nil && l.deadline.After(sent.Add(l.claim.Lease)): // a later one was answered before
 	case err == nil:
 		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
-		l.cut = l.cut && l.cancel != nil
+		l.cancelled = l.cancelled && l.cancel != nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		l.lost, l.cut, cancel = true, true, l.cancel
+		l.lost, l.cancelled, cancel = true, true, l.cancel
 	case l.renewing == 0:
 		l.renewal = time.Now().Add(l.claim.Lease / 12)
 	}
@@ -284,9 +284,9 @@ func (g *Guard) countRenewal(err error) {
 // extend renews a lease once, now.
 func (g *Guard) extend(ctx context.Context, l *lease, d time.Duration) error {
 	sent := time.Now()
-	err := *l.part.extends.Do(ctx, l.extension(d))
+	err := *l.shard.extends.Do(ctx, l.extension(d))
 	if err == nil {
-		l.until(sent, d)
+		l.setDeadline(sent, d)
 	} else if errors.Is(err, dedupstore.ErrClaimLost) {
 		l.mu.Lock()
 		l.lost = true
@@ -303,17 +303,19 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 		return nil
 	}
 	extend := func() error { return g.extend(ctx, l, l.claim.Lease) }
-	err := g.retry(ctx, l, extend(), extend)
+	return g.retry(ctx, l, extend(), extend)
+}
+
+// unrenewed is the ending of a run whose lease could not be renewed.
+func (r *run) unrenewed(ctx context.Context, err error) ending {
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		return g.lost(ctx, l, nil)
+		return r.lost(ctx, nil)
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return ending{err: context.Cause(ctx)}
 	}
-	g.storeFailed(ctx, "extend", err)
-	return &StoreError{Op: "extend", Key: l.claim.Key, Err: err}
+	r.guard.storeFailed(ctx, "extend", err)
+	return storeDown("extend", err)
 }
 
 // beginWork returns a context for work under the lease, which is cancelled when the claim is lost.
@@ -330,7 +332,7 @@ func (l *lease) workUnder(cancel context.CancelCauseFunc) {
 	if l.work.begins {
 		l.work = work{began: time.Now()}
 	}
-	cut := l.cut
+	cut := l.cancelled
 	l.mu.Unlock()
 	if cut {
 		cancel(ErrClaimLost)
@@ -339,7 +341,7 @@ func (l *lease) workUnder(cancel context.CancelCauseFunc) {
 
 // endWork ends the context that beginWork has returned. The lease is not extended any more.
 func (g *Guard) endWork(l *lease) {
-	g.keeper.let(l)
+	g.heartbeat.remove(l)
 	l.mu.Lock()
 	cancel := l.cancel
 	l.mu.Unlock()

@@ -18,7 +18,7 @@ func TestLease_ThatIsRenewedMeanwhileIsNotCut(t *testing.T) {
 	if _, cut := l.due(time.Now()); !cut {
 		t.Fatal("a lease that ends now is not to be cut")
 	}
-	l.until(time.Now(), time.Minute)
+	l.setDeadline(time.Now(), time.Minute)
 	l.cancel = func(error) { t.Error("the work of a lease that holds was cancelled") }
 	g.cut(l)
 	if log.Len() > 0 {

@@ -89,11 +89,11 @@ func (l *lease) overran() bool {
 }
 
 // oldest returns how long the longest runs of each handler have been at work.
-func (k *keeper) oldest() map[telemetry.Handler]time.Duration {
+func (h *heartbeat) oldest() map[telemetry.Handler]time.Duration {
 	now, all := time.Now(), map[telemetry.Handler]time.Duration{}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for l := range k.leases {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for l := range h.leases {
 		l.mu.Lock()
 		began := l.work.began
 		l.mu.Unlock()

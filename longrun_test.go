@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestPolicy_MaxRunCancelsTheHandlerAndCountsTheAttempt(t *testing.T) {
@@ -29,7 +30,7 @@ func TestPolicy_MaxRunCancelsTheHandlerAndCountsTheAttempt(t *testing.T) {
 			return dedupstore.Outcome{}, ctx.Err()
 		}
 		_, err := g.Run(t.Context(), call("m1"), run)
-		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) {
 			t.Errorf("the first run ended with %v, uncounted %t, want an attempt that names ErrMaxRun", err, retry.Uncounted)
 		}
 		time.Sleep(time.Minute)
@@ -57,13 +58,12 @@ func TestPolicy_MaxRunKeepsASuccessThatComesLate(t *testing.T) {
 func TestPolicy_MaxRunIsNoInterruptionOfABatch(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{MaxRun: time.Second})
-		alone, ends := together(t, g, ticketsOf(t, g, "m1", "m2"), func(ctx context.Context, _ []int) []error {
+		ends := together(t, g, func(ctx context.Context, _ []int) []error {
 			<-ctx.Done()
 			return []error{nil, ctx.Err()}
-		})
-		retry, failed := errors.AsType[*oncemill.RetryError](ends[1])
-		if len(alone) > 0 || ends[0] != nil || !failed || retry.Uncounted {
-			t.Errorf("alone: %v, ended with %v; want the second to have used an attempt up", alone, ends)
+		}, "m1", "m2")
+		if ends[0].Status != oncemill.StatusDone || ends[1].Status != oncemill.StatusRetry || ends[1].Uncounted {
+			t.Errorf("ended with %+v; want the second to have used an attempt up", ends)
 		}
 	})
 }
@@ -125,9 +125,9 @@ func TestPolicy_MaxRunBoundsFirstRuns(t *testing.T) {
 			<-ctx.Done()
 			return dedupstore.Outcome{}, context.Cause(ctx)
 		})
-		retry, failed := errors.AsType[*oncemill.RetryError](err)
-		if !failed || retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) || inbox.firsts != 1 {
-			t.Errorf("after %d first runs: %v, want an attempt that names ErrMaxRun", inbox.firsts, err)
+		retry, failed := answertest.Is(err, oncemill.StatusRetry)
+		if !failed || retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) || inbox.firsts.Load() != 1 {
+			t.Errorf("after %d first runs: %v, want an attempt that names ErrMaxRun", inbox.firsts.Load(), err)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -22,11 +23,11 @@ func TestGuard_HandlerThatMissesTheInboxWaitsAndCostsNoAttempt(t *testing.T) {
 			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 				panic(txctx.NoTx("pgstore: Tx outside a run of Store.Inbox"))
 			})
-			retry := as[*oncemill.RetryError](t, err)
-			if !retry.Uncounted || retry.Delay <= 0 || !strings.Contains(err.Error(), "give consumer.New or oncemill.NewGuard store.Inbox()") {
+			retry := answertest.Want(t, err, oncemill.StatusRetry)
+			if !retry.Uncounted || retry.Wait <= 0 || !strings.Contains(err.Error(), "give consumer.New or oncemill.NewGuard store.Inbox()") {
 				t.Fatalf("%+v", retry)
 			}
-			time.Sleep(retry.Delay)
+			time.Sleep(retry.Wait)
 		}
 		if len(log.lines) != 1 || log.attrs[0]["level"] != slog.LevelError {
 			t.Errorf("lines %q, want one error", log.lines)
@@ -47,7 +48,7 @@ func TestGuard_HandlerWhoseOutboxMissesTheInboxIsToldOnceAndCounts(t *testing.T)
 			return dedupstore.Outcome{}, fmt.Errorf("publish: %w", txctx.NoTx("the context carries no transaction"))
 		}
 		_, err := g.Run(t.Context(), call("m1"), charge)
-		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		time.Sleep(answertest.Want(t, err, oncemill.StatusRetry).Wait)
 		if res, err := g.Run(t.Context(), call("m1"), charge); err != nil || !res.Outcome.Exhausted {
 			t.Errorf("%+v, %v; want a failure", res, err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func TestPolicy_BadValuesNameTheirField(t *testing.T) {
@@ -126,7 +127,7 @@ func TestIrreversible_OnlyAnErrorWithProofIsTriedAgain(t *testing.T) {
 			t.Errorf("without proof: %+v, %v; want unknown", res, err)
 		}
 		_, err = g.Run(t.Context(), call("m2"), failing(oncemill.NoEffect(errors.New("connection refused"))))
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		res, err = g.Run(t.Context(), call("m3"), failing(oncemill.Permanent(errors.New("refused by the bank"))))
 		if err != nil || res.Outcome.Kind != dedupstore.Failed {
 			t.Errorf("permanent: %+v, %v; want failed", res, err)
@@ -149,7 +150,7 @@ func TestIrreversible_UnmarkableRunIsGivenBack(t *testing.T) {
 		store.extend = func(func() error) error { return errDown }
 		var h counter
 		_, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 		store.extend = nil
 		res, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
 		if err != nil || res.Attempt != 1 {

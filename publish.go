@@ -9,115 +9,116 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// publishStored publishes what an outcome holds that was sent to the store at a time. The publish step has a lease of
-// its own.
-func (t *Ticket) publishStored(ctx context.Context, res Result, sent time.Time) (Result, error) {
-	g, l := t.guard, &t.lease
-	if len(res.Outcome.Produced) == 0 {
-		return res, nil
+// publish does the publish step of an outcome that is stored, so that copies do not publish side by side. The step has
+// a lease of its own.
+func (r *run) publish(ctx context.Context, e ending) ending {
+	g, l := r.guard, &r.lease
+	own := !e.sent.IsZero() // this run's outcome
+	if own {
+		l.setDeadline(e.sent, l.claim.Lease)
 	}
-	l.until(sent, l.claim.Lease)
-	if err := g.renew(ctx, l, false); errors.Is(err, ErrClaimLost) {
-		return Result{}, err
-	} else if err != nil {
-		return Result{}, &UnpublishedError{Delay: l.claim.Lease, Err: err}
+	if err := g.renew(ctx, l, false); err != nil {
+		g.heartbeat.remove(l)
+		if own && !errors.Is(err, dedupstore.ErrClaimLost) {
+			return ending{res: Result{Status: StatusUnpublished, Wait: l.claim.Lease, Err: err}}
+		}
+		return r.unrenewed(ctx, err)
 	}
-	return t.publish(ctx, res)
-}
-
-// publish does the publish step of an outcome, so that copies do not publish side by side.
-func (t *Ticket) publish(ctx context.Context, res Result) (Result, error) {
-	g, l := t.guard, &t.lease
-	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && t.call.DeadLetter != nil {
+	o := &e.res.Outcome
+	if o.Kind != dedupstore.Succeeded && len(o.Produced) == 0 && r.call.DeadLetter != nil {
 		// the claim itself ended the run, or the letter was too large for the record
-		res.Outcome.Produced = g.deadLetter(ctx, t.call, res.Outcome, l.claim.Attempt, res.Fence)
+		o.Produced = g.deadLetter(ctx, r.call, *o, l.claim.Attempt, e.res.Fence)
 	}
-	return t.publishThen(ctx, res, dedupstore.Published{
-		Retention: g.window(t.call, res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
+	return r.publishThen(ctx, e, dedupstore.Published{
+		Retention: g.window(r.call, *o), Produced: dedupstore.Stubs(o.Produced),
 	})
 }
 
 // publishFirst publishes outputs that are too large for the record while the run still holds its claim, and finishes
 // then. A crash in between runs the handler again.
-func (t *Ticket) publishFirst(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
-	g, key := t.guard, &t.call.Key
+func (r *run) publishFirst(ctx context.Context, e ending) ending {
+	g, key := r.guard, &r.call.Key
 	g.meter.Oversize(ctx, key.Group, key.Handler)
 	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are "+
 		"published runs the handler again",
-		"id", key.ID, "key", key.String(), "bytes", size(finish.Outcome.Produced), "limit", g.policy.MaxProducedBytes)
-	return t.publishUnstored(ctx, res, finish)
+		"id", key.ID, "key", key.String(), "bytes", size(e.res.Outcome.Produced), "limit", g.policy.MaxProducedBytes)
+	return r.publishUnstored(ctx, e)
 }
 
 // publishUnstored publishes outputs that no record holds, and finishes then. It publishes nothing when the lease cannot
 // be proven to hold: another owner may be publishing by then, and the message comes again anyway.
-func (t *Ticket) publishUnstored(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
-	l := &t.lease
-	switch err := t.guard.renew(ctx, l, false); {
-	case errors.Is(err, ErrClaimLost):
-		return Result{}, err
+func (r *run) publishUnstored(ctx context.Context, e ending) ending {
+	l := &r.lease
+	switch err := r.guard.renew(ctx, l, false); {
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return r.lost(ctx, nil)
 	case err != nil && time.Until(l.ends()) < l.claim.Lease/margin:
-		return Result{}, &UnrecordedError{Key: l.claim.Key, Err: err}
+		return ending{res: Result{Status: StatusUnrecorded, Err: err}}
 	}
+	finish, _ := e.settlement.(dedupstore.Finish)
 	finish.Outcome.Produced, finish.Published = dedupstore.Stubs(finish.Outcome.Produced), true
-	return t.publishThen(ctx, res, finish)
+	return r.publishThen(ctx, e, finish)
 }
 
-// publishThen publishes what the result holds, or leaves that to the caller, and then settles.
-func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Settlement) (Result, error) {
-	g, l := t.guard, &t.lease
-	l.keep(g.window(t.call, res.Outcome)) // heartbeats must not shorten it to that of a success
-	l.rest()
-	g.keeper.add(l)
-	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {
-		res.Publication = &Publication{
-			produced: res.Outcome.Produced,
-			done:     func() error { return g.published(ctx, l, then) },
-			abandon:  func() time.Duration { return g.postpone(ctx, l) },
+// publishThen publishes what the answer holds, or leaves that to the caller, and then settles.
+func (r *run) publishThen(ctx context.Context, e ending, then dedupstore.Settlement) ending {
+	g, l := r.guard, &r.lease
+	l.extendRetention(g.window(r.call, e.res.Outcome)) // heartbeats must not shorten it to that of a success
+	l.idle()
+	g.heartbeat.add(l)
+	produced := e.res.Outcome.Produced
+	if r.call.Publish == nil && len(produced) > 0 {
+		e.res.Publication = &Publication{
+			produced: produced,
+			done: func() error {
+				e := r.published(ctx, ending{res: Result{Status: StatusDone}}, then)
+				_, err := e.answer(&r.call.Key)
+				return err
+			},
+			abandon: func() time.Duration { return g.postpone(ctx, l) },
 		}
-		return res, nil
+		return e
 	}
-	if len(res.Outcome.Produced) > 0 {
-		if err := t.callPublish(ctx, res.Outcome.Produced); err != nil {
+	if len(produced) > 0 {
+		if err := r.callPublish(ctx, produced); err != nil {
 			if l.isLost() {
-				return Result{}, g.lost(ctx, l, err)
+				return r.lost(ctx, err)
 			}
-			return Result{}, &UnpublishedError{Delay: g.postpone(ctx, l), Err: err}
+			return ending{res: Result{Status: StatusUnpublished, Wait: g.postpone(ctx, l), Err: err}}
 		}
 	}
-	return res, g.published(ctx, l, then)
+	return r.published(ctx, e, then)
 }
 
 // callPublish calls Call.Publish under the lease.
-func (t *Ticket) callPublish(ctx context.Context, produced []dedupstore.Produced) error {
-	ctx = t.lease.beginWork(ctx)
-	defer t.guard.endWork(&t.lease)
-	return t.call.Publish(ctx, produced)
+func (r *run) callPublish(ctx context.Context, produced []dedupstore.Produced) error {
+	ctx = r.lease.beginWork(ctx)
+	defer r.guard.endWork(&r.lease)
+	return r.call.Publish(ctx, produced)
 }
 
 // published records that everything was published. A record that stays in PUBLISHING because its claim was lost
 // changes nothing for the message: what it held has been published. A run that was to finish only now is another
 // matter: without its outcome it runs again.
-func (g *Guard) published(ctx context.Context, l *lease, then dedupstore.Settlement) error {
-	g.keeper.let(l)
+func (r *run) published(ctx context.Context, e ending, then dedupstore.Settlement) ending {
+	g, l := r.guard, &r.lease
+	g.heartbeat.remove(l)
 	err := g.settle(ctx, l, then)
 	finish, unfinished := then.(dedupstore.Finish)
 	switch {
 	case err == nil && unfinished:
 		g.countEnd(ctx, &l.claim.Key, &finish.Outcome)
-		return nil
-	case err == nil || !unfinished:
-		return nil
-	case errors.Is(err, dedupstore.ErrClaimLost):
-		return g.lost(ctx, l, nil)
+	case unfinished:
+		return r.unfinished(ctx, nil, err)
 	}
-	return &UnrecordedError{Key: l.claim.Key, Err: err}
+	return e
 }
 
 // postpone shortens the lease of a publish step that failed, so that a redelivery can take it over soon, but not at
 // once. It returns when.
 func (g *Guard) postpone(ctx context.Context, l *lease) time.Duration {
-	g.keeper.let(l)
-	l.quiet()
+	g.heartbeat.remove(l)
+	l.awaitRenewal()
 	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), l.claim.Lease)
 	if err := g.extend(ctx, l, delay); err != nil {
 		g.log.WarnContext(ctx, "oncemill: publish step not given back; its message comes again when the lease ends",
@@ -140,7 +141,7 @@ type Publication struct {
 func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 
 // Done says that the broker has acknowledged every message, and records it. You may acknowledge the message that caused
-// the run before or after. The error is an *UnrecordedError or *ClaimLostError: the end of the run could not be
+// the run before or after. The error is an *Error with StatusUnrecorded or StatusLost: the end of the run could not be
 // recorded, and a redelivery runs it again. That happens only with outputs over Policy.MaxProducedBytes, or for which
 // the store has no room.
 func (p *Publication) Done() (err error) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 func producing(ids ...string) func(context.Context, int) (dedupstore.Outcome, error) {
@@ -37,8 +38,8 @@ func TestGuard_FailedPublishIsRepeatedByTheRedeliveryWithoutARun(t *testing.T) {
 		c := call("m1")
 		c.Publish = p.publish
 		_, err := g.Run(t.Context(), c, h.run)
-		unpublished := as[*oncemill.UnpublishedError](t, err)
-		time.Sleep(unpublished.Delay)
+		unpublished := answertest.Want(t, err, oncemill.StatusUnpublished)
+		time.Sleep(unpublished.Wait)
 		res, err := g.Run(t.Context(), c, h.run)
 		if err != nil || !res.Duplicate {
 			t.Fatalf("redelivery: %+v, %v", res, err)
@@ -99,7 +100,7 @@ func TestGuard_TwoCopiesNeverPublishSideBySide(t *testing.T) {
 					if err == nil {
 						return
 					}
-					as[*oncemill.UnpublishedError](t, err)
+					answertest.Want(t, err, oncemill.StatusUnpublished)
 				}
 			})
 		}
@@ -170,7 +171,7 @@ func TestGuard_RetryableErrorOnTheLastAttemptIsDeadLettered(t *testing.T) {
 		c := call("m1")
 		c.Publish, c.DeadLetter = p.publish, deadLetter
 		_, err := g.Run(t.Context(), c, h.run)
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		for range 2 {
 			res, err := g.Run(t.Context(), c, h.run)
 			if err != nil || !res.Outcome.Exhausted || res.Outcome.Reason != "still no" {
@@ -192,7 +193,7 @@ func TestGuard_CallerPublishesUnderAHeartbeat(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		_, err = g.Run(t.Context(), call("m1"), h.run)
-		as[*oncemill.BusyError](t, err)
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 
 		first.Publication.Abandon()
 		c := call("m1")
@@ -283,7 +284,7 @@ func TestGuard_OutputsOverTheLimitAreNotPublishedAfterTheLease(t *testing.T) {
 		c := call("m1")
 		c.Publish = p.publish
 		_, err := g.Run(t.Context(), c, h.run)
-		as[*oncemill.UnrecordedError](t, err)
+		answertest.Want(t, err, oncemill.StatusUnrecorded)
 		p.want(t) // nothing: another owner may be publishing
 		store.down.Store(false)
 		h.then = producing("o1")
@@ -316,7 +317,7 @@ func TestGuard_StoreDownInFlightHoldsAndResumesByItself(t *testing.T) {
 		g := newGuard(t, store, oncemill.Policy{})
 		var h counter
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		if e := as[*oncemill.StoreError](t, err); !errors.Is(e, errDown) {
+		if e := answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(e, errDown) {
 			t.Errorf("%v", err)
 		}
 		done := make(chan error)
@@ -365,7 +366,7 @@ func TestGuard_UnreadableRecordIsNotBypassed(t *testing.T) {
 		}
 		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
 		_, err := g.Run(t.Context(), call("m1"), nil)
-		as[*oncemill.StoreError](t, err)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
 	})
 }
 
@@ -380,7 +381,7 @@ func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnErr
 			start = time.Now()
 			return dedupstore.Outcome{}, nil
 		})
-		as[*oncemill.UnrecordedError](t, err)
+		answertest.Want(t, err, oncemill.StatusUnrecorded)
 		if took := time.Since(start); took < 29*time.Second || took > 31*time.Second {
 			t.Errorf("gave up after %v, want the lease of 30s", took)
 		}

@@ -132,8 +132,8 @@ func TestGuard_NotesFirstRunsOfAnInboxToo(t *testing.T) {
 		g := newGuard(t, inbox, oncemill.Policy{})
 		c := call("1")
 		c.First = true
-		if _, err := g.Run(t.Context(), c, done); err != nil || inbox.firsts != 1 {
-			t.Fatalf("%v, %d first runs", err, inbox.firsts)
+		if _, err := g.Run(t.Context(), c, done); err != nil || inbox.firsts.Load() != 1 {
+			t.Fatalf("%v, %d first runs", err, inbox.firsts.Load())
 		}
 		r.wants(t, 0, 1)
 	})

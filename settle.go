@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -58,23 +59,82 @@ func (g *Guard) window(call *Call, o dedupstore.Outcome) time.Duration {
 	return max(g.policy.FailureWindow, call.keep)
 }
 
-// finish stores an outcome, then publishes what it produced.
-func (t *Ticket) finish(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
-	g, l := t.guard, &t.lease
-	sent := time.Now()
-	err := g.settle(ctx, l, finish)
-	if is[*crowdedError](err) {
+// settle does what is left to do, and returns an ending with nothing left.
+func (r *run) settle(ctx context.Context, e ending) ending {
+	switch e.left {
+	case giveBack:
+		r.guard.giveBack(ctx, &r.lease)
+	case store:
+		sent := time.Now()
+		return r.stored(ctx, e, sent, r.guard.settle(ctx, &r.lease, e.settlement))
+	case publish:
+		return r.publish(ctx, e)
+	case publishFirst:
+		return r.publishFirst(ctx, e)
+	}
+	return e
+}
+
+// stored goes on with an ending whose settlement is stored, or could not be.
+func (r *run) stored(ctx context.Context, e ending, sent time.Time, err error) ending {
+	g, l := r.guard, &r.lease
+	switch {
+	case err == nil:
+	case is[*crowdedError](err):
 		g.storeFailed(ctx, "settle", err)
 		g.log.WarnContext(ctx, "oncemill: the store has no room for produced messages; they are published first, and "+
 			"a crash before that runs the handler again",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
-		return t.publishUnstored(ctx, res, finish)
+		return r.publishUnstored(ctx, e)
+	default:
+		return r.unfinished(ctx, e.res.Handler, err)
 	}
-	if err != nil {
-		return Result{}, g.unfinished(ctx, l, res.err, err)
+	if e.res.Status != StatusDone {
+		return e
 	}
-	g.countEnd(ctx, &l.claim.Key, &finish.Outcome)
-	return t.publishStored(ctx, res, sent)
+	g.countEnd(ctx, &r.call.Key, &e.res.Outcome)
+	if len(e.res.Outcome.Produced) == 0 {
+		return e
+	}
+	e.sent = sent
+	return r.publish(ctx, e)
+}
+
+// end leaves the run's turn and returns its answer.
+func (r *run) end(ctx context.Context, e ending) (Result, error) {
+	r.leaveTurn()
+	r.log(ctx, &e)
+	return e.answer(&r.call.Key)
+}
+
+// answer is what a caller gets.
+func (e *ending) answer(key *dedupstore.Key) (Result, error) {
+	if e.err != nil {
+		return e.res, e.err
+	}
+	if e.res.key = key; e.res.Status != StatusDone {
+		return e.res, e.res.error()
+	}
+	return e.res, nil
+}
+
+// log says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
+func (r *run) log(ctx context.Context, e *ending) {
+	g, key, res := r.guard, &r.call.Key, &e.res
+	if e.err != nil || res.Status != StatusDone || g.policy.Shadow || !g.log.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	switch {
+	case res.Duplicate:
+		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
+		if id := telemetry.TraceID(r.last.Answer.Trace); id != "" {
+			line = append(line, "first_trace_id", id)
+		}
+		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
+	case res.Outcome.Kind == dedupstore.Succeeded:
+		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
+			"took", time.Since(r.began))
+	}
 }
 
 // countEnd counts an outcome that has been stored just now, if it is no success: those are counted as runs.
@@ -91,12 +151,12 @@ func (g *Guard) countEnd(ctx context.Context, key *dedupstore.Key, o *dedupstore
 	g.meter.Ended(ctx, key.Group, key.Handler, key.ID, end)
 }
 
-// unfinished makes the error of a run whose outcome could not be stored.
-func (g *Guard) unfinished(ctx context.Context, l *lease, handler, err error) error {
+// unfinished is the ending of a run whose outcome could not be stored.
+func (r *run) unfinished(ctx context.Context, handler, err error) ending {
 	if errors.Is(err, dedupstore.ErrClaimLost) {
-		return g.lost(ctx, l, handler)
+		return r.lost(ctx, handler)
 	}
-	return &UnrecordedError{Key: l.claim.Key, Handler: handler, Err: err}
+	return ending{res: Result{Status: StatusUnrecorded, Handler: handler, Err: err}}
 }
 
 // giveBack releases a claim whose handler did not start. A store that restarts is back soon. Otherwise the lease ends,
@@ -137,7 +197,7 @@ func (g *Guard) settle(ctx context.Context, l *lease, s dedupstore.Settlement) e
 }
 
 func (g *Guard) settleOnce(ctx context.Context, l *lease, s dedupstore.Settlement) error {
-	return *l.part.settles.Do(ctx, dedupstore.Settling{Claim: *l.claim, Settlement: s})
+	return *l.shard.settles.Do(ctx, dedupstore.Settling{Claim: *l.claim, Settlement: s})
 }
 
 // settleAgain goes on with a settlement of which the first try failed.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // A sharded store has parts that fail by themselves: the first word of an ID names one.
@@ -111,7 +112,7 @@ func TestGuard_StoreThatPanicsIsAskedByEveryCall(t *testing.T) {
 		g := newGuard(t, store, oncemill.Policy{})
 		for i := range 20 {
 			_, err := g.Run(t.Context(), call(fmt.Sprint(i)), (&counter{}).run)
-			if failed := as[*oncemill.StoreError](t, err); !strings.Contains(failed.Error(), "panicked: store") {
+			if failed := answertest.Want(t, err, oncemill.StatusStoreDown); !strings.Contains(failed.Error(), "panicked: store") {
 				t.Errorf("error %v", err)
 			}
 			time.Sleep(20 * time.Millisecond)

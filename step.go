@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,22 +161,21 @@ func (p *Policy) keepsSteps() time.Duration {
 // steers makes the error of a step say to the run around it what it would say if the handler had returned it.
 func (r *runContext) steers(name string, err error) error {
 	permanent := false
-	switch e := err.(type) { //nolint:errorlint // of Do, never wrapped
-	case *RetryError:
-		err = e.Err
-	case *FailedError:
-		switch {
-		case e.Err != nil:
-			err = e.Err
-		default: // no retry mends it; but if the policy parks, not known is not known
-			permanent = e.Outcome.Kind != dedupstore.Unknown || r.guard.policy.ExpiredLease != Park
+	if e, answered := err.(*Error); answered { //nolint:errorlint // of Do, never wrapped
+		switch e.Status {
+		case StatusDone: // no retry mends it; but if the policy parks, not known is not known
+			permanent = e.Handler == nil &&
+				(e.Outcome.Kind != dedupstore.Unknown || r.guard.policy.ExpiredLease != Park)
+			err = cmp.Or(e.Handler, err)
+		case StatusRetry:
+			err = e.Handler
+		case StatusMismatch: // the step is of a message that had this ID before
+			permanent = true
+		case StatusBusy, StatusNotDue:
+			err = RetryAfter(e.Wait, Uncounted(err))
+		case StatusStoreDown:
+			err = Uncounted(err)
 		}
-	case *MismatchError: // the step is of a message that had this ID before
-		permanent = true
-	case *BusyError:
-		err = RetryAfter(e.Wait, Uncounted(err))
-	case *StoreError:
-		err = Uncounted(err)
 	}
 	err = fmt.Errorf("step %q: %w", name, err)
 	if permanent {

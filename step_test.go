@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // stepKey is the key of a step of the message.
@@ -72,11 +73,11 @@ func TestStep_IsRememberedByLaterAttemptsAndOtherProcesses(t *testing.T) {
 		errMail := errors.New("mail server is away")
 		s := &shopping{mail: func() error { return errMail }}
 		_, err := oncemill.Do(t.Context(), newGuard(t, store, oncemill.Policy{}), call("a"), s.handle)
-		retry := as[*oncemill.RetryError](t, err)
+		retry := answertest.Want(t, err, oncemill.StatusRetry)
 		if !errors.Is(err, errMail) || !strings.Contains(err.Error(), `step "mail"`) {
 			t.Errorf("error %v does not name the step and its error", err)
 		}
-		time.Sleep(retry.Delay)
+		time.Sleep(retry.Wait)
 		s.mail = nil
 		got, err := oncemill.Do(t.Context(), newGuard(t, store, oncemill.Policy{}), call("a"), s.handle)
 		if err != nil || got != "P1" {
@@ -120,41 +121,41 @@ func TestStep_ErrorsSteerAsInAHandler(t *testing.T) {
 		want   func(t *testing.T, err error)
 	}{
 		"any": {oncemill.Policy{}, errCard, func(t *testing.T, err error) {
-			if r := as[*oncemill.RetryError](t, err); r.Uncounted || r.Attempt != 1 {
+			if r := answertest.Want(t, err, oncemill.StatusRetry); r.Uncounted || r.Attempt != 1 {
 				t.Errorf("%+v", r)
 			}
 		}},
 		"Permanent": {oncemill.Policy{}, oncemill.Permanent(errCard), func(t *testing.T, err error) {
-			if f := as[*oncemill.FailedError](t, err); f.Outcome.Kind != dedupstore.Failed || f.Outcome.Exhausted {
+			if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Failed || f.Outcome.Exhausted {
 				t.Errorf("%+v", f.Outcome)
 			}
 		}},
 		"RetryAfter": {oncemill.Policy{}, oncemill.RetryAfter(time.Hour, errCard), func(t *testing.T, err error) {
-			if r := as[*oncemill.RetryError](t, err); r.Delay != time.Hour {
+			if r := answertest.Want(t, err, oncemill.StatusRetry); r.Wait != time.Hour {
 				t.Errorf("%+v", r)
 			}
 		}},
 		"Uncounted": {oncemill.Policy{}, oncemill.Uncounted(errCard), func(t *testing.T, err error) {
-			if r := as[*oncemill.RetryError](t, err); !r.Uncounted {
+			if r := answertest.Want(t, err, oncemill.StatusRetry); !r.Uncounted {
 				t.Errorf("%+v", r)
 			}
 		}},
 		"any, parked": {oncemill.Irreversible(), errCard, func(t *testing.T, err error) {
-			if f := as[*oncemill.FailedError](t, err); f.Outcome.Kind != dedupstore.Unknown {
+			if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Unknown {
 				t.Errorf("%+v", f.Outcome)
 			}
 		}},
 		"RetryAfter, parked": {oncemill.Irreversible(), oncemill.RetryAfter(time.Second, errCard),
 			func(t *testing.T, err error) {
-				if f := as[*oncemill.FailedError](t, err); f.Outcome.Kind != dedupstore.Unknown {
+				if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Unknown {
 					t.Errorf("%+v", f.Outcome)
 				}
 			}},
 		"NoEffect, parked": {oncemill.Irreversible(), oncemill.NoEffect(errCard), func(t *testing.T, err error) {
-			as[*oncemill.RetryError](t, err)
+			answertest.Want(t, err, oncemill.StatusRetry)
 		}},
 		"Permanent, parked": {oncemill.Irreversible(), oncemill.Permanent(errCard), func(t *testing.T, err error) {
-			if f := as[*oncemill.FailedError](t, err); f.Outcome.Kind != dedupstore.Failed {
+			if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Failed {
 				t.Errorf("%+v", f.Outcome)
 			}
 		}},
@@ -184,7 +185,7 @@ func TestStep_FailuresAreNotRemembered(t *testing.T) {
 		c := call("a")
 		for range 5 { // more often than a message may be tried
 			_, err := oncemill.Do(t.Context(), g, c, s.handle)
-			c.Rerun = as[*oncemill.FailedError](t, err).Fence
+			c.Rerun = answertest.Want(t, err, oncemill.StatusDone).Fence
 		}
 		s.mail = nil
 		if _, err := oncemill.Do(t.Context(), g, c, s.handle); err != nil {
@@ -201,7 +202,7 @@ func TestStep_PanicIsAFailedAttempt(t *testing.T) {
 		s.mail = func() error { panic("no template") }
 		_, err := oncemill.Do(t.Context(), g, call("a"), s.handle)
 		as[*oncemill.PanicError](t, err)
-		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		time.Sleep(answertest.Want(t, err, oncemill.StatusRetry).Wait)
 		s.mail = nil
 		if _, err := oncemill.Do(t.Context(), g, call("a"), s.handle); err != nil {
 			t.Error(err)
@@ -218,7 +219,7 @@ func TestStep_UnknownIsTheMessagesUntilSomebodyDecides(t *testing.T) {
 		c := call("a")
 		for range 2 {
 			_, err := oncemill.Do(t.Context(), g, c, s.handle)
-			f := as[*oncemill.FailedError](t, err)
+			f := answertest.Want(t, err, oncemill.StatusDone)
 			if f.Outcome.Kind != dedupstore.Unknown {
 				t.Fatalf("%+v", f.Outcome)
 			}
@@ -278,7 +279,7 @@ func TestStep_HasARunOfItsOwnThatStaysTheSame(t *testing.T) {
 				})
 				return 0, err
 			})
-			time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+			time.Sleep(answertest.Want(t, err, oncemill.StatusRetry).Wait)
 		}
 		if len(seen) != 1 {
 			t.Errorf("the step had IDs %v", seen)
@@ -313,13 +314,13 @@ func TestStep_IsRememberedForTheMessagesWindowAtLeast(t *testing.T) {
 			return 0, oncemill.Permanent(errors.New("never"))
 		}
 		_, err := oncemill.Do(t.Context(), g, c, handle)
-		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		time.Sleep(answertest.Want(t, err, oncemill.StatusRetry).Wait)
 		c.Rerun = 1 // which names no outcome yet
 		_, err = oncemill.Do(t.Context(), g, c, handle)
-		c.Rerun = as[*oncemill.FailedError](t, err).Fence
+		c.Rerun = answertest.Want(t, err, oncemill.StatusDone).Fence
 		time.Sleep(10*time.Hour - time.Second)
 		_, err = oncemill.Do(t.Context(), g, c, handle)
-		if f := as[*oncemill.FailedError](t, err); f.Duplicate || charged != 1 || stamped != 1 {
+		if f := answertest.Want(t, err, oncemill.StatusDone); f.Duplicate || charged != 1 || stamped != 1 {
 			t.Errorf("duplicate: %v; charged %d times, stamped %d", f.Duplicate, charged, stamped)
 		}
 	})
@@ -379,8 +380,8 @@ func TestStep_ThatCannotBeClaimedCostsNoAttempt(t *testing.T) {
 		}
 		steps.down.Store(true)
 		_, err := oncemill.Do(t.Context(), g, call("a"), handle)
-		as[*oncemill.StoreError](t, err)
-		if r := as[*oncemill.RetryError](t, err); !r.Uncounted {
+		r := answertest.Want(t, err, oncemill.StatusRetry)
+		if answertest.Want(t, r.Handler, oncemill.StatusStoreDown); !r.Uncounted {
 			t.Errorf("%+v", r)
 		}
 		steps.down.Store(false)
@@ -390,10 +391,11 @@ func TestStep_ThatCannotBeClaimedCostsNoAttempt(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = oncemill.Do(t.Context(), g, call("b"), handle)
-		if b := as[*oncemill.BusyError](t, err); b.Wait < 50*time.Minute {
+		r = answertest.Want(t, err, oncemill.StatusRetry)
+		if b := answertest.Want(t, r.Handler, oncemill.StatusBusy); b.Wait < 50*time.Minute {
 			t.Errorf("%+v", b)
 		}
-		if r := as[*oncemill.RetryError](t, err); !r.Uncounted || r.Delay < 50*time.Minute {
+		if !r.Uncounted || r.Wait < 50*time.Minute {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -411,11 +413,11 @@ func TestStep_NeedsARunOfItsOwn(t *testing.T) {
 			return oncemill.StepIn(ctx, nil, "charge", one)
 		})
 		as[*dedupstore.InvalidError](t, err)
-		_, ends := together(t, g, ticketsOf(t, g, "c", "d"), func(ctx context.Context, calls []int) []error {
+		ends := together(t, g, func(ctx context.Context, calls []int) []error {
 			_, err := oncemill.Step(ctx, "charge", one)
 			return []error{err, nil}
-		})
-		if r := as[*oncemill.RetryError](t, ends[0]); !r.Uncounted || !strings.Contains(r.Error(), "batches") {
+		}, "c", "d")
+		if r := ends[0]; r.Status != oncemill.StatusRetry || !r.Uncounted || !strings.Contains(r.Handler.Error(), "batches") {
 			t.Errorf("in a batch: %+v", r)
 		}
 		forged := call("b")
@@ -432,7 +434,7 @@ func TestStep_InAnInboxNamesStepIn(t *testing.T) {
 		_, err := oncemill.Do(t.Context(), inbox, call("a"), func(ctx context.Context) (int, error) {
 			return oncemill.Step(ctx, "charge", one)
 		})
-		if r := as[*oncemill.RetryError](t, err); !r.Uncounted || !strings.Contains(err.Error(), "StepIn(ctx, guard") {
+		if r := answertest.Want(t, err, oncemill.StatusRetry); !r.Uncounted || !strings.Contains(err.Error(), "StepIn(ctx, guard") {
 			t.Errorf("%+v", r)
 		}
 		leased, s := newGuard(t, newStore(t), oncemill.Policy{}), 0
@@ -505,7 +507,7 @@ func TestStep_ThatFailedIsDueWithItsMessage(t *testing.T) {
 				})
 				return n, oncemill.RetryAfter(0, err)
 			})
-			if as[*oncemill.RetryError](t, err); time.Since(began) > 0 {
+			if answertest.Want(t, err, oncemill.StatusRetry); time.Since(began) > 0 {
 				t.Errorf("attempt %d waited %v", tried, time.Since(began))
 			}
 		}
@@ -561,7 +563,7 @@ func TestStep_InAStepIsRememberedAsLong(t *testing.T) {
 			})
 		}
 		_, err := oncemill.Do(t.Context(), g, call("a"), handle)
-		time.Sleep(as[*oncemill.RetryError](t, err).Delay)
+		time.Sleep(answertest.Want(t, err, oncemill.StatusRetry).Wait)
 		if _, err := oncemill.Do(t.Context(), g, call("a"), handle); err != nil || charged != 1 || tries != 2 {
 			t.Errorf("charged %d times in %d tries: %v", charged, tries, err)
 		}

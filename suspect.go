@@ -2,8 +2,6 @@ package oncemill
 
 import (
 	"context"
-
-	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // A run that ends its process takes along what runs beside it. Nobody can tell which one of them it was, so all whose
@@ -16,43 +14,37 @@ const suspectAfter = 2
 
 type turnKey struct{}
 
-// IsSuspect reports whether the ticket's claim was refused because the last runs of its key crashed. The attempt waits
-// for the ticket's turn.
-func (t *Ticket) IsSuspect() bool {
-	return t.unread && t.last.Err == nil && t.last.Answer.Status == dedupstore.Suspect
-}
-
 // waitTurn waits until no other suspect runs, however long that takes. It reports false if the call is not to start any
 // more. A call inside the run of a suspect has that one's turn.
-func (t *Ticket) waitTurn(ctx context.Context) bool {
-	g := t.guard
+func (r *run) waitTurn(ctx context.Context) bool {
+	g := r.guard
 	if ctx.Value(turnKey{}) == g {
-		t.turn = func() {}
+		r.turn = func() {}
 		return true
 	}
 	select {
 	case g.turns <- struct{}{}: // those who wait here are let in in their order
 	case <-ctx.Done():
 		return false
-	case <-t.call.Stopping:
+	case <-r.call.Stopping:
 		return false
 	}
-	t.turn = func() { <-g.turns }
+	r.turn = func() { <-g.turns }
 	select {
-	case <-t.call.Stopping: // at the same time
-		t.leaveTurn()
+	case <-r.call.Stopping: // at the same time
+		r.leaveTurn()
 		return false
 	default:
 	}
 	g.log.WarnContext(ctx, "oncemill: message runs while no other suspect does: its last runs ended with their leases, "+
-		"perhaps with their processes", "id", t.call.Key.ID, "key", t.call.Key.String())
+		"perhaps with their processes", "id", r.call.Key.ID, "key", r.call.Key.String())
 	return true
 }
 
 // leaveTurn lets the next suspect run.
-func (t *Ticket) leaveTurn() {
-	if t.turn != nil {
-		t.turn()
-		t.turn = nil
+func (r *run) leaveTurn() {
+	if r.turn != nil {
+		r.turn()
+		r.turn = nil
 	}
 }

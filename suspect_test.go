@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // crash has runs of keys end with their processes, one after the other.
@@ -122,16 +123,16 @@ func TestGuard_AnOutcomeOrAFailureEndsTheSuspicion(t *testing.T) {
 		_, err := g.Run(t.Context(), call("a"), func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, oncemill.RetryAfter(0, errors.New("later"))
 		})
-		as[*oncemill.RetryError](t, err)
-		if claimed(t, g, call("a")).IsSuspect() {
+		answertest.Want(t, err, oncemill.StatusRetry)
+		if a := claimed(t, g, call("a")); !a.Granted() {
 			t.Error("a message that has failed since waits for its turn")
 		}
 		_, err = g.Run(t.Context(), call("b"), func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, oncemill.Uncounted(errors.New("interrupted"))
 		})
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		time.Sleep(time.Minute)
-		if !claimed(t, g, call("b")).IsSuspect() {
+		if b := claimed(t, g, call("b")); b.Granted() {
 			t.Error("a run that was interrupted says that the message kills no process")
 		}
 	})
@@ -139,13 +140,13 @@ func TestGuard_AnOutcomeOrAFailureEndsTheSuspicion(t *testing.T) {
 
 // The turn lasts until the outcome is stored: else the next suspect could end the process before.
 func TestGuard_ATurnLastsUntilTheOutcomeIsStored(t *testing.T) {
-	for name, attempt := range map[string]func(*oncemill.Ticket, context.Context, oncemill.RunFunc, func(error)){
-		"Run": func(ticket *oncemill.Ticket, ctx context.Context, fn oncemill.RunFunc, done func(error)) {
-			_, err := ticket.Run(ctx, fn)
+	for name, attempt := range map[string]func(*oncemill.Guard, context.Context, oncemill.Call, oncemill.RunFunc, func(error)){
+		"Run": func(g *oncemill.Guard, ctx context.Context, c oncemill.Call, fn oncemill.RunFunc, done func(error)) {
+			_, err := g.Run(ctx, c, fn)
 			done(err)
 		},
-		"Attempt": func(ticket *oncemill.Ticket, ctx context.Context, fn oncemill.RunFunc, done func(error)) {
-			ticket.Attempt(ctx, fn, func(_ oncemill.Result, err error) { done(err) })
+		"Start": func(g *oncemill.Guard, ctx context.Context, c oncemill.Call, fn oncemill.RunFunc, done func(error)) {
+			g.Start(ctx, &c, fn, func(_ oncemill.Result, err error) { done(err) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,8 +159,7 @@ func TestGuard_ATurnLastsUntilTheOutcomeIsStored(t *testing.T) {
 					return apply()
 				}
 				s := newScene(t, store)
-				first := call("a")
-				go attempt(s.g.Ticket(&first), t.Context(), (&counter{}).run, func(err error) { s.ended <- err })
+				go attempt(s.g, t.Context(), call("a"), (&counter{}).run, func(err error) { s.ended <- err })
 				synctest.Wait()
 				s.run(t.Context(), call("b"))
 				s.want(t, "before the outcome is stored")
@@ -192,7 +192,7 @@ func TestGuard_AWaitForATurnEndsWithTheDelivery(t *testing.T) {
 		s.run(ctx, call("cancelled"))
 		s.run(t.Context(), call("b"))
 		close(stopping)
-		as[*oncemill.BusyError](t, <-s.ended)
+		answertest.Want(t, <-s.ended, oncemill.StatusBusy, oncemill.StatusNotDue)
 		cancel(gone)
 		if err := <-s.ended; !errors.Is(err, gone) {
 			t.Errorf("ended with %v, want %v", err, gone)
@@ -267,7 +267,7 @@ func TestGuard_ATurnEndsWithAPanic(t *testing.T) {
 		crash(t, store, 2, "a", "b")
 		g := newGuard(t, store, oncemill.Policy{})
 		_, err := g.Run(t.Context(), call("a"), func(context.Context) (dedupstore.Outcome, error) { panic("no") })
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		if _, err := g.Run(t.Context(), call("b"), (&counter{}).run); err != nil {
 			t.Error(err)
 		}
@@ -291,19 +291,16 @@ func TestGuard_ManySuspectsNeverRunBesideEachOther(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*time.Second)
 			defer cancel()
 			c := call(id)
-			ticket := g.Ticket(&c)
-			go ticket.Claim(ctx, func() {
-				go ticket.Attempt(ctx, func(context.Context) (dedupstore.Outcome, error) {
-					select {
-					case alone <- struct{}{}:
-						defer func() { <-alone }()
-					default:
-						t.Error("two suspects run beside each other")
-					}
-					time.Sleep(100 * time.Millisecond)
-					return dedupstore.Outcome{}, nil
-				}, func(_ oncemill.Result, err error) { ended <- err })
-			})
+			go g.Start(ctx, &c, func(context.Context) (dedupstore.Outcome, error) {
+				select {
+				case alone <- struct{}{}:
+					defer func() { <-alone }()
+				default:
+					t.Error("two suspects run beside each other")
+				}
+				time.Sleep(100 * time.Millisecond)
+				return dedupstore.Outcome{}, nil
+			}, func(_ oncemill.Result, err error) { ended <- err })
 		}
 		ran := 0
 		for range n {

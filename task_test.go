@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 type parts = oncemill.Partial[[]string, string]
@@ -140,7 +141,7 @@ func TestPartial_RestThatOutlastsTheWindowIsForThoseWhoKeptItsCall(t *testing.T)
 					}
 				}
 				for range 30 { // hours: longer than the window, and more than the attempts
-					as[*oncemill.RetryError](t, ask())
+					answertest.Want(t, ask(), oncemill.StatusRetry)
 					time.Sleep(time.Hour)
 				}
 				open = true
@@ -186,7 +187,7 @@ func TestDo_OneOfManyAgentsRunsAndTheOthersLearnHowLong(t *testing.T) {
 					time.Sleep(12 * time.Second)
 					return 42, nil
 				})
-				if e, ok := errors.AsType[*oncemill.BusyError](err); ok {
+				if e, ok := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue); ok {
 					busy.Add(1)
 					if e.Wait <= 0 || e.Wait > 30*time.Second {
 						t.Errorf("wait %v, want what remains of the lease", e.Wait)
@@ -227,7 +228,7 @@ func TestDo_WhatBecomesOfARunThatDiedIsTheClasssBusiness(t *testing.T) {
 			}
 		}
 		runs, err := afterDeath("irreversible", oncemill.Irreversible())
-		if e := as[*oncemill.FailedError](t, err); runs != 0 || e.Outcome.Kind != dedupstore.Unknown {
+		if e := answertest.Want(t, err, oncemill.StatusDone); runs != 0 || e.Outcome.Kind != dedupstore.Unknown {
 			t.Errorf("irreversible: %d runs, %+v; want none, and an unknown outcome", runs, e)
 		}
 	})

@@ -10,24 +10,25 @@ import (
 )
 
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
-func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+func (r *run) bypass(ctx context.Context, fn RunFunc) ending {
+	g, call := r.guard, r.call
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
-	o, err := g.protect(ctx, &call, &dedupstore.Claim{Key: call.Key}, fn)
+	o, err := g.protect(ctx, call, &dedupstore.Claim{Key: call.Key}, fn)
 	if err != nil {
-		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
+		return ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}}
 	}
 	o.Kind = dedupstore.Succeeded
-	res := Result{Outcome: o, Bypassed: true}
+	res := Result{Status: StatusDone, Outcome: o, Bypassed: true}
 	switch {
 	case len(o.Produced) == 0:
 	case call.Publish == nil:
 		res.Publication = unrecordedPublication(o.Produced)
 	default:
 		if err := call.Publish(ctx, o.Produced); err != nil {
-			return Result{}, &UnpublishedError{Delay: g.policy.Backoff.delay(1), Err: err}
+			return ending{res: Result{Status: StatusUnpublished, Wait: g.policy.Backoff.delay(1), Err: err}}
 		}
 	}
-	return res, nil
+	return ending{res: res}
 }
 
 func unrecordedPublication(produced []dedupstore.Produced) *Publication {
@@ -44,16 +45,17 @@ const shadowPrefix = "~"
 
 // shadow runs every call and counts what a guard would have done. Whatever happens at the store, the handler runs once,
 // with the caller's context, and its error is returned as it is.
-func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result, ran error) {
+func (r *run) shadow(ctx context.Context, fn RunFunc) (e ending) {
+	g, call := r.guard, r.call
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
 	settle := g.shadowClaim(ctx, call, key)
-	ran = errors.New("the handler did not return")
-	defer func() { settle(ran) }()
-	res.Bypassed = true
-	res.Outcome, ran = fn(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}))
-	res.Outcome.Kind = dedupstore.Succeeded
-	return res, ran
+	e.err = errors.New("the handler did not return")
+	defer func() { settle(e.err) }()
+	e.res = Result{Status: StatusDone, Bypassed: true}
+	e.res.Outcome, e.err = fn(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}))
+	e.res.Outcome.Kind = dedupstore.Succeeded
+	return e
 }
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
@@ -61,17 +63,17 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	request := g.request(ctx, call, newOwner())
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
-	p := g.parts.of(ctx, &key)
+	shard := g.shards.of(ctx, &key)
 	var answer dedupstore.Answer
 	patient, stop := context.WithTimeout(ctx, shadowTimeout) // while failures count, claims wait for each other
 	defer stop()
-	err := p.breaker.claim(patient, &key, func(together bool) (err error) {
+	err := shard.breaker.claim(patient, &key, func(together bool) (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
 			if together {
-				p.breaker.report(&key, sent, err)
+				shard.breaker.report(&key, sent, err)
 			}
 		}
 		return err
@@ -84,10 +86,10 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		return func(error) {}
 	}
 	l := &lease{started: true}
-	l.granted(&answer.Claim, p, sent)
-	g.keeper.add(l)
+	l.granted(&answer.Claim, shard, sent)
+	g.heartbeat.add(l)
 	return func(handler error) {
-		g.keeper.let(l)
+		g.heartbeat.remove(l)
 		var s dedupstore.Settlement = dedupstore.Finish{
 			Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window,
 		}

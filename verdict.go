@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -27,14 +28,14 @@ type verdict struct {
 // A handler that is always too slow for its broker must not run for ever. So interruptions, and conflicts of an inbox,
 // are believed for as many runs as a key has attempts.
 func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict {
-	_, permanent := mark[*PermanentError](err)
+	_, permanent := mark[*permanentError](err)
 	_, proof := mark[*noEffectError](err)
 	refused, conflict := mark[*dedupstore.ConflictError](err)
 	_, outage := mark[*uncountedError](err)
-	after, delayed := mark[*RetryAfterError](err)
+	after, delayed := mark[*retryAfterError](err)
 	believed := c.Returned < p.MaxAttempts
 	if conflict && permanent { // what the handler made of a transaction that was refused says nothing
-		_, inside := mark[*PermanentError](refused.Err)
+		_, inside := mark[*permanentError](refused.Err)
 		permanent = !inside
 	}
 	uncounted := uncounted(err) && (believed || !conflict) || interrupted && believed
@@ -53,7 +54,7 @@ func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict
 	release := &dedupstore.Release{Reason: o.Reason, Uncounted: uncounted}
 	switch {
 	case delayed:
-		release.Delay = min(max(after.Delay, 0), longestDelay)
+		release.Delay = after.delay
 	case !uncounted:
 		release.Delay = p.Backoff.delay(c.Attempt)
 	case conflict || outage: // the others may still be at it, or away
@@ -65,5 +66,6 @@ func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict
 // longestDelay caps RetryAfter: stores and brokers do not accept every duration.
 const longestDelay = 365 * 24 * time.Hour
 
-// reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
-func reason(err error) string { return headers.Text(err.Error(), dedupstore.MaxReason) }
+// reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length. Sprint
+// survives an Error method that panics, such as that of a nil pointer.
+func reason(err error) string { return headers.Text(fmt.Sprint(err), dedupstore.MaxReason) }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // What a failed claim says about the store, and what it does not.
@@ -72,7 +73,7 @@ func TestGuard_FullStoreDoesNotStopKnownKeys(t *testing.T) {
 		}
 		for i := range 50 {
 			_, err := g.Run(t.Context(), call(fmt.Sprint("new ", i)), h.run)
-			if as[*oncemill.StoreError](t, err); !errors.Is(err, dedupstore.ErrFull) {
+			if answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(err, dedupstore.ErrFull) {
 				t.Errorf("new key: %v, want ErrFull", err)
 			}
 			time.Sleep(50 * time.Millisecond)

@@ -20,12 +20,17 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
+// answer is an answer of another guard.
+func answer(status oncemill.Status, handler error) error {
+	return &oncemill.Error{Result: oncemill.Result{Status: status, Wait: time.Hour, Handler: handler}}
+}
+
 // The errors of a guard that the handler used are the handler's affair: they decide nothing about its own message.
 func TestProcess_NestedGuardsErrorsDoNotDecide(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for _, nested := range []error{
-			&oncemill.MismatchError{}, &oncemill.FailedError{Err: oncemill.Permanent(errors.New("inner"))},
-			&oncemill.ClaimLostError{}, &oncemill.BusyError{Wait: time.Hour}, oncemill.ErrClaimLost,
+			answer(oncemill.StatusMismatch, nil), answer(oncemill.StatusDone, oncemill.Permanent(errors.New("inner"))),
+			answer(oncemill.StatusLost, nil), answer(oncemill.StatusBusy, nil), oncemill.ErrClaimLost,
 		} {
 			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
@@ -41,8 +46,8 @@ func TestProcess_NestedGuardsErrorsDoNotDecide(t *testing.T) {
 func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for _, nested := range []error{
-			&oncemill.FailedError{Err: oncemill.Permanent(errors.New("inner"))},
-			&oncemill.RetryError{Err: oncemill.RetryAfter(time.Hour, errors.New("inner"))},
+			answer(oncemill.StatusDone, oncemill.Permanent(errors.New("inner"))),
+			answer(oncemill.StatusRetry, oncemill.RetryAfter(time.Hour, errors.New("inner"))),
 		} {
 			var l deadLetters
 			p := newProcessor(t, newStore(t), consumer.Config{
@@ -62,7 +67,7 @@ func TestProcess_RetryAfterMayBeAnyTimeInABypass(t *testing.T) {
 		year := 365 * 24 * time.Hour
 		for after, want := range map[time.Duration]time.Duration{math.MaxInt64: year, time.Hour: time.Hour, math.MinInt64: 0} {
 			p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(&oncemill.RetryAfterError{Delay: after, Err: errors.New("not yet")}))
+			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(oncemill.RetryAfter(after, errors.New("not yet"))))
 			if d.Action != consumer.RetryLater || d.Delay != want {
 				t.Errorf("after %v: %s in %v, want %v", after, d.Action, d.Delay, want)
 			}

@@ -24,21 +24,18 @@ func togethers(
 		contexts[i] = t.Context()
 	}
 	decisions := make([]consumer.Decision, len(counts))
-	var decided, running sync.WaitGroup
+	var decided sync.WaitGroup
 	decided.Add(len(counts))
-	running.Go(func() {
-		p.ProcessTogether(t.Context(), deliveries, contexts, handle, running.Go, func(i int, d consumer.Decision) {
-			decisions[i] = d
-			decided.Done()
-		})
+	go p.StartBatch(t.Context(), deliveries, contexts, handle, func(i int, d consumer.Decision) {
+		decisions[i] = d
+		decided.Done()
 	})
 	decided.Wait()
-	running.Wait()
 	return decisions
 }
 
 // A panic where no guard is in between is the message's own matter, not the end of the process.
-func TestProcessTogether_APanicInShadowModeEndsNothing(t *testing.T) {
+func TestStartBatch_APanicInShadowModeEndsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{Shadow: true}})
 		decisions := togethers(t, p, []int{1, 2, 2}, func(context.Context, []int) []error { panic("no") })
@@ -51,7 +48,7 @@ func TestProcessTogether_APanicInShadowModeEndsNothing(t *testing.T) {
 }
 
 // Only nil says that all have succeeded: an empty list may be that of a handler that could not begin.
-func TestProcessTogether_AnEmptyListOfErrorsIsNoSuccess(t *testing.T) {
+func TestStartBatch_AnEmptyListOfErrorsIsNoSuccess(t *testing.T) {
 	for name, counts := range map[string][]int{"a batch": {1, 1}, "one": {1}} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
@@ -68,7 +65,7 @@ func TestProcessTogether_AnEmptyListOfErrorsIsNoSuccess(t *testing.T) {
 }
 
 // A handler that ends its goroutine leaves its messages to come again, and holds nobody else up.
-func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testing.T) {
+func TestStartBatch_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testing.T) {
 	for name, counts := range map[string][]int{"a batch": {1, 1}, "one": {1}, "redelivered": {2, 2}} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
@@ -89,7 +86,7 @@ func TestProcessTogether_AHandlerThatEndsItsGoroutineLeavesItsMessages(t *testin
 
 // A publisher of dead letters that panics ends no process, and keeps no message beside it from being settled. Nor does
 // one that ends its goroutine.
-func TestProcessTogether_APublisherThatDoesNotReturnEndsNothing(t *testing.T) {
+func TestStartBatch_APublisherThatDoesNotReturnEndsNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		to   producer.Publisher
 		want consumer.Action

@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// BenchmarkProcessor_Claim is the way of a message through the engine: claimed with others, handled, settled with
+// BenchmarkProcessor_Start is the way of a message through the engine: claimed with others, handled, settled with
 // others. The store in memory costs next to nothing.
-func BenchmarkProcessor_Claim(b *testing.B) {
+func BenchmarkProcessor_Start(b *testing.B) {
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{MaxBytes: 4 << 30})
 	if err != nil {
 		b.Fatal(err)
@@ -43,7 +43,7 @@ func BenchmarkProcessor_Claim(b *testing.B) {
 			Topic: "orders", Origin: "ORDERS", Handler: "charge", Payload: payload, Count: 1,
 			Header: producer.Header{producer.HeaderID: run + strconv.Itoa(i)},
 		}
-		once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) { t.Process(ctx, handle, done) })
+		once.Start(ctx, d, handle, done)
 	}
 	all.Wait()
 }

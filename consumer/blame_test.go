@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -14,25 +13,17 @@ type declined struct{ cause error }
 func (e *declined) Error() string { return e.cause.Error() }
 func (e *declined) Unwrap() error { return e.cause }
 
-// A nil pointer in an error is a mistake of many handlers. It is a failed attempt, like any other panic of theirs.
-func TestProcess_ErrorThatPanicsWhenItIsReadIsAFailedAttempt(t *testing.T) {
+// A nil pointer in an error is a mistake of many handlers. A worker goes on, and its message comes again.
+func TestStart_ErrorThatPanicsWhenItIsReadEndsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var none *declined
-		for _, returned := range []error{none, &declined{}, (*oncemill.PermanentError)(nil)} {
-			var l deadLetters
-			p := newProcessor(t, newStore(t), consumer.Config{
-				DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MaxAttempts: 2},
-			})
-			if d := p.Process(t.Context(), delivery("o1"), failing(returned)); d.Action != consumer.RetryLater {
+		for _, returned := range []error{none, &declined{}} {
+			p := newProcessor(t, newStore(t), consumer.Config{})
+			decided := make(chan consumer.Decision, 1)
+			p.Start(t.Context(), delivery("o1"), failing(returned), func(d consumer.Decision) { decided <- d })
+			if d := <-decided; d.Action != consumer.RetryLater {
 				t.Errorf("%+v, want a retry", d)
-			} else {
-				as[*oncemill.PanicError](t, d.Err)
 			}
-			time.Sleep(time.Minute)
-			if d := p.Process(t.Context(), delivery("o1"), failing(returned)); d.Action != consumer.Ack {
-				t.Errorf("%+v, want a dead letter after the last attempt", d)
-			}
-			l.Only(t)
 		}
 	})
 }

@@ -87,16 +87,22 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unpublished(ctx, err)
+		return p.notPublished(ctx, "", err)
 	}
 	return Decision{Action: Ack, Err: own}
 }
 
-// unpublished is what to do with a delivery whose dead letter cannot be published.
-func (p *Processor) unpublished(ctx context.Context, err error) Decision {
-	pause := p.policy.Backoff.Min
-	err = &oncemill.UnpublishedError{Delay: pause, Err: err}
-	return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Err: err}
+// notPublished is what to do with a delivery whose dead letter cannot be published.
+func (p *Processor) notPublished(ctx context.Context, id string, err error) Decision {
+	d := unpublished(id, p.policy.Backoff.Min, err)
+	d.Delay += jitter(ctx, d.Delay)
+	return d
+}
+
+// unpublished is the decision for a delivery that comes again to have something published.
+func unpublished(id string, wait time.Duration, err error) Decision {
+	res := oncemill.Result{Status: oncemill.StatusUnpublished, Wait: wait, Err: err}
+	return Decision{Action: RetryLater, Delay: wait, ID: id, Result: res, Err: &oncemill.Error{Result: res}}
 }
 
 func (p *Processor) scope(handler string) string {
@@ -183,22 +189,24 @@ func (p *Processor) publishDeadLetter(
 		decision.Result.Publication, topic = nil, publication.Messages()[0].Topic
 		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
 		if err := p.publishProduced(ctx, d, call.Key.ID, publication.Messages()); err != nil {
-			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
+			return unpublished(call.Key.ID, publication.Abandon(), err)
 		}
 		if err := publication.Done(); err != nil {
-			return p.decide(ctx, d, oncemill.Result{}, err)
+			unrecorded, _ := err.(*oncemill.Error) //nolint:errorlint // it is one
+			return p.decide(ctx, d, unrecorded.Result, err)
 		}
 		if call.Rerun != 0 && call.Rerun == res.Fence {
 			// It came before that was recorded of a dead letter that somebody has: nothing has run yet.
 			pause := p.policy.Backoff.Min
-			busy := &oncemill.BusyError{Wait: pause, NotDue: true}
-			decision = Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Err: busy}
+			early := oncemill.Result{Status: oncemill.StatusNotDue, Wait: pause}
+			decision = Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Result: early,
+				Err: &oncemill.Error{Result: early, Key: call.Key}}
 		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
 	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt,
 		res.Fence)); err != nil {
-		return p.unpublished(ctx, err)
+		return p.notPublished(ctx, "", err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic,
 		"position", d.Position, "error", failure)
@@ -258,7 +266,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	id := ids.Derive("oncemill/undeliverable", parts...)
 	letter := p.letter(d, id, original, outcome, headers.Text(cause.Error(), dedupstore.MaxReason))
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
-		return p.unpublished(ctx, err)
+		return p.notPublished(ctx, "", err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from",
 		d.Topic, "position", d.Position, "error", cause)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -202,7 +203,7 @@ func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T)
 		var log strings.Builder
 		without := newProcessor(t, store, consumer.Config{Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
 		got := without.Process(t.Context(), delivery("o1"), failing(errDeclined))
-		as[*oncemill.UnpublishedError](t, got.Err)
+		answertest.Want(t, got.Err, oncemill.StatusUnpublished)
 		if got.Action != consumer.RetryLater || got.Delay <= 0 || got.Result.Publication != nil {
 			t.Errorf("%+v, want it to be kept", got)
 		}
@@ -354,7 +355,7 @@ func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
 				l := &deadLetters{Fail: errors.New("no stream listens")}
 				p, log := logged(t, consumer.Config{DeadLetters: l, DeadLetterTopic: "nowhere"})
 				got := p.Process(t.Context(), d, failing(errDeclined))
-				as[*oncemill.UnpublishedError](t, got.Err)
+				answertest.Want(t, got.Err, oncemill.StatusUnpublished)
 				for _, want := range []string{"level=ERROR", "dead letter cannot be published", "topic=nowhere", "no stream listens"} {
 					if !strings.Contains(log.String(), want) {
 						t.Errorf("the log does not say %q:\n%s", want, log)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -57,30 +58,30 @@ func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 // failureOf says whether a decision is an error, and which. A duplicate is none, even of a failure. Deliveries that
 // came too early, or that a shutdown interrupted, are none either.
 func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, error) {
-	err := decision.Err
-	switch e := err.(type) { //nolint:errorlint // the guard's own error
-	case nil, *oncemill.BusyError:
+	err, res := decision.Err, &decision.Result
+	if err == nil {
 		return telemetry.NoFailure, nil
-	case *oncemill.FailedError:
-		if e.Duplicate {
+	}
+	switch res.Status {
+	case oncemill.StatusBusy, oncemill.StatusNotDue:
+		return telemetry.NoFailure, nil
+	case oncemill.StatusDone, oncemill.StatusRetry:
+		if res.Duplicate || res.Uncounted {
 			return telemetry.NoFailure, nil
 		}
-		return handlerFailure(e.Err), err
-	case *oncemill.RetryError:
-		if e.Uncounted {
-			return telemetry.NoFailure, nil
-		}
-		return handlerFailure(e.Err), err
-	case *oncemill.ClaimLostError:
+		return handlerFailure(res.Handler), err
+	case oncemill.StatusLost:
 		return telemetry.FailedClaimLost, err
-	case *oncemill.MismatchError:
+	case oncemill.StatusMismatch:
 		return telemetry.FailedMismatch, err
-	case *oncemill.StoreError:
+	case oncemill.StatusStoreDown:
 		return telemetry.FailedStore, err
-	case *oncemill.UnrecordedError:
+	case oncemill.StatusUnrecorded:
 		return telemetry.FailedUnrecorded, err
-	case *oncemill.UnpublishedError:
+	case oncemill.StatusUnpublished:
 		return telemetry.FailedUnpublished, err
+	}
+	switch err.(type) { //nolint:errorlint // the consumer's own
 	case *MissingIDError, *ContentError:
 		return telemetry.FailedRejected, err
 	}
@@ -126,17 +127,15 @@ func marked(err error) telemetry.Failure {
 			return telemetry.FailedNested
 		}
 		switch err.(type) { //nolint:errorlint // so is this
-		case *oncemill.PermanentError:
+		case interface{ Permanent() bool }:
 			return telemetry.FailedPermanently
-		case *oncemill.RetryAfterError:
+		case interface{ RetryAfter() time.Duration }:
 			return telemetry.FailedRetryAfter
 		case interface{ NoEffect() bool }:
 			return telemetry.FailedNoEffect
 		case *oncemill.PanicError:
 			return telemetry.FailedPanic
-		case *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError, *oncemill.MismatchError,
-			*oncemill.StoreError, *oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ClaimLostError,
-			*guardedTwiceError:
+		case *oncemill.Error, *guardedTwiceError:
 			return telemetry.FailedNested
 		}
 		switch e := err.(type) { //nolint:errorlint // so is this

@@ -33,17 +33,17 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 // else its place among the outputs. An ID that the handler set is kept, unless it is the consumed message's or another
 // output's. Otherwise a copied header would make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
-	t, ctx := p.ticket(ctx, d)
-	return t.run(ctx, handle)
+	in, ctx := p.inbound(ctx, d)
+	return in.process(ctx, handle)
 }
 
 // do calls the handler. Its outputs are stored, where a record is kept.
-func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedupstore.Outcome, error) {
+func (h OutputHandler) do(ctx context.Context, in *inbound, recorded bool) (dedupstore.Outcome, error) {
 	outputs, err := h(ctx)
 	if err != nil || !recorded || len(outputs) == 0 {
 		return dedupstore.Outcome{}, err
 	}
-	produced := stamp(ctx, t.delivery.Header, outputs)
+	produced := stamp(ctx, in.delivery.Header, outputs)
 	if inbox, ok := txctx.From[txctx.Carrier[dedupstore.Produced]](ctx); ok { // what the record need not hold
 		if produced, err = inbox.Carry(ctx, produced); err != nil {
 			return dedupstore.Outcome{}, oncemill.Permanent(fmt.Errorf("the handler's outputs cannot be published: %w", err))
@@ -52,8 +52,8 @@ func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedups
 	return dedupstore.Outcome{Produced: produced}, nil
 }
 
-func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision {
-	t.log(ctx, d)
+func (OutputHandler) decided(ctx context.Context, in *inbound, d Decision) Decision {
+	in.log(ctx, d)
 	return d
 }
 

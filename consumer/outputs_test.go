@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -35,7 +36,7 @@ func TestProcessOutputs_AreTheCallersToPublishUntilTheyArePublished(t *testing.T
 			t.Errorf("output %+v", m)
 		}
 		busy := p.ProcessOutputs(t.Context(), delivery("o1"), receipts(&runs))
-		as[*oncemill.BusyError](t, busy.Err)
+		answertest.Want(t, busy.Err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		time.Sleep(first.Result.Publication.Abandon())
 		again := p.ProcessOutputs(t.Context(), delivery("o1"), receipts(&runs))
 		if again.Result.Publication == nil || again.Result.Publication.Messages()[1].ID != outputs[1].ID {

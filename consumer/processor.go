@@ -102,8 +102,8 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 // Process guards one delivery to a handler, and returns what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
-	t, ctx := p.ticket(ctx, d)
-	return t.run(ctx, handle)
+	in, ctx := p.inbound(ctx, d)
+	return in.process(ctx, handle)
 }
 
 // Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. It is
@@ -142,11 +142,11 @@ var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which o
 
 type insideKey struct{}
 
-// insideOf returns the ticket in whose guard a context is, or nil. A broker that keeps contexts may let one outlive its
-// delivery. So the key alone does not show that a handler is guarded twice.
-func insideOf(ctx context.Context) *Ticket {
-	t, _ := ctx.Value(insideKey{}).(*Ticket)
-	return t
+// insideOf returns the delivery in whose guard a context is, or nil. A broker that keeps contexts may let one outlive
+// its delivery. So the key alone does not show that a handler is guarded twice.
+func insideOf(ctx context.Context) *inbound {
+	in, _ := ctx.Value(insideKey{}).(*inbound)
+	return in
 }
 
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.
@@ -219,12 +219,12 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 }
 
 // unguarded deals with a delivery that cannot be guarded.
-func (p *Processor) unguarded(ctx context.Context, t *Ticket, do work) Decision {
-	d, err := t.delivery, t.found.err
+func (p *Processor) unguarded(ctx context.Context, in *inbound, do work) Decision {
+	d, err := in.delivery, in.found.err
 	if p.policy.Shadow {
-		o, err := t.measure(ctx, ctx, do, false)
+		o, err := in.measure(ctx, ctx, do, false)
 		o.Kind = dedupstore.Succeeded
-		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
+		return shadowed(oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}, err)
 	}
 	var content *ContentError
 	var panicked *panicError
@@ -235,7 +235,7 @@ func (p *Processor) unguarded(ctx context.Context, t *Ticket, do work) Decision 
 			d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Keep: true, Err: err}
 	case p.bypasses(err):
-		return p.bypass(ctx, t, do)
+		return p.bypass(ctx, in, do)
 	case errors.Is(err, ErrOwnDeadLetter):
 		return p.ownDeadLetter(ctx, d, err)
 	case errors.As(err, &content):
@@ -252,29 +252,32 @@ func (p *Processor) bypasses(err error) bool {
 	return errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass
 }
 
-// longestDelay is the longest delay of a handler's own, as under a guard.
-const longestDelay = 365 * 24 * time.Hour
-
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
-func (p *Processor) bypass(ctx context.Context, t *Ticket, do work) Decision {
-	o, err := p.protect(ctx, t, do)
-	var permanent *oncemill.PermanentError
-	var after *oncemill.RetryAfterError
+func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
+	o, err := p.protect(ctx, in, do)
+	_, permanent := errors.AsType[interface {
+		error
+		Permanent() bool
+	}](err)
+	after, delayed := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
 	own := marked(err) != telemetry.FailedNested // else what it wraps speaks of another run
 	switch {
 	case err == nil:
 		o.Kind = dedupstore.Succeeded
-		return Decision{Action: Ack, Result: oncemill.Result{Outcome: o, Bypassed: true}}
-	case own && errors.As(err, &permanent):
-		return p.undeliverable(ctx, t.delivery, "", string(dedupstore.Failed), err)
-	case own && errors.As(err, &after):
-		return Decision{Action: RetryLater, Delay: min(max(after.Delay, 0), longestDelay), Err: err}
+		return Decision{Action: Ack, Result: oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}}
+	case own && permanent:
+		return p.undeliverable(ctx, in.delivery, "", string(dedupstore.Failed), err)
+	case own && delayed:
+		return Decision{Action: RetryLater, Delay: after.RetryAfter(), Err: err}
 	}
 	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
 }
 
 // protect turns a panic into an error, as the guard does.
-func (p *Processor) protect(ctx context.Context, t *Ticket, do work) (o dedupstore.Outcome, err error) {
+func (p *Processor) protect(ctx context.Context, in *inbound, do work) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
@@ -283,10 +286,7 @@ func (p *Processor) protect(ctx context.Context, t *Ticket, do work) (o dedupsto
 				string(e.Stack))
 		}
 	}()
-	if o, err = t.measure(ctx, ctx, do, false); err != nil {
-		_, _ = err.Error(), errors.Is(err, errNoHandler) // what panics in a method of it does so here
-	}
-	return o, err
+	return in.measure(ctx, ctx, do, false)
 }
 
 func shadowed(res oncemill.Result, err error) Decision {
@@ -299,33 +299,31 @@ func shadowed(res oncemill.Result, err error) Decision {
 // mismatched is decide's result for a delivery that must be dead-lettered as it is.
 const mismatched Action = "mismatch"
 
-// decide makes a decision of how a guarded run ended. Only an outcome is acknowledged. It looks at the guard's own
-// error, not at errors inside: a handler's error may hold errors of guards that the handler used.
+// decide makes a decision of how a guarded run ended. Only an outcome is acknowledged.
 func (p *Processor) decide(ctx context.Context, d *Delivery, res oncemill.Result, err error) Decision {
-	switch e := err.(type) { //nolint:errorlint // see above
-	case nil:
-		failure := res.Failure()
-		if failure != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 { // it has no dead letter
-			return Decision{Action: Reject, Err: failure, Result: res}
+	decision := Decision{Action: RetryLater, Delay: res.Wait, Err: err, Result: res}
+	switch res.Status {
+	case oncemill.StatusDone:
+		decision.Action, decision.Err = Ack, res.Failure()
+		if decision.Err != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 {
+			decision.Action = Reject // it has no dead letter
 		}
-		return Decision{Action: Ack, Err: failure, Result: res}
-	case *oncemill.ClaimLostError:
-		return Decision{Action: Leave, Err: err}
-	case *oncemill.MismatchError:
-		return Decision{Action: mismatched, Err: err}
-	case *oncemill.RetryError:
-		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
-	case *oncemill.BusyError:
-		return Decision{Action: RetryLater, Delay: e.Wait + jitter(ctx, e.Wait), Err: err}
-	case *oncemill.UnpublishedError:
-		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
-	// of the handler's name, or what a fingerprinter made: nothing that another delivery mends
-	case *dedupstore.InvalidError:
-		return p.unguardable(d, err)
+	case oncemill.StatusLost:
+		decision.Action = Leave
+	case oncemill.StatusMismatch:
+		decision.Action = mismatched
+	case oncemill.StatusBusy, oncemill.StatusNotDue:
+		decision.Delay += jitter(ctx, res.Wait)
+	case oncemill.StatusRetry, oncemill.StatusUnpublished:
+	default:
+		// of the handler's name, or what a fingerprinter made: nothing that another delivery mends
+		if _, wrong := err.(*dedupstore.InvalidError); wrong { //nolint:errorlint // the guard's own
+			return p.unguardable(d, err)
+		}
+		pause := p.policy.Backoff.Min // the store is down, or the consumer is shutting down
+		decision.Delay, decision.Keep = pause+jitter(ctx, pause), res.Status == oncemill.StatusStoreDown
 	}
-	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
-	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
-	return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Keep: unanswered, Err: err}
+	return decision
 }
 
 // unguardable is the decision for a delivery that cannot be guarded because the program is set up wrongly.

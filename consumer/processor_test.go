@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -51,7 +52,7 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 		}
 		want("permanent", failing(oncemill.Permanent(errors.New("no"))), consumer.Reject)
 		d := want("permanent", failing(nil), consumer.Reject)
-		as[*oncemill.FailedError](t, d.Err)
+		answertest.Want(t, d.Err, oncemill.StatusDone)
 
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "held"}
 		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
@@ -321,7 +322,7 @@ func TestProcess_AnotherFingerprintOfOneSchemeEndsWhatWaitsForItsNextAttempt(t *
 					})
 				}
 				before := with("own", "first").Process(t.Context(), delivery("o1"), failing(errors.New("no answer")))
-				as[*oncemill.RetryError](t, before.Err)
+				answertest.Want(t, before.Err, oncemill.StatusRetry)
 				runs := 0
 				with(test.scheme, "second").Process(t.Context(), delivery("o1"), func(context.Context) error { runs++; return nil })
 				if runs != test.runs || len(l.Sent) != test.deadLetters {

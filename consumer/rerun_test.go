@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -480,7 +481,7 @@ func TestRerun_ThatMeetsItsDeadLetterStillToBePublishedRunsWhenThatIsDone(t *tes
 		again, runs := consumer.Delivery{Handler: "charge", Topic: m.Topic, Header: m.Header, Payload: m.Payload}, 0
 		handle := func(context.Context) error { runs++; return nil }
 		got := once.Process(t.Context(), again, handle)
-		as[*oncemill.BusyError](t, got.Err)
+		answertest.Want(t, got.Err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		if got.Action != consumer.RetryLater || got.Delay <= 0 || got.Result.Publication != nil || runs != 0 || len(copies) != 2 {
 			t.Errorf("%+v, %d runs and %d dead letters, want it to be kept until its run", got, runs, len(copies))
 		}

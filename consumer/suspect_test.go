@@ -32,7 +32,7 @@ func crash(t *testing.T, store dedupstore.Store, times int, ids ...string) {
 }
 
 // The broker's count says nothing: a message may have been delivered again for any reason.
-func TestProcessTogether_RedeliveredMessagesRunTogether(t *testing.T) {
+func TestStartBatch_RedeliveredMessagesRunTogether(t *testing.T) {
 	for name, before := range map[string]func(t *testing.T, p *consumer.Processor, store dedupstore.Store){
 		"after a crash": func(t *testing.T, _ *consumer.Processor, store dedupstore.Store) {
 			crash(t, store, 1, "a", "b", "c")
@@ -63,7 +63,7 @@ func TestProcessTogether_RedeliveredMessagesRunTogether(t *testing.T) {
 }
 
 // A suspect of a batch runs alone, after the others, and never beside another suspect.
-func TestProcessTogether_SuspectsRunAfterTheOthersOneAtATime(t *testing.T) {
+func TestStartBatch_SuspectsRunAfterTheOthersOneAtATime(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		crash(t, store, 2, "a", "c", "e")

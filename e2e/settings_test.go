@@ -237,7 +237,7 @@ func TestSettings_WhatCanNeverWorkIsRefused(t *testing.T) {
 	refused("franz: ShareConfig.Handler", second(franz.NewShareWorker(once, record, franz.ShareConfig{RetryTopic: "b"})))
 	refused("franz: ", second(franz.NewPublisher(nil, franz.PublisherConfig{})))
 	refused("franz: ", second(franz.NewSource(nil, franz.SourceConfig{})))
-	refused("oncewatermill: ", second(oncewatermill.NewSubscriber(nil)))
+	refused("oncewatermill: ", second(oncewatermill.NewSubscriber(nil, "charge")))
 	refused("oncewatermill: ", second(oncewatermill.StampDecorator(nil)))
 	refused("oncewatermill: ", second(oncewatermill.Chain(oncewatermill.Guarded(nil))))
 

@@ -19,8 +19,8 @@ import (
 // A Case is a handler, and what it is guarded with. Each method delivers a new message to it, and tells how often the
 // handler ran. Each delivery goes to a process of its own: a guard that shares only the store with the others.
 //
-// The error is that of the last delivery. It is nil if the message has succeeded, a *oncemill.FailedError if it has
-// failed or its outcome is unknown, and otherwise that of oncemill.Guard.Run: the message would come again.
+// The error is that of the last delivery. It is nil if the message has succeeded, an *oncemill.Error with StatusDone if
+// it has failed or its outcome is unknown, and otherwise that of oncemill.Guard.Run: the message would come again.
 //
 // The methods are safe for concurrent use if the handler is.
 type Case struct {

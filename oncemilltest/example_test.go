@@ -63,7 +63,7 @@ func ExampleCase_Twice() {
 	charge := oncemilltest.Case{Handler: func(ctx context.Context) error { return handler(ctx, &bank, order{0}) }}
 
 	runs, err := charge.Twice(context.Background())
-	failed, is := errors.AsType[*oncemill.FailedError](err)
+	failed, is := errors.AsType[*oncemill.Error](err)
 	fmt.Println("runs:", runs, "charges:", bank.charges)
 	fmt.Println("error:", err, "duplicate:", is && failed.Duplicate)
 	// Output:

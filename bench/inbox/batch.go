@@ -7,6 +7,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/worker"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -15,7 +16,7 @@ import (
 type batched struct {
 	once    *consumer.Processor
 	batcher *worker.Batcher[waiting]
-	pool    *worker.Pool
+	pool    *batch.Pool
 }
 
 // A waiting message is told what became of it.
@@ -33,7 +34,7 @@ func openBatches(ctx context.Context, s servers) (system, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := batched{once: once, pool: &worker.Pool{}}
+	b := batched{once: once, pool: &batch.Pool{}}
 	b.batcher = &worker.Batcher[waiting]{Most: 64, Bytes: 1 << 20, AtOnce: 2, Pool: b.pool,
 		Run: func(some []waiting) { b.run(ctx, some) }}
 	return b, nil
@@ -53,7 +54,7 @@ func (b batched) run(ctx context.Context, some []waiting) {
 	for i, w := range some {
 		deliveries[i] = w.delivery
 	}
-	b.once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
+	b.once.StartBatch(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		ids := make([]string, len(which))
 		for n, i := range which {
 			ids[n] = deliveries[i].Header[producer.HeaderID]
@@ -63,7 +64,7 @@ func (b batched) run(ctx context.Context, some []waiting) {
 			return []error{err}
 		}
 		return nil
-	}, b.pool.Go, func(i int, d consumer.Decision) {
+	}, func(i int, d consumer.Decision) {
 		if d.Action != consumer.Ack || d.Err != nil {
 			some[i].done <- fmt.Errorf("message %s: %s, %w", d.ID, d.Action, d.Err)
 			return

@@ -213,8 +213,9 @@ func (r *rig) guardJobs(t *testing.T) {
 			done.add(task.Args.Order)
 			return struct{}{}, nil
 		})
-		if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
-			return river.JobSnooze(busy.Wait)
+		var e *oncemill.Error
+		if errors.As(err, &e) && (e.Status == oncemill.StatusBusy || e.Status == oncemill.StatusNotDue) {
+			return river.JobSnooze(e.Wait)
 		}
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // firstOf makes a first run of a key.
@@ -295,7 +296,7 @@ func TestFirst_ConflictIsNoAttempt(t *testing.T) {
 					_, err := Tx(ctx).Exec(ctx, `DO $$ BEGIN RAISE 'always' USING ERRCODE = '40001'; END $$`)
 					return dedupstore.Outcome{}, err
 				})
-			retry, ok := errors.AsType[*oncemill.RetryError](err)
+			retry, ok := answertest.Is(err, oncemill.StatusRetry)
 			if !ok || !retry.Uncounted {
 				t.Errorf("a transaction that is always refused returned %v, want an uncounted RetryError", err)
 			}
@@ -334,7 +335,7 @@ func TestFirst_FailuresCountAsTheFirstAttempt(t *testing.T) {
 				})
 			}
 			_, err := run(firstly("1"))
-			if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || retry.Attempt != 1 || retry.Uncounted {
+			if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 1 || retry.Uncounted {
 				t.Fatalf("the first run returned %v, want a RetryError of attempt 1", err)
 			}
 			records, err := s.Look(t.Context(), []dedupstore.Key{firstly("1").Key})
@@ -346,7 +347,7 @@ func TestFirst_FailuresCountAsTheFirstAttempt(t *testing.T) {
 			again.MaxWait = 10 * time.Second
 			if _, err := run(again); err == nil {
 				t.Error("the second run had no error")
-			} else if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || retry.Attempt != 2 {
+			} else if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 2 {
 				t.Errorf("the second run returned %v, want a RetryError of attempt 2", err)
 			}
 		})

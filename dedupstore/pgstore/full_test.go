@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // noRoomFor makes what a full disk is to records: small ones find room in pages that are there, large ones do not.
@@ -87,11 +88,11 @@ func TestInbox_MessagesWaitForRoom(t *testing.T) {
 		for range 5 {
 			until(t, "a run", func() bool { // not of a delivery that is not due yet
 				err = deliver()
-				_, busy := errors.AsType[*oncemill.BusyError](err)
+				_, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue)
 				return !busy
 			})
-			retry, again := errors.AsType[*oncemill.RetryError](err)
-			if !again || !retry.Uncounted || retry.Delay <= 0 || !errors.Is(err, dedupstore.ErrFull) {
+			retry, again := answertest.Is(err, oncemill.StatusRetry)
+			if !again || !retry.Uncounted || retry.Wait <= 0 || !errors.Is(err, dedupstore.ErrFull) {
 				t.Fatalf("%s: %v, want a RetryError, uncounted, with a delay, for ErrFull", id, err)
 			}
 		}
@@ -304,7 +305,7 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 		copied.MaxWait, copied.Publish = 700*time.Millisecond,
 			func(context.Context, []dedupstore.Produced) error { return nil }
 		_, err := g.Run(context.WithoutCancel(t.Context()), copied, run)
-		if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {
+		if _, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue); !busy {
 			t.Errorf("a copy of the message ended with %v meanwhile", err)
 		}
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -41,7 +42,7 @@ func TestInbox_AtMostOnceOutlivesTheServer(t *testing.T) {
 		server.Restart()
 		until(t, "the server", func() bool { return pool.Ping(context.Background()) == nil })
 		_, err := g.Run(context.Background(), callOf("1"), work) // another delivery
-		if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {
+		if _, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue); !busy {
 			t.Errorf("a copy was answered %v, want a BusyError", err)
 		}
 		return work(ctx)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -407,7 +408,7 @@ func TestInbox_PanicsRollBackAndCountAsFailures(t *testing.T) {
 			Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
 			panic("on purpose")
 		})
-	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || retry.Attempt != 1 || retry.Uncounted {
+	if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 1 || retry.Uncounted {
 		t.Errorf("the run returned %v, want a RetryError that counts", err)
 	}
 	wantEffects(t, pool, "1", 0)
@@ -543,7 +544,7 @@ func TestInbox_ConflictsThatNeverEndAreNoFailures(t *testing.T) {
 			calls++
 			return dedupstore.Outcome{}, &pgconn.PgError{Code: codeDeadlock}
 		})
-	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || !retry.Uncounted {
+	if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || !retry.Uncounted {
 		t.Errorf("the run returned %v, want a RetryError that does not count", err)
 	}
 	if calls != maxTries {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -86,7 +87,7 @@ func TestJoin_WhatIsRolledBackIsNotSettled(t *testing.T) {
 		return dedupstore.Outcome{}, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.rollback(),
 			errors.New("no"))
 	})
-	if _, ok := errors.AsType[*oncemill.RetryError](err); !ok {
+	if _, ok := answertest.Is(err, oncemill.StatusRetry); !ok {
 		t.Errorf("the run returned %v, want a RetryError", err)
 	}
 	wantEffects(t, pool, "1", 0)

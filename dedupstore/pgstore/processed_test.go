@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // errDeclines is what a handler returns whose row has to be rolled back.
@@ -86,12 +87,12 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 					all.Go(func() {
 						for {
 							_, err := guarded(id, false)
-							busy, waits := errors.AsType[*oncemill.BusyError](err)
+							busy, waits := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue)
 							if waits {
 								lasts(min(busy.Wait, 5*time.Millisecond))
 								continue
 							}
-							if _, again := errors.AsType[*oncemill.RetryError](err); again {
+							if _, again := answertest.Is(err, oncemill.StatusRetry); again {
 								lasts(time.Millisecond)
 								continue
 							}

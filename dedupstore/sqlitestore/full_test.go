@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
 // TestInbox_MessagesWaitForRoomHoweverLittleThereIs: a claim finds room in a page that is there, the release with the handler's reason
@@ -43,15 +44,15 @@ func TestInbox_MessagesWaitForRoomHoweverLittleThereIs(t *testing.T) {
 					}
 					return dedupstore.Outcome{}, nil
 				})
-				_, busy := errors.AsType[*oncemill.BusyError](err)
+				_, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue)
 				return !busy
 			})
 			return res, err
 		}
 		for range 6 {
 			_, err := deliver(s, 50_000)
-			retry, again := errors.AsType[*oncemill.RetryError](err)
-			_, refused := errors.AsType[*oncemill.StoreError](err)
+			retry, again := answertest.Is(err, oncemill.StatusRetry)
+			_, refused := answertest.Is(err, oncemill.StatusStoreDown)
 			switch {
 			case !errors.Is(err, dedupstore.ErrFull), again && !retry.Uncounted, !again && !refused:
 				t.Fatalf("beside %d others: %v, want an attempt that does not count, or none", others, err)

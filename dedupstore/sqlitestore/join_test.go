@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -150,7 +151,7 @@ func TestJoin_OutsideATransactionThereIsNoOutcome(t *testing.T) {
 		_, _ = tx.ExecContext(ctx, `INSERT OR ROLLBACK INTO ledger (entry, id) SELECT 7, 'x' UNION ALL SELECT 7, 'x'`) // the mistake
 		return nil
 	}, commit)
-	if _, again := errors.AsType[*oncemill.RetryError](err); !again || !errors.Is(err, errOver) {
+	if _, again := answertest.Is(err, oncemill.StatusRetry); !again || !errors.Is(err, errOver) {
 		t.Errorf("the run ended in %v, want it to be tried again because the transaction was over", err)
 	}
 	mustExec(t, db, `UPDATE oncemill_dedup SET due_at = 0`)

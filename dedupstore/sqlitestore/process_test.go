@@ -3,7 +3,6 @@ package sqlitestore
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
@@ -132,8 +132,8 @@ func chargeAll(ctx context.Context, s *Store, messages int) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			_, busy := errors.AsType[*oncemill.BusyError](err)
-			_, late := errors.AsType[*oncemill.ClaimLostError](err) // the machine is busy
+			_, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue)
+			_, late := answertest.Is(err, oncemill.StatusLost) // the machine is busy
 			if !busy && !late {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -28,7 +29,7 @@ func TestProcess_RedisDownAtStartAndInFlight(t *testing.T) {
 	handle := func(context.Context) error { runs++; return nil }
 
 	d := p.Process(t.Context(), delivery("o1"), handle)
-	as[*oncemill.StoreError](t, d.Err)
+	answertest.Want(t, d.Err, oncemill.StatusStoreDown)
 	if d.Action != consumer.RetryLater || d.Delay <= 0 || runs != 0 {
 		t.Fatalf("Redis down at start: %+v after %d runs, want a delayed retry and none", d, runs)
 	}

@@ -157,13 +157,19 @@ func meddle(t *testing.T, store dedupstore.Inspector, changes int) {
 // deliver delivers the message once, and reports whether it has an outcome then.
 func (k *meddled) deliver(ctx context.Context, wait time.Duration) bool {
 	_, err := k.guard.Run(ctx, oncemill.Call{Key: k.key, MaxWait: wait}, k.run)
-	var busy *oncemill.BusyError
-	var retry *oncemill.RetryError
-	var failed *oncemill.FailedError
+	answer, _ := errors.AsType[*oncemill.Error](err)
 	switch {
-	case err == nil, errors.As(err, &failed):
+	case err == nil:
 		return true
-	case !errors.As(err, &busy) && !errors.As(err, &retry):
+	case answer == nil:
+		k.t.Errorf("%s: %v", k.key, err)
+		return false
+	}
+	switch answer.Status {
+	case oncemill.StatusDone:
+		return true
+	case oncemill.StatusBusy, oncemill.StatusNotDue, oncemill.StatusRetry:
+	default:
 		k.t.Errorf("%s: %v", k.key, err)
 	}
 	return false

@@ -164,16 +164,11 @@ func (j task) route(ctx context.Context, nc *nats.Conn, journal *ledger.Ledger) 
 	if err != nil {
 		return err
 	}
-	sub, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		return err
-	}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: waitLimit}, watermill.NopLogger{})
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(oncewatermill.Middleware(once))
-	router.AddConsumerHandler("charge", ordersStream, sub, func(msg *message.Message) error {
+	oncewatermill.AddConsumerHandler(router, once, "charge", ordersStream, source, func(msg *message.Message) error {
 		return handlers[j.Handler](msg.Context(), oncemill.FromContext(msg.Context()), j, journal)
 	})
 	return errors.Join(router.Run(ctx), once.Close(context.WithoutCancel(ctx)))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -168,19 +169,18 @@ func (t *tally) ran(kind string) { t.Note(runsMetric, kind) }
 // answered notes what became of a delivery.
 func (t *tally) answered(e *errand, d consumer.Decision) {
 	outcome := "reclaimed"
-	var busy *oncemill.BusyError
-	var down *oncemill.StoreError
+	status := d.Result.Status
 	var missing *consumer.MissingIDError
-	var lost *oncemill.ClaimLostError
-	if errors.As(d.Err, &lost) {
+	if status == oncemill.StatusLost {
 		t.Note(lossesMetric, "")
 	}
 	if e.unstored {
 		t.Note(storeMetric, "settle")
 	}
-	unanswered := errors.As(d.Err, &down) && down.Op == "claim"
-	if down != nil && !unanswered { // on a machine that is slow, the lease could not be renewed before the run
-		t.Note(storeMetric, down.Op)
+	down := status == oncemill.StatusStoreDown
+	unanswered := down && strings.HasPrefix(d.Result.Err.Error(), "claim: ")
+	if down && !unanswered { // on a machine that is slow, the lease could not be renewed before the run
+		t.Note(storeMetric, "extend")
 	}
 	switch {
 	case errors.As(d.Err, &missing):
@@ -189,9 +189,9 @@ func (t *tally) answered(e *errand, d consumer.Decision) {
 		outcome = "store_error"
 	case e.other:
 		outcome = "fingerprint_mismatch"
-	case errors.As(d.Err, &busy) && busy.NotDue:
+	case status == oncemill.StatusNotDue:
 		outcome = "not_due"
-	case errors.As(d.Err, &busy):
+	case status == oncemill.StatusBusy:
 		outcome = "duplicate_in_progress"
 	case d.Result.Bypassed:
 		outcome = "bypassed"

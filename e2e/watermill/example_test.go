@@ -42,15 +42,9 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	subscriber, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	router, _ := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	router.AddMiddleware(oncewatermill.Middleware(once))
 	ctx, stop := context.WithCancel(context.Background())
-	router.AddConsumerHandler("charge", "orders", subscriber, func(msg *message.Message) error {
+	oncewatermill.AddConsumerHandler(router, once, "charge", "orders", source, func(msg *message.Message) error {
 		fmt.Printf("%s: %s\n", msg.UUID, msg.Payload)
 		stop()
 		return nil

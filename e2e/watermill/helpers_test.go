@@ -44,7 +44,7 @@ func until(t testing.TB, what string, met func() bool) {
 // subscriber makes a Watermill Subscriber over a source.
 func subscriber(t testing.TB, source consumer.Source) message.Subscriber {
 	t.Helper()
-	sub, err := oncewatermill.NewSubscriber(source)
+	sub, err := oncewatermill.NewSubscriber(source, "charge")
 	if err != nil {
 		t.Fatal(err)
 	}

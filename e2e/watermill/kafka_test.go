@@ -166,11 +166,10 @@ func TestKafka_SourceUnderARouter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	router.AddMiddleware(oncewatermill.Middleware(once))
 	var mu sync.Mutex
 	runs := map[string]int{}
-	source := subscriber(t, b.source(once, franz.Config{Order: franz.PerKey}))
-	router.AddHandler("charge", "orders", source, "receipts", oncewatermill.NewPublisher(b.publisher()), func(msg *message.Message) ([]*message.Message, error) {
+	source, out := b.source(once, franz.Config{Order: franz.PerKey}), oncewatermill.NewPublisher(b.publisher())
+	oncewatermill.AddHandler(router, once, "charge", "orders", source, "receipts", out, func(msg *message.Message) ([]*message.Message, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		id := string(msg.Payload)

@@ -80,7 +80,10 @@ func (s *stack) protect(router *message.Router) (end func(context.Context) error
 	dead := s.broker.names.dead(s.name)
 	publisher := oncewatermill.NewPublisher(s.broker.publisher)
 	poison, err := middleware.PoisonQueueWithFilter(publisher, dead, func(err error) bool {
-		_, permanent := errors.AsType[*oncemill.PermanentError](err)
+		_, permanent := errors.AsType[interface {
+			error
+			Permanent() bool
+		}](err)
 		return permanent
 	})
 	if err != nil {

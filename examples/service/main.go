@@ -261,13 +261,11 @@ func transferRouter(
 	if err != nil {
 		return nil, err
 	}
-	sub, err1 := oncewatermill.NewSubscriber(source)
-	router, err2 := message.NewRouter(message.RouterConfig{}, watermill.NewSlogLogger(slog.Default()))
-	if err := errors.Join(err1, err2); err != nil {
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NewSlogLogger(slog.Default()))
+	if err != nil {
 		return nil, err
 	}
-	router.AddMiddleware(oncewatermill.Middleware(once))
-	router.AddConsumerHandler("transfer", charged, sub, transfer(api))
+	oncewatermill.AddConsumerHandler(router, once, "transfer", charged, source, transfer(api))
 	return router, nil
 }
 

@@ -138,3 +138,10 @@ func Renamed(t testing.TB, store dedupstore.Store) {
 // RenamedLine is in the log then.
 const RenamedLine = "handler charge has no records in group billing; settle has, last used 1 minute ago: if this is " +
 	"a new name, everything within the window runs again"
+
+// Blocking makes a SourceHandler from a function that returns its decision, and is called in a goroutine of its own.
+func Blocking(handle func(context.Context, consumer.Delivery) consumer.Decision) consumer.SourceHandler {
+	return func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
+		go func() { done(handle(ctx, d)) }()
+	}
+}

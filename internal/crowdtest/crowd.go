@@ -3,7 +3,6 @@ package crowdtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -54,7 +53,7 @@ func (c *Crowd) Run(ctx context.Context, id string, handle func(context.Context)
 ) {
 	for {
 		res, err = c.Guard.Run(ctx, oncemill.Call{Key: claimtest.Key(id), MaxWait: 2 * Lease}, handle)
-		if _, unclaimed := errors.AsType[*oncemill.StoreError](err); !unclaimed || ctx.Err() != nil {
+		if res.Status != oncemill.StatusStoreDown || ctx.Err() != nil {
 			return res, err
 		}
 	}
@@ -77,9 +76,8 @@ func (c *Crowd) Start(ids ...string) {
 						return dedupstore.Outcome{}, context.Cause(ctx)
 					}
 				})
-			_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
 			switch {
-			case unrecorded:
+			case res.Status == oncemill.StatusUnrecorded:
 				c.unrecorded.Add(1)
 			case err == nil && res.Outcome.Kind == dedupstore.Unknown:
 				c.unknown.Add(1)

@@ -88,7 +88,8 @@ var given = map[string]map[int]string{
 			store     dedupstore.Store
 			ticket    string
 
-			chargeRecord func(context.Context, *kgo.Record) error
+			chargeRecord  func(context.Context, *kgo.Record) error
+			chargeMessage func(*message.Message) error
 		)
 		type Refund struct{}
 		var bank interface{ Refund(ctx context.Context, ticket, key string) (Refund, error) }`},

@@ -14,7 +14,6 @@ var house = table{
 		these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/leaktest", "tests end without goroutines", testLib},
 	{0, "internal/batch", "operations of many callers travel together", nil},
-	{0, "internal/worker", "what the workers of all transports share", nil},
 	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
@@ -27,6 +26,8 @@ var house = table{
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
+	{1, "internal/worker", "what the workers of all transports share", nil},
+	{2, "internal/answertest", "answers of a guard, for tests", testLib},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/census", "adds up records by scope", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},

@@ -35,39 +35,39 @@ type Answer struct {
 
 // Undone decides what a request is answered with when the guard returns an error.
 func (r Run) Undone(err error) Answer {
-	retry, again := errors.AsType[*oncemill.RetryError](err)
-	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
+	var res oncemill.Result
+	if answer, ok := errors.AsType[*oncemill.Error](err); ok {
+		res = answer.Result
+	}
+	again := res.Status == oncemill.StatusRetry
 	_, conflict := errors.AsType[*dedupstore.ConflictError](err)
 	released := r.Failed != nil && errors.Is(err, r.Failed) && !errors.Is(err, oncemill.ErrClaimLost)
 	switch {
 	case !r.Ran, conflict: // the handler's response says nothing of the request
-	case r.Panicked, released, unrecorded && !r.Inbox: // it is true, although repeats will not get it
+	// it is true, although repeats will not get it
+	case r.Panicked, released, res.Status == oncemill.StatusUnrecorded && !r.Inbox:
 		a := Answer{Own: true}
 		if again {
-			a.Retry, a.Again = retry.Delay, retry.Delay > 0
+			a.Retry, a.Again = res.Wait, res.Wait > 0
 		}
 		return a
-	case again && !retry.Uncounted && r.Inbox: // neither the handler's error, nor because of others
-		return Answer{Code: Uncommitted, Retry: retry.Delay, Again: true}
+	case again && !res.Uncounted && r.Inbox: // neither the handler's error, nor because of others
+		return Answer{Code: Uncommitted, Retry: res.Wait, Again: true}
 	}
-	return refusal(err)
+	return refusal(res, err)
 }
 
 // refusal says what a guard's error means for a client.
-func refusal(err error) Answer {
-	busy, isBusy := errors.AsType[*oncemill.BusyError](err)
-	_, mismatch := errors.AsType[*oncemill.MismatchError](err)
-	_, invalid := err.(*dedupstore.InvalidError) //nolint:errorlint // the guard's own, not one that a handler returned
-	switch {
-	case isBusy && busy.NotDue:
-		return Answer{Code: Unavailable, Retry: busy.Wait, Again: true}
-	case isBusy:
-		return Answer{Code: InProgress, Retry: busy.Wait, Again: true}
-	case errors.Is(err, oncemill.ErrClaimLost): // another process took over
-		return Answer{Code: InProgress, Again: true}
-	case mismatch:
+func refusal(res oncemill.Result, err error) Answer {
+	switch res.Status {
+	case oncemill.StatusNotDue:
+		return Answer{Code: Unavailable, Retry: res.Wait, Again: true}
+	case oncemill.StatusBusy, oncemill.StatusLost: // another process is at it, or took over
+		return Answer{Code: InProgress, Retry: res.Wait, Again: true}
+	case oncemill.StatusMismatch:
 		return Answer{Code: Reused}
-	case invalid:
+	}
+	if _, invalid := err.(*dedupstore.InvalidError); invalid { //nolint:errorlint // the guard's own, not a handler's
 		return Answer{Code: Internal}
 	}
 	return Answer{Code: Unavailable, Again: true}

@@ -293,8 +293,14 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 
 // steers reports whether an error says itself what becomes of the run.
 func steers(err error) bool {
-	_, permanent := errors.AsType[*oncemill.PermanentError](err)
-	_, later := errors.AsType[*oncemill.RetryAfterError](err)
+	_, permanent := errors.AsType[interface {
+		error
+		Permanent() bool
+	}](err)
+	_, later := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
 	_, harmless := errors.AsType[interface {
 		error
 		NoEffect() bool

@@ -89,9 +89,9 @@ var bugs = []bug{
 		"	case s.State == Publishing:\n		return Done",
 	},
 	{
-		"an ack before the store's answer", "attempt.go",
-		"	l := &t.lease\n	l.part.settles.Go(",
-		"	l := &t.lease\n	done(e.res, nil)\n	done = func(Result, error) {}\n	l.part.settles.Go(",
+		"an ack before the store's answer", "start.go",
+		"	l := &r.lease\n	l.shard.settles.Go(",
+		"	l := &r.lease\n	done(e.res, nil)\n	done = func(Result, error) {}\n	l.shard.settles.Go(",
 	},
 	{
 		"a run is not marked as started under a policy that parks", "attempt.go",
@@ -103,30 +103,28 @@ var bugs = []bug{
 	},
 	{
 		"outputs go out although their outcome could not be stored", "settle.go",
-		"	if err != nil {\n		return Result{}, g.unfinished(ctx, l, res.err, err)\n	}\n" +
-			"	g.countEnd(ctx, &l.claim.Key, &finish.Outcome)",
-		"	g.countEnd(ctx, &l.claim.Key, &finish.Outcome)",
+		"	default:\n		return r.unfinished(ctx, e.res.Handler, err)\n	}", "	}",
 	},
 	{
 		"an outcome is kept for the lease instead of the window", "attempt.go",
-		"	finish := dedupstore.Finish{Outcome: o, Retention: g.window(t.call, o), Took: took}\n	if len",
-		"	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Lease, Took: took}\n	if len",
+		"	finish := dedupstore.Finish{Outcome: o, Retention: g.window(r.call, o), Took: took}",
+		"	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Lease, Took: took}",
 	},
 	{
 		"a permanent failure is tried again", "verdict.go",
 		"	case permanent:\n		return verdict{outcome: o}\n", "",
 	},
 	{
-		"a batch's first error steers all", "together.go",
+		"a batch's first error steers all", "batch.go",
 		"			cause = errs[n]", "			cause = errs[n*0]",
 	},
 	{
-		"a batch that fails as a whole costs an attempt", "together.go",
+		"a batch that fails as a whole costs an attempt", "batch.go",
 		"if err != nil && g.policy.ExpiredLease != Park {",
-		"if err != nil && g.policy.ExpiredLease != Park && len(calls) < 2 {",
+		"if err != nil && g.policy.ExpiredLease != Park && len(which) < 2 {",
 	},
 	{
-		"a batch that failed is repeated under a policy that parks", "together.go",
+		"a batch that failed is repeated under a policy that parks", "batch.go",
 		"if err != nil && g.policy.ExpiredLease != Park {", "if err != nil {",
 	},
 	{
@@ -135,7 +133,7 @@ var bugs = []bug{
 	},
 	{
 		"a zombie acks", "consumer/processor.go",
-		"		return Decision{Action: Leave, Err: err}", "		return Decision{Action: Ack, Err: err}",
+		"		decision.Action = Leave", "		decision.Action = Ack",
 	},
 	{
 		"an ack although the dead letter is not published", "consumer/deadletter.go",
@@ -146,13 +144,13 @@ var bugs = []bug{
 		"		strconv.FormatUint(fence, 10))\n	letter", "		time.Now().String())\n	letter",
 	},
 	{
-		"a mismatch is acked without a dead letter", "consumer/ticket.go",
-		"		decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)",
-		"		decision = Decision{Action: Ack, Err: err}",
+		"a mismatch is acked without a dead letter", "consumer/inbound.go",
+		"if decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err); decision.Result.Status == 0 {",
+		"if decision = (Decision{Action: Ack, Err: err}); false {",
 	},
 	{
-		"nobody publishes what a dead process left", "attempt.go",
-		"	case dedupstore.AcquiredPublish:\n		res :=", "	case dedupstore.AcquiredPublish + \"!\":\n		res :=",
+		"nobody publishes what a dead process left", "claim.go",
+		"	case dedupstore.AcquiredPublish:\n		return ending", "	case dedupstore.AcquiredPublish + \"!\":\n		return ending",
 	},
 	{
 		"a store that was down is never asked again", "breaker.go",

@@ -85,10 +85,9 @@ type decision struct {
 }
 
 func decisionOf(d consumer.Decision) decision {
-	var mismatch *oncemill.MismatchError
 	made := decision{
 		action: string(d.Action), delay: d.Delay, err: d.Err, bypassed: d.Result.Bypassed, fence: d.Result.Fence,
-		mismatch: errors.As(d.Err, &mismatch),
+		mismatch: d.Result.Status == oncemill.StatusMismatch,
 	}
 	if p := d.Result.Publication; p != nil {
 		made.done, made.abandon = p.Done, p.Abandon
@@ -134,13 +133,13 @@ func (e *engine) together(ctx context.Context, messages []producer.Message, coun
 	for i, m := range messages {
 		deliveries[i] = deliveryOf(m, counts[i])
 	}
-	go e.processor.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, _ []int) []error {
+	go e.processor.StartBatch(ctx, deliveries, contexts, func(ctx context.Context, _ []int) []error {
 		var runs []run
 		for _, r := range oncemill.RunsFromContext(ctx) {
 			runs = append(runs, runOf(r))
 		}
 		return handle(ctx, runs)
-	}, func(work func()) { go work() }, func(i int, d consumer.Decision) { done(i, decisionOf(d)) })
+	}, func(i int, d consumer.Decision) { done(i, decisionOf(d)) })
 }
 
 // do makes a call without a broker. A decision to ack means that there is an outcome.
@@ -154,17 +153,13 @@ func (e *engine) do(ctx context.Context, m producer.Message, maxWait time.Durati
 			bypassed = r.fence == 0
 			return resultOf(r.fence), handle(ctx, r)
 		})
-		var failed *oncemill.FailedError
-		var busy *oncemill.BusyError
-		var retry *oncemill.RetryError
 		d := decision{action: "retry", delay: 50 * time.Millisecond, err: err, bypassed: bypassed}
+		answer, refused := errors.AsType[*oncemill.Error](err)
 		switch {
-		case err == nil || errors.As(err, &failed) || errors.Is(err, oncemill.ErrNoResult):
+		case err == nil || errors.Is(err, oncemill.ErrNoResult) || refused && answer.Status == oncemill.StatusDone:
 			d.action = "ack"
-		case errors.As(err, &busy):
-			d.delay = busy.Wait
-		case errors.As(err, &retry):
-			d.delay = retry.Delay
+		case refused && answer.Wait > 0:
+			d.delay = answer.Wait
 		}
 		done(d, value)
 	}()

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/batch"
 )
 
 // A Batcher makes batches of what is there, and hands them to Run, several at once. Without a Linger there is no timer:
@@ -13,7 +15,7 @@ type Batcher[T any] struct {
 	Bytes  int           // in a batch of more than one item
 	AtOnce int           // batches
 	Linger time.Duration // how long a batch that is not full waits for more
-	Pool   *Pool
+	Pool   *batch.Pool
 	Run    func([]T)
 
 	mu      sync.Mutex

@@ -6,15 +6,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // batcher returns a batcher of ints, which hold until release is closed, and what it ran.
 func batcher(most, bytes, atOnce int, linger time.Duration, release <-chan struct{}) (
-	*worker.Batcher[int], *worker.Pool, <-chan []int,
+	*worker.Batcher[int], *batch.Pool, <-chan []int,
 ) {
 	ran := make(chan []int, 100)
-	pool := &worker.Pool{}
+	pool := &batch.Pool{}
 	return &worker.Batcher[int]{Most: most, Bytes: bytes, AtOnce: atOnce, Linger: linger, Pool: pool,
 		Run: func(batch []int) {
 			ran <- slices.Clone(batch)

@@ -2,18 +2,18 @@ package worker_test
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
 func TestOrder_KeepsTheOrderOfEachKey(t *testing.T) {
 	const width, depth = 8, 500
 	var order worker.Order
-	var pool worker.Pool
+	var pool batch.Pool
 	var mu sync.Mutex
 	got := map[string][]int{}
 	var inside [width]atomic.Int32
@@ -68,35 +68,5 @@ func TestOrder_KeysDoNotWaitForEachOther(t *testing.T) {
 	order.Start("b", func() { t.Error("the one before is not done") })
 	if !again {
 		t.Error("a key whose work is done does not start anew")
-	}
-}
-
-func TestPool_WaitsForWorkAlsoIfThatEndsItsGoroutine(t *testing.T) {
-	var pool worker.Pool
-	var ran atomic.Int32
-	begin := make(chan struct{})
-	pool.Go(func() {
-		<-begin
-		pool.Go(func() { ran.Add(1) })
-		runtime.Goexit()
-	})
-	close(begin)
-	pool.Wait()
-	if ran.Load() != 1 {
-		t.Error("what the work has begun did not run")
-	}
-}
-
-func TestPool_CanBeUsedAgainAfterWait(t *testing.T) {
-	var pool worker.Pool
-	var ran atomic.Int32
-	for range 3 {
-		for range 50 {
-			pool.Go(func() { ran.Add(1) })
-		}
-		pool.Wait()
-	}
-	if ran.Load() != 150 {
-		t.Errorf("%d ran, want 150", ran.Load())
 	}
 }

@@ -74,7 +74,10 @@ func TestWrapFunc_ErrorSaysWhatBecomesOfTheKey(t *testing.T) {
 						}
 						return h(w, r)
 					})
-					_, later := errors.AsType[*oncemill.RetryAfterError](c.err)
+					_, later := errors.AsType[interface {
+						error
+						RetryAfter() time.Duration
+					}](c.err)
 					for i := range 3 {
 						a := rg.Pay("k")
 						switch {

@@ -36,16 +36,12 @@ func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slo
 	rc.notNow(ctx, w, log, 0, err)
 }
 
-// answer says what became of the event. The guard's own error decides, never one that it wraps: the publisher may
-// contain another guard or receiver.
+// answer says what became of the event.
 func (rc *Receiver) answer(
 	ctx context.Context, w http.ResponseWriter, log *slog.Logger, res oncemill.Result, err error,
 ) {
-	if err == nil {
-		err = res.Failure()
-	}
-	switch failure := err.(type) { //nolint:errorlint // see above
-	case nil:
+	switch {
+	case err == nil && res.Failure() == nil:
 		status := "enqueued"
 		if res.Duplicate {
 			status = "enqueued before"
@@ -53,31 +49,30 @@ func (rc *Receiver) answer(
 			rc.config.Wake()
 		}
 		write(w, http.StatusOK, "application/json", map[string]any{"status": status})
-	case *oncemill.MismatchError:
+	case res.Status == oncemill.StatusMismatch:
 		log.ErrorContext(ctx, "webhook: event is known with another body; nothing was enqueued")
 		rc.refuse(ctx, w, http.StatusUnprocessableEntity, telemetry.RefusedOtherContent,
 			"the event is known with another body; nothing was enqueued")
-	case *oncemill.BusyError:
-		detail := "another request is at this event"
-		if failure.NotDue {
-			detail = "the event could not be enqueued, and must not be tried again yet"
-		}
-		rc.later(ctx, w, failure.Wait, telemetry.RefusedBusy, detail)
-	case *oncemill.RetryError:
-		if otherContent(failure) {
+	case res.Status == oncemill.StatusBusy:
+		rc.later(ctx, w, res.Wait, telemetry.RefusedBusy, "another request is at this event")
+	case res.Status == oncemill.StatusNotDue:
+		rc.later(ctx, w, res.Wait, telemetry.RefusedBusy,
+			"the event could not be enqueued, and must not be tried again yet")
+	case res.Status == oncemill.StatusRetry:
+		if otherContent(res.Handler) {
 			log.ErrorContext(ctx, "webhook: the publisher holds the message ID with other content",
 				"error", err)
 			rc.refuse(ctx, w, http.StatusUnprocessableEntity, telemetry.RefusedOtherContent,
 				"the event was enqueued with another body; this one was not")
 			return
 		}
-		rc.notNow(ctx, w, log, failure.Delay, err)
-	case *oncemill.FailedError:
-		if failure.Outcome.Exhausted { // the next request runs it again
-			rc.notNow(ctx, w, log, 0, err)
+		rc.notNow(ctx, w, log, res.Wait, err)
+	case res.Status == oncemill.StatusDone:
+		if res.Outcome.Exhausted { // the next request runs it again
+			rc.notNow(ctx, w, log, 0, res.Failure())
 			return
 		}
-		log.ErrorContext(ctx, "webhook: event is not enqueued, and a retry does not help", "error", err)
+		log.ErrorContext(ctx, "webhook: event is not enqueued, and a retry does not help", "error", res.Failure())
 		rc.refuse(ctx, w, http.StatusInternalServerError, telemetry.RefusedFailed, "the event could not be enqueued")
 	default:
 		rc.notNow(ctx, w, log, 0, err)

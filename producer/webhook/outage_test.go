@@ -131,10 +131,10 @@ func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
 	for name, err := range map[string]error{
 		"event":     new(webhook.EventError),
 		"signature": &webhook.SignatureError{Problem: "no"},
-		"mismatch":  &oncemill.MismatchError{},
-		"failed":    &oncemill.FailedError{},
-		"permanent": &oncemill.FailedError{Err: oncemill.Permanent(errDown)},
-		"busy":      &oncemill.BusyError{Wait: time.Hour},
+		"mismatch":  &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusMismatch}},
+		"failed":    &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}},
+		"permanent": &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone, Handler: oncemill.Permanent(errDown)}},
+		"busy":      &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusBusy, Wait: time.Hour}},
 		"cancelled": context.Canceled,
 	} {
 		for _, recorded := range []bool{true, false} {

@@ -79,7 +79,7 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &h.pool,
 			AtOnce: max(1, config.MaxInFlight/config.MaxBatch),
-			Run:    func(batch []offered) { runBatch(once, &h.pool, batch, handle) },
+			Run:    func(batch []offered) { runBatch(once, batch, handle) },
 		}
 		h.hurry = b.Flush
 		return func(_ context.Context, r *record, d consumer.Delivery) {
@@ -104,7 +104,7 @@ type offered struct {
 }
 
 // runBatch has a batch handled, without the records of partitions that are being given up.
-func runBatch(once *consumer.Processor, pool *worker.Pool, batch []offered, handle BatchHandler) {
+func runBatch(once *consumer.Processor, batch []offered, handle BatchHandler) {
 	var ready []*record
 	var deliveries []consumer.Delivery
 	var contexts []context.Context
@@ -120,7 +120,7 @@ func runBatch(once *consumer.Processor, pool *worker.Pool, batch []offered, hand
 		return
 	}
 	ctx := context.WithoutCancel(contexts[0])
-	once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
+	once.StartBatch(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		records := make([]*kgo.Record, len(which))
 		for n, i := range which {
 			if !ready[i].starts() {
@@ -129,5 +129,5 @@ func runBatch(once *consumer.Processor, pool *worker.Pool, batch []offered, hand
 			records[n] = ready[i].Record
 		}
 		return handle(ctx, records)
-	}, pool.Go, func(i int, d consumer.Decision) { ready[i].decided(d) })
+	}, func(i int, d consumer.Decision) { ready[i].decided(d) })
 }

@@ -55,8 +55,7 @@ func (r *record) conclude(ctx context.Context, decision consumer.Decision) (sett
 
 // failedAttempt reports whether a record waits for its own next attempt.
 func failedAttempt(decision consumer.Decision) bool {
-	retry, failed := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
-	return failed && !retry.Uncounted
+	return decision.Result.Status == oncemill.StatusRetry && !decision.Result.Uncounted
 }
 
 func isDeadLetter(d consumer.Delivery) bool {

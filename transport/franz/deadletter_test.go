@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -78,7 +79,7 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", consumertest.Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			d.Handler = "charge"
 			return once.Process(ctx, d, func(ctx context.Context) error { return run(ctx, &kgo.Record{Value: d.Payload}) })
 		}))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -143,7 +144,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 			for _, topic := range []string{"orders", "payments"} {
 				before := seen.Load()
 				go func() {
-					ended <- s.Run(ctx, topic, s.Processor().Blocking(func(context.Context, consumer.Delivery) consumer.Decision {
+					ended <- s.Run(ctx, topic, consumertest.Blocking(func(context.Context, consumer.Delivery) consumer.Decision {
 						seen.Add(1)
 						return consumer.Decision{Action: consumer.Ack}
 					}))

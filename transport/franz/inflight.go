@@ -133,16 +133,12 @@ func guarded(once *consumer.Processor, name string, handle Handler) func(*handli
 	return func(*handling) process {
 		return func(ctx context.Context, r *record, d consumer.Delivery) {
 			d.Handler = name
-			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
-				r.pool.Go(func() {
-					t.Process(ctx, func(ctx context.Context) error {
-						if !r.starts() {
-							return errStopping
-						}
-						return handle(ctx, r.Record)
-					}, r.decided)
-				})
-			})
+			once.Start(ctx, d, func(ctx context.Context) error {
+				if !r.starts() {
+					return errStopping
+				}
+				return handle(ctx, r.Record)
+			}, r.decided)
 		}
 	}
 }

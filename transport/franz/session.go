@@ -12,9 +12,9 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // handling is shared by the runs of both workers: how records in hand are handled.
@@ -28,7 +28,7 @@ type handling struct {
 	publisher *Publisher   // to the retry topics, on the same client; nil: there are none
 	intake    intake
 	places    places
-	pool      worker.Pool
+	pool      batch.Pool
 	stalled   pace.Limiter // of lines about records that wait
 	uncopied  pace.Limiter // of lines about copies that cannot be made
 }

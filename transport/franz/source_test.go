@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -83,7 +84,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 	ended := make(chan error, 1)
 	tries := map[string]int{}
 	go func() {
-		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", consumertest.Blocking(func(_ context.Context, d consumer.Delivery) consumer.Decision {
 			mu.Lock()
 			defer mu.Unlock()
 			id := d.Header.Get(producer.HeaderID)
@@ -146,7 +147,7 @@ func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
 	ended := make(chan error, 1)
 	s := b.source(once, franz.SourceConfig{})
 	go func() {
-		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", consumertest.Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			mu.Lock()
 			got[d.Header.Get(producer.HeaderID)] = d
 			mu.Unlock()

@@ -120,7 +120,7 @@ func runBatch(
 		ready, deliveries = append(ready, o), append(deliveries, d)
 	}
 	contexts := slices.Repeat([]context.Context{ctx}, len(ready))
-	once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
+	once.StartBatch(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m
@@ -140,5 +140,5 @@ func runBatch(
 			}
 		}
 		return errs
-	}, f.pool.Go, func(i int, d consumer.Decision) { ready[i].done(d) })
+	}, func(i int, d consumer.Decision) { ready[i].done(d) })
 }

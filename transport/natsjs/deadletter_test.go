@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -172,7 +173,7 @@ func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 	}
 	for who, err := range map[string]error{
 		"Worker.Check": r.worker(succeed).Check(t.Context()), "Worker.Run": r.worker(succeed).Run(t.Context()),
-		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", r.source().Processor().Blocking(handle)),
+		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", consumertest.Blocking(handle)),
 	} {
 		var missing *dedupstore.SetupError
 		if !errors.As(err, &missing) || missing.Subject != `DeadLetterTopic "nowhere.dead"` ||

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
@@ -26,7 +27,7 @@ type inFlight struct {
 	went    func()                          // is told when one is settled, or was none
 
 	order    worker.Order
-	pool     worker.Pool
+	pool     batch.Pool
 	handling sync.WaitGroup // messages
 	running  atomic.Int64   // calls of process
 

@@ -363,24 +363,6 @@ func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 	}
 }
 
-func TestSource_PanicIsARetry(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneKey)
-	var calls atomic.Int32
-	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
-		if calls.Add(1) == 1 {
-			panic("once")
-		}
-		return consumer.Decision{Action: consumer.Ack}
-	}})
-	r.acked(1)
-	r.stops(stop)
-	if log := r.log.String(); !strings.Contains(log, "once") || !strings.Contains(log, "retry_test.go") {
-		t.Errorf("log without the panic and where it was:\n%s", log)
-	}
-}
-
 // A handler that was written for a plain consumer acknowledges its messages. That must not charge anybody twice, and
 // what it refuses must not be taken for done.
 func TestWorker_WhatAHandlerSaysOfItsMessage(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -272,7 +273,7 @@ type deciding struct {
 
 // Run runs the source.
 func (d deciding) Run(ctx context.Context) error {
-	return d.source.Run(ctx, "orders", d.source.Processor().Blocking(d.decide))
+	return d.source.Run(ctx, "orders", consumertest.Blocking(d.decide))
 }
 
 func idOf(d consumer.Delivery) string { return d.Header.Get(producer.HeaderID) }

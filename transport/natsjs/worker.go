@@ -62,9 +62,7 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 			d := m.delivery
 			d.Handler = f.config.Handler
 			call := func(ctx context.Context) error { return m.result(handle(ctx, m)) }
-			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
-				f.pool.Go(func() { t.Process(ctx, call, done) })
-			})
+			once.Start(ctx, d, call, done)
 		}
 	}
 	return w, nil

@@ -59,11 +59,10 @@ func Guarded(once *consumer.Processor) Step {
 // it is a duplicate, and lost. If other groups get the messages that are sent back, they must find IDs in the same
 // places. A group that knew the message by another ID takes it for a new one.
 //
-// Over a Source use this PoisonQueue, not Watermill's own. When Watermill's cannot publish, the message is gone,
-// because the source has been told to end it. This one also leaves out headers of the NATS server ("Nats-…"), which a
-// stream takes for orders: with an equal Nats-Msg-Id it drops the message. If the ID was found elsewhere, the poison
-// has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher tells
-// it from other copies.
+// Over a Source use consumer.Config.DeadLetters. This PoisonQueue leaves out headers of the NATS server ("Nats-…"),
+// which a stream takes for orders: with an equal Nats-Msg-Id it drops the message. If the ID was found elsewhere, the
+// poison has it as oncemill-id. All poison has a number of its own as oncemill-generation, by which a natsjs.Publisher
+// tells it from other copies.
 //
 // A publisher of watermill-nats must not have TrackMsgID or TrackMessageID. Headers that a publisher of this module may
 // have refused are escaped as in a dead letter, and an unusable ID is replaced.
@@ -156,16 +155,12 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 // final reports whether no redelivery can mend an error of the guard. It looks at the outermost one, because a
 // handler's error may hold errors of guards that the handler used.
 func final(err error) bool {
-	for ; err != nil; err = errors.Unwrap(err) {
-		switch err.(type) { //nolint:errorlint // this is the search
-		case *oncemill.FailedError, *oncemill.MismatchError, *consumer.MissingIDError, *consumer.ContentError:
-			return true
-		case *oncemill.RetryError, *oncemill.BusyError, *oncemill.StoreError,
-			*oncemill.UnpublishedError, *oncemill.UnrecordedError, *oncemill.ClaimLostError:
-			return false
-		}
+	if e, ok := errors.AsType[*oncemill.Error](err); ok {
+		return e.Status == oncemill.StatusDone || e.Status == oncemill.StatusMismatch
 	}
-	return false
+	_, missing := errors.AsType[*consumer.MissingIDError](err)
+	_, unreadable := errors.AsType[*consumer.ContentError](err)
+	return missing || unreadable
 }
 
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard. Each try begins
@@ -178,8 +173,14 @@ func final(err error) bool {
 func Retry(r middleware.Retry) Step {
 	if r.ShouldRetry == nil {
 		r.ShouldRetry = func(p middleware.RetryParams) bool {
-			_, permanent := errors.AsType[*oncemill.PermanentError](p.Err)
-			_, after := errors.AsType[*oncemill.RetryAfterError](p.Err)
+			_, permanent := errors.AsType[interface {
+				error
+				Permanent() bool
+			}](p.Err)
+			_, after := errors.AsType[interface {
+				error
+				RetryAfter() time.Duration
+			}](p.Err)
 			return !permanent && !after
 		}
 	}

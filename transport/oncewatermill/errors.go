@@ -21,9 +21,6 @@ var (
 	// errNackedBefore is the error of a message for which the broker has been asked to deliver it again.
 	errNackedBefore = errors.New("oncewatermill: the message was nacked before its handler was called")
 
-	// errHandedBack is the error of a message that its subscription guards, although there is a middleware.
-	errHandedBack = errors.New("oncewatermill: the subscription had not met the middleware; the message comes again")
-
 	// errHandlerNacked is the error of a handler that says with a nack that it has failed.
 	errHandlerNacked = errors.New("oncewatermill: the handler has nacked its message, and returned no error")
 

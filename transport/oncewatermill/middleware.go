@@ -18,7 +18,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Middleware guards handlers in a Watermill Router. Add it once, to the Router or to single handlers. Records are kept
+// Middleware guards handlers in a Watermill Router, over any subscriber; over a [consumer.Source] use [AddHandler]. Add
+// it once, to the Router or to single handlers. Records are kept
 // under the Router's name of the handler. See Chain for its place among Retry, Timeout and PoisonQueue. It panics
 // without a Processor. Without consumer.Config.DeadLetters it logs a warning. Call Processor.Close after the Router has
 // stopped.
@@ -40,8 +41,8 @@ import (
 // logger says it ("Starting handler", "Router closed").
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
-// Router answers with a nack. It is one of those that oncemill.Guard.Run lists, or *oncemill.FailedError when there is
-// no consumer.Config.DeadLetters.
+// Router answers with a nack. It is one of those that oncemill.Guard.Run lists, or an *oncemill.Error with StatusDone
+// when there is no consumer.Config.DeadLetters.
 func Middleware(once *consumer.Processor) message.HandlerMiddleware {
 	if isnil.Nil(once) {
 		panic("oncewatermill: Middleware needs a Processor")
@@ -72,16 +73,7 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		p := passageOf(msg.Context())
-		switch entered := p == nil || p.enter(); {
-		case !entered && p.handBack(msg):
-			return nil, errHandedBack
-		case !entered:
-			g.say(&g.passed, msg, "oncemill: message does not come to the middleware before it is acknowledged: put "+
-				"nothing outside of the guard that acknowledges messages, such as InstantAck; if their handlers "+
-				"fail, they are lost")
-			outputs, err := next(msg)
-			return withoutOrders(outputs), err
-		case !g.policy.Shadow && answeredBefore(msg, p):
+		if !g.policy.Shadow && answeredBefore(msg, p) {
 			g.say(&g.retried, msg, "oncemill: a message was given to the guard again before it was nacked, as by a "+
 				"Retry outside of the guard: it is not handled, and comes again as the guard has decided; move "+
 				"Retry inside, see oncewatermill.Chain")
@@ -110,6 +102,12 @@ func answeredBefore(msg *message.Message, p *passage) bool {
 func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFunc) ([]*message.Message, error) {
 	ctx := msg.Context()
 	var d consumer.Delivery
+	if p != nil && isClosed(msg.Acked()) {
+		g.say(&g.passed, msg, "oncemill: message does not come to the middleware before it is acknowledged: put "+
+			"nothing outside of the guard that acknowledges messages, such as InstantAck; if their handlers "+
+			"fail, they are lost")
+		ctx = context.WithoutCancel(ctx) // it ends with the ack
+	}
 	if p != nil { // a Router may have another name for the topic
 		d = p.delivery
 	} else {
@@ -134,14 +132,17 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		return outgoing(ctx, outputs)
 	}
-	ticket := p.claimed(d)
-	if ticket == nil {
+	ahead := p.claimed(d)
+	if ahead == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true
 		return g.answer(msg, p, d, decision, outputs)
 	}
-	later := ticket.ProcessOutputs(ctx, handler, func(d consumer.Decision) { p.stored <- d })
+	later, same := ahead.Begin(ctx, d, handler, func(d consumer.Decision) { p.stored <- d })
 	returned = true
+	if !same {
+		p.subscription.ahead.Store(late)
+	}
 	if later { // the Router's ack says that it is handled, and the broker's follows when that is stored
 		p.later.Store(true)
 		return nil, nil
@@ -205,8 +206,9 @@ func (g *guard) answer(
 // refuse has a message not acknowledged, and returns the error for the Router.
 func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decision) error {
 	ctx := msg.Context()
-	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
-	acked := isClosed(msg.Acked())                // which nothing takes back
+	status := decision.Result.Status
+	busy := status == oncemill.StatusBusy || status == oncemill.StatusNotDue
+	acked := isClosed(msg.Acked()) // which nothing takes back
 	if decision.Action == consumer.RetryLater && !busy && acked {
 		g.policy.Logger.ErrorContext(ctx,
 			"oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as "+
@@ -227,8 +229,7 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	// A Router can only nack, and most adapters deliver again at once. A lease, or a retry that is not due, makes the
 	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here. Poison is
 	// acknowledged.
-	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
-	if !poison && (g.once.MaxWait() == 0 || !retry && !busy) {
+	if !poison && (g.once.MaxWait() == 0 || status != oncemill.StatusRetry && !busy) {
 		pace.Sleep(ctx, g.beforeNack(decision))
 	}
 	return decision.Err

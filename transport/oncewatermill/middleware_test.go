@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
@@ -92,7 +93,7 @@ func TestMiddleware_ClaimIsHeldUntilTheRouterHasPublished(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute) // a slow publish
 		_, err = mw(order("o1"))
-		as[*oncemill.BusyError](t, err)
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
 		first.Ack()
 		synctest.Wait()
 		if outputs, err = mw(order("o1")); err != nil || outputs != nil {
@@ -184,7 +185,7 @@ func TestMiddleware_ShutdownWhileAHandlerRuns(t *testing.T) {
 			<-msg.Context().Done()
 			return nil, msg.Context().Err()
 		})(msg)
-		if e := as[*oncemill.RetryError](t, err); !e.Uncounted {
+		if e := answertest.Want(t, err, oncemill.StatusRetry); !e.Uncounted {
 			t.Errorf("%+v, want an attempt that does not count", e)
 		}
 		var h handler
@@ -341,7 +342,7 @@ func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 		}}
 		msg := order("o1")
 		_, err := oncewatermill.Middleware(p)(h.handle)(msg)
-		as[*oncemill.RetryError](t, err)
+		answertest.Want(t, err, oncemill.StatusRetry)
 		if _, err := oncewatermill.Middleware(p)(h.handle)(msg.CopyWithContext()); err != nil { // as in-process resends do
 			t.Fatal(err)
 		}

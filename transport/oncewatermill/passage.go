@@ -18,37 +18,23 @@ type passage struct {
 	contexts.Child
 	cancel       context.CancelFunc
 	delivery     consumer.Delivery
-	message      *message.Message
 	subscription *subscription
-	owner        atomic.Int32                      // who guards the delivery
+	before       *consumer.Delivery                // as it came, while nobody knows whether messages are changed
 	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
 
-	ticket atomic.Pointer[consumer.Ticket] // the delivery has been claimed, and nobody has processed it yet
-	later  atomic.Bool                     // the outcome is on its way to the store
-	stored chan consumer.Decision          // what the store has made of it
+	ahead  atomic.Pointer[consumer.Ahead] // the delivery has been claimed, and has not come to the middleware
+	later  atomic.Bool                    // the outcome is on its way to the store
+	stored chan consumer.Decision         // what the store has made of it
 }
 
-const (
-	noOwner           int32 = iota // the middleware has not seen it, yet
-	ownedByMiddleware              // it has
-	// the middleware must not guard it: the subscription does, or the message is acknowledged
-	ownedBySubscriber
-	handedBack // by the middleware, which the subscription took for missing
-)
-
-// newPassage makes a message of a delivery, with this header and payload. The passage has to begin before anybody gets
-// the message.
-func (s *subscription) newPassage(
-	d consumer.Delivery, header producer.Header, payload []byte, owner int32,
-) (*passage, *message.Message) {
-	d.UUID = cmp.Or(d.UUID, header.Get(producer.HeaderID))
+// newPassage makes a message of a delivery. The passage has to begin before anybody gets the message.
+func (s *subscription) newPassage(d consumer.Delivery) (*passage, *message.Message) {
+	d.UUID = cmp.Or(d.UUID, d.Header.Get(producer.HeaderID))
 	p := &passage{delivery: d, subscription: s}
-	p.owner.Store(owner)
-	msg := message.NewMessage(d.UUID, payload)
-	if header != nil { // it is ours
-		msg.Metadata = message.Metadata(header)
+	msg := message.NewMessage(d.UUID, d.Payload)
+	if d.Header != nil { // it is ours
+		msg.Metadata = message.Metadata(d.Header)
 	}
-	p.message = msg
 	msg.SetContext(p)
 	return p, msg
 }
@@ -84,60 +70,22 @@ func pastPassage(ctx context.Context) context.Context {
 	return context.WithValue(ctx, passageKey{}, (*passage)(nil))
 }
 
-// enter reports whether the delivery is the middleware's to guard.
-func (p *passage) enter() bool {
-	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
-}
-
-// claimed returns the delivery's ticket, once, if it fits what now comes to the middleware. It also decides whether to
-// claim further messages before they come here: not if a middleware outside has changed one.
-func (p *passage) claimed(d consumer.Delivery) *consumer.Ticket {
+// claimed returns what was claimed for a message that has come to the middleware, once. It is nil if the claim was
+// given back, or none was made.
+func (p *passage) claimed(now consumer.Delivery) *consumer.Ahead {
 	if p == nil {
 		return nil
 	}
-	if !p.subscription.reached.Load() { // all messages share it
-		p.subscription.reached.Store(true)
+	s := p.subscription
+	if !s.reached.Load() { // all messages share it
+		s.reached.Store(true)
 	}
-	ahead, name := &p.subscription.ahead, d.Handler
-	before, t := ahead.Load(), p.ticket.Swap(nil)
-	if t != nil && p.delivery.Handler != name { // there is another handler than before
-		t.GiveBack(p)
-		t = nil
-	}
-	fits, same := true, true
-	switch was := p.delivery; {
-	case t != nil:
-		fits, same = t.Fit(d)
-	case before == nil || *before != "":
-		was.Handler = name
-		var known bool
-		if same, known = p.subscription.once.Same(was, d); !known {
-			return nil
+	if p.before != nil {
+		if same, known := s.once.Same(*p.before, now); known && same {
+			s.ahead.CompareAndSwap(unknown, ahead)
+		} else if known {
+			s.ahead.Store(late)
 		}
 	}
-	switch {
-	case !same:
-		ahead.Store(new(string))
-	case before == nil || *before != "" && *before != name:
-		ahead.CompareAndSwap(before, &name)
-	}
-	if !fits {
-		t.GiveBack(p)
-		return nil
-	}
-	return t
-}
-
-// leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
-// it now.
-func (p *passage) leave() bool { return !p.owner.CompareAndSwap(noOwner, ownedBySubscriber) }
-
-// handBack says to the subscription that guards the delivery that there is a middleware for that. It reports false if
-// that is too late, or the message another one, which has the context of this.
-func (p *passage) handBack(msg *message.Message) bool {
-	if p.message != msg || isClosed(msg.Acked()) {
-		return false
-	}
-	p.owner.Store(handedBack)
-	return true
+	return p.ahead.Swap(nil)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -13,33 +14,29 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/pace"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // longestAhead is how long a message keeps the claim that was made ahead for it, while no middleware has it.
 const longestAhead = 2 * time.Second
 
-// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, the source carries out
-// everything that the middleware decides: delays, rejections, deliveries that are left alone. When an outer middleware
-// nacks, a message is delivered again after a delay that grows with its deliveries. An outer middleware may turn an
-// error of the guard into success, as Watermill's own PoisonQueue does. The message is delivered again all the same,
-// with an error in the log, unless the guard has rejected it for good.
+// NewSubscriber returns a Watermill Subscriber over a source, for the handler of a name that [Middleware] guards. Use
+// [AddHandler] or [AddConsumerHandler], which make one, unless something else adds handlers to the Router, such as
+// processors of package cqrs. The source carries out everything that the middleware decides: delays, rejections,
+// deliveries that are left alone. When an outer middleware nacks, a message is delivered again after a delay that grows
+// with its deliveries. An outer middleware may turn an error of the guard into success, as Watermill's own PoisonQueue
+// does. The message is delivered again all the same, with an error in the log, unless the guard has rejected it for
+// good.
 //
-// Without Middleware in the Router, the subscription notices at the first ack and logs what to add. It records that
-// message's outcome. From then on it claims each message before it hands it to the Router, under the Router's name of
-// the handler. It stops when a message does come to a middleware, as behind a filter. It cannot store the handler's
-// outputs, so a run whose outputs could not be published is repeated. Without a Router nobody names the handler:
-// nothing can be recorded, and messages are acknowledged as they are.
-//
-// A middleware outside of Middleware may change the IDs or payloads of messages, as one that decrypts them. Then no
-// message is claimed before it comes to Middleware. Let it change all or none: a message that was claimed before its
-// payload was changed keeps the other fingerprint, and its redelivery may be a mismatch. A middleware outside may also
-// hold a message up, as Watermill's Throttle does: a claim is given back when Middleware has not had its message within
-// two seconds, and made again then.
+// Each message is claimed, under the handler's name, before it is handed to the Router. A middleware outside of
+// Middleware may change the IDs or payloads of messages, as one that decrypts them. Then no message is claimed before
+// it comes to Middleware. Let it change all or none: a message that was claimed before its payload was changed keeps
+// the other fingerprint, and its redelivery may be a mismatch. A middleware outside may also hold a message up, as
+// Watermill's Throttle does: a claim is given back when Middleware has not had its message within two seconds, and made
+// again then.
 //
 // Subscriptions of one topic share its messages, as the members of a group do, and a second one is a warning. If
 // several handlers must each get all messages, give each a Subscriber of its own, over a source with another consumer
@@ -53,7 +50,7 @@ const longestAhead = 2 * time.Second
 // keep their contexts, and their acks reach the broker. Then the channels are closed. Close returns before that, after
 // the drain. If a handler is still running when the source's grace is over, its context is cancelled, and only the
 // Router waits for it.
-func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
+func NewSubscriber(source consumer.Source, handler string) (message.Subscriber, error) {
 	if isnil.Nil(source) {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source")
 	}
@@ -61,14 +58,19 @@ func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
 	if once == nil {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source that was made with a Processor")
 	}
+	if problem := consumer.HandlerProblem(handler); problem != "" {
+		return nil, fmt.Errorf("oncewatermill: NewSubscriber's handler name %s", problem)
+	}
 	return &subscriber{
-		source: source, once: once, log: once.Policy().Logger, closing: make(chan struct{}), topics: map[string]int{},
+		source: source, once: once, handler: handler, log: once.Policy().Logger, closing: make(chan struct{}),
+		topics: map[string]int{},
 	}, nil
 }
 
 type subscriber struct {
 	source  consumer.Source
 	once    *consumer.Processor
+	handler string
 	log     *slog.Logger
 	warned  sync.Once
 	closing chan struct{}
@@ -102,6 +104,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		case <-ctx.Done():
 		}
 	})
+	s.once.Announce(s.handler)
 	out := make(chan *message.Message)
 	s.runs.Go(func() {
 		defer close(out)
@@ -135,15 +138,11 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	reached atomic.Bool // a message has come to the middleware
+	reached atomic.Bool  // a message has come to the middleware
+	ahead   atomic.Int32 // whether messages are claimed before the Router has them
+	missing sync.Once    // says that the middleware may be missing
 
-	// ahead is the name under which the middleware guards. Nil: it has had no message with an ID yet. Empty: a
-	// middleware outside changes messages, so they are claimed when they come to it.
-	ahead   atomic.Pointer[string]
-	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
-	missing sync.Once              // says that it is
-
-	passes worker.Pool // messages on their way through the Router
+	passes batch.Pool // messages on their way through the Router
 }
 
 // run keeps a subscription going until ctx ends.
@@ -163,43 +162,45 @@ func (s *subscription) run(ctx context.Context) {
 	}
 }
 
-// deliver begins to hand a message to the Router. Once the middleware has told the handler's name, messages are claimed
-// first.
+// deliver claims a message and begins to hand it to the Router.
 func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
-	if name := s.handler.Load(); name != nil {
-		d.Handler = *name
-		s.once.Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
-			return s.once.Process(ctx, d, func(ctx context.Context) error { return s.handle(ctx, d) })
-		})(ctx, d, done)
-		return
+	d.Handler = s.handler
+	before, claims := d, s.ahead.Load()
+	if claims == unknown {
+		d.Header, d.Payload = maps.Clone(d.Header), bytes.Clone(d.Payload)
 	}
-	header, payload, name := d.Header, d.Payload, s.ahead.Load()
-	unclaimed := name == nil || *name == ""
-	if unclaimed {
-		header, payload = maps.Clone(header), bytes.Clone(payload)
-	}
-	p, msg := s.newPassage(d, header, payload, noOwner)
+	p, msg := s.newPassage(d)
 	pass := func(ctx context.Context) {
 		p.begin(ctx)
-		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
+		s.passes.Go(func() { s.pass(ctx, p, msg, done) })
 	}
-	if unclaimed {
+	if claims != ahead {
+		if claims == unknown {
+			p.before = &before
+		}
 		pass(ctx)
 		return
 	}
-	p.delivery.Handler, d.Handler = *name, *name
+	p.stored = make(chan consumer.Decision, 1)
 	claimed := p.delivery
 	claimed.Message = msg
-	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
-		p.stored = make(chan consumer.Decision, 1)
-		p.ticket.Store(t)
+	s.once.StartAhead(ctx, claimed, func(ctx context.Context, a *consumer.Ahead) {
+		p.ahead.Store(a)
 		pass(ctx)
 	})
 }
 
+// Whether messages are claimed ahead: once one has come to the middleware as it was. Another middleware may change them
+// before, and then they are claimed when they come to ours.
+const (
+	unknown int32 = iota
+	ahead
+	late
+)
+
 // pass hands a message to the Router, and tells done what becomes of it.
 func (s *subscription) pass(
-	ctx context.Context, d consumer.Delivery, p *passage, msg *message.Message, done func(consumer.Decision),
+	ctx context.Context, p *passage, msg *message.Message, done func(consumer.Decision),
 ) {
 	defer p.cancel() // as Watermill's adapters do it: the context of a message ends with its ack
 	if p.stored != nil {
@@ -228,13 +229,13 @@ func (s *subscription) pass(
 	decision := p.decided.Load()
 	switch {
 	case err == nil:
-		done(s.acked(ctx, d, p, msg))
+		done(s.acked(ctx, p))
 	case !errors.Is(err, errNacked):
 		done(consumer.Decision{Action: consumer.Leave, Err: err})
 	case decision != nil:
 		done(*decision)
 	default:
-		done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: err})
+		done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err})
 	}
 }
 
@@ -252,8 +253,8 @@ func answered(ctx context.Context, msg *message.Message) error {
 
 // giveBack gives the claim of a message back that the middleware has not had.
 func (s *subscription) giveBack(ctx context.Context, p *passage) {
-	if t := p.ticket.Swap(nil); t != nil {
-		t.GiveBack(ctx)
+	if a := p.ahead.Swap(nil); a != nil {
+		a.GiveBack(ctx)
 	}
 }
 
@@ -270,49 +271,25 @@ func (s *subscription) hand(ctx context.Context, msg *message.Message) error {
 }
 
 // acked is what to do with a message that was acknowledged.
-func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passage,
-	msg *message.Message) consumer.Decision {
+func (s *subscription) acked(ctx context.Context, p *passage) consumer.Decision {
 	if decision := p.decided.Load(); decision != nil && (decision.Action == consumer.RetryLater ||
 		decision.Action == consumer.Leave) {
 		s.warned.Do(func() {
 			s.log.ErrorContext(ctx,
 				"oncemill: a middleware outside of the guard turns the guard's errors into successes; such "+
-					"messages come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and "+
-					"see oncewatermill.Chain",
-				"id", decision.ID, "topic", d.Topic, "error", decision.Err)
+					"messages come again all the same: set consumer.Config.DeadLetters in place of a PoisonQueue",
+				"id", decision.ID, "topic", p.delivery.Topic, "error", decision.Err)
 		})
 		return *decision
 	}
-	if s.reached.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
-		return consumer.Decision{Action: consumer.Ack}
+	if !s.reached.Load() { // once it has, this is what a middleware outside leaves out, as a filter does
+		s.missing.Do(func() {
+			s.log.ErrorContext(ctx,
+				"oncemill: message was acknowledged that the guard has not seen: add handlers with "+
+					"oncewatermill.AddHandler, or oncewatermill.Middleware to the Router; nothing is guarded until "+
+					"then, unless a middleware outside has left the message out",
+				"topic", s.topic, "handler", s.handler)
+		})
 	}
-	d.Handler = message.HandlerNameFromCtx(msg.Context())
-	s.missing.Do(func() {
-		s.log.ErrorContext(ctx,
-			"oncemill: message was acknowledged that the guard has not seen: add oncewatermill.Middleware to the "+
-				"Router, or what oncewatermill.Chain returns, and nothing outside of it that acknowledges; until then "+
-				"the subscription claims messages by itself, and a handler whose outputs cannot be published runs "+
-				"again; without a Router nothing is guarded", "topic", s.topic, "handler", d.Handler)
-	})
-	if d.Handler == "" {
-		return consumer.Decision{Action: consumer.Ack}
-	}
-	s.handler.Store(&d.Handler)
-	return s.once.Process(ctx, d, func(context.Context) error { return nil }) // it has been handled
-}
-
-// handle has the Router handle a message that is guarded here.
-func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
-	p, msg := s.newPassage(d, maps.Clone(d.Header), bytes.Clone(d.Payload), ownedBySubscriber)
-	p.begin(ctx)
-	defer p.cancel()
-	if err := s.hand(ctx, msg); err != nil {
-		return oncemill.Uncounted(oncemill.NoEffect(err))
-	}
-	err := answered(ctx, msg)
-	if p.owner.Load() == handedBack { // from now on the middleware guards, and stores outputs
-		s.handler.Store(nil)
-		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
-	}
-	return err
+	return consumer.Decision{Action: consumer.Ack}
 }

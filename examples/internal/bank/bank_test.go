@@ -7,9 +7,17 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/oncemill/oncemill"
 )
+
+type permanentError interface {
+	error
+	Permanent() bool
+}
+
+type retryAfterError interface {
+	error
+	RetryAfter() time.Duration
+}
 
 // After a takeover the API says 409 while the first call still runs there. Its transfer happens, so that must not
 // become a stored failure. Neither may what is over in a moment, such as 429.
@@ -35,9 +43,9 @@ func TestClient_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 			t.Parallel()
 			err := answered(t, status)
 			got := verdict{fails: err != nil}
-			_, got.permanent = errors.AsType[*oncemill.PermanentError](err)
-			if retry, ok := errors.AsType[*oncemill.RetryAfterError](err); ok {
-				got.after = retry.Delay
+			_, got.permanent = errors.AsType[permanentError](err)
+			if retry, ok := errors.AsType[retryAfterError](err); ok {
+				got.after = retry.RetryAfter()
 			}
 			if got != want {
 				t.Errorf("%v is %+v, want %+v", err, got, want)
@@ -54,7 +62,7 @@ func TestClient_RedirectIsNoTransfer(t *testing.T) {
 			http.Redirect(w, r, "/login", http.StatusFound)
 		}
 	}))
-	if _, permanent := errors.AsType[*oncemill.PermanentError](err); !permanent {
+	if _, permanent := errors.AsType[permanentError](err); !permanent {
 		t.Errorf("Transfer returned %v, want a permanent error", err)
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/oncemill/oncemill/internal/batch"
 )
 
-// A part is one part of the store that can fail alone (dedupstore.Sharded). It has the breaker that keeps claims from
+// A shard is a part of the store that can fail alone (dedupstore.Sharded). It has the breaker that keeps claims from
 // it while it is down, and the lines on which operations of many calls go to it together. Extensions and settlements
 // hold what matters, and are always tried.
-type part struct {
+type shard struct {
 	breaker *breaker
 	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]
 	probes  batch.Line[dedupstore.Request, dedupstore.ClaimResult] // claims that go alone, while others fail
@@ -23,23 +23,23 @@ type part struct {
 	settles batch.Line[dedupstore.Settling, error]
 }
 
-// parts are those of a guard's store.
-type parts struct {
+// shards are those of a guard's store.
+type shards struct {
 	store   dedupstore.Store
-	sharded dedupstore.Sharded // nil: there is one part
+	sharded dedupstore.Sharded // nil: there is one shard
 	policy  StoreDown
 	log     *slog.Logger
 	timeout time.Duration // of an operation
 
 	mu      sync.Mutex
-	byShard map[string]*part
+	byShard map[string]*shard
 }
 
-func newParts(store dedupstore.Store, policy Policy) *parts {
+func newShards(store dedupstore.Store, policy Policy) *shards {
 	sharded, _ := store.(dedupstore.Sharded)
-	return &parts{
+	return &shards{
 		store: store, sharded: sharded, policy: policy.StoreDown, log: policy.Logger,
-		timeout: operationTimeout(policy.Lease), byShard: map[string]*part{},
+		timeout: operationTimeout(policy.Lease), byShard: map[string]*shard{},
 	}
 }
 
@@ -48,47 +48,47 @@ func operationTimeout(lease time.Duration) time.Duration {
 	return min(max(lease/6, minLease), 5*time.Second)
 }
 
-// of returns the part that has a key.
-func (p *parts) of(ctx context.Context, key *dedupstore.Key) *part {
-	shard := ""
-	if p.sharded != nil {
-		shard = p.sharded.Shard(ctx, *key)
+// of returns the shard that has a key.
+func (s *shards) of(ctx context.Context, key *dedupstore.Key) *shard {
+	name := ""
+	if s.sharded != nil {
+		name = s.sharded.Shard(ctx, *key)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	found := p.byShard[shard]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.byShard[name]
 	if found == nil {
-		log := p.log
-		if shard != "" {
-			log = log.With("shard", shard)
+		log := s.log
+		if name != "" {
+			log = log.With("shard", name)
 		}
-		found = p.part(log)
-		p.byShard[shard] = found
+		found = s.make(log)
+		s.byShard[name] = found
 	}
 	return found
 }
 
-func (p *parts) part(log *slog.Logger) *part {
-	made := &part{breaker: newBreaker(p.policy, log)}
-	made.claims.Send, made.claims.Timeout = made.claim(p.store), p.timeout
+func (s *shards) make(log *slog.Logger) *shard {
+	made := &shard{breaker: newBreaker(s.policy, log)}
+	made.claims.Send, made.claims.Timeout = made.claim(s.store), s.timeout
 	made.claims.Failed = func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }
-	made.probes.Send, made.probes.Timeout, made.probes.Failed = p.store.Claim, p.timeout, made.claims.Failed
+	made.probes.Send, made.probes.Timeout, made.probes.Failed = s.store.Claim, s.timeout, made.claims.Failed
 	made.probes.Alone = func(dedupstore.Request) bool { return true }
-	made.extends.Send, made.extends.Timeout, made.extends.Failed = p.store.Extend, p.timeout, itself
-	made.settles.Send, made.settles.Timeout, made.settles.Failed = p.store.Settle, p.timeout, itself
+	made.extends.Send, made.extends.Timeout, made.extends.Failed = s.store.Extend, s.timeout, itself
+	made.settles.Send, made.settles.Timeout, made.settles.Failed = s.store.Settle, s.timeout, itself
 	made.settles.Alone = large
 	return made
 }
 
 // claim is how claims travel together, unless one before them has failed: they may have waited for that one.
-func (p *part) claim(store dedupstore.Store) func(context.Context, []dedupstore.Request) []dedupstore.ClaimResult {
+func (s *shard) claim(store dedupstore.Store) func(context.Context, []dedupstore.Request) []dedupstore.ClaimResult {
 	return func(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-		if p.breaker.healthy.Load() {
+		if s.breaker.healthy.Load() {
 			sent := time.Now()
 			results := store.Claim(ctx, requests)
 			for i := range results {
 				if err := results[i].Err; err != nil {
-					p.breaker.report(&requests[i].Key, sent, err)
+					s.breaker.report(&requests[i].Key, sent, err)
 				}
 			}
 			return results
@@ -111,10 +111,10 @@ func large(s dedupstore.Settling) bool {
 func itself(err error) error { return err }
 
 // wait returns when nothing is under way.
-func (p *parts) wait() {
-	p.mu.Lock()
-	all := slices.Collect(maps.Values(p.byShard))
-	p.mu.Unlock()
+func (s *shards) wait() {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.byShard))
+	s.mu.Unlock()
 	for _, one := range all { // what is told of an answer may make further claims
 		one.claims.Wait()
 		one.extends.Wait()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,64 +12,96 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
 )
 
-// claimed returns a ticket whose claim has been answered.
-func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) *oncemill.Ticket {
+// claimed returns a call whose claim has been answered.
+func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) oncemill.Ahead {
 	t.Helper()
-	ticket := g.Ticket(&c)
-	ready := make(chan struct{})
-	ticket.Claim(t.Context(), func() { close(ready) })
-	<-ready
-	return ticket
+	ready := make(chan oncemill.Ahead, 1)
+	g.StartAhead(t.Context(), &c, func(a oncemill.Ahead) { ready <- a })
+	return <-ready
 }
 
-// attempted attempts a ticket, and returns how that ended.
-func attempted(t *testing.T, ticket *oncemill.Ticket, h *counter) (oncemill.Result, error) {
+// begun begins a claimed call, and returns how that ended.
+func begun(t *testing.T, a oncemill.Ahead, h *counter) (oncemill.Result, error) {
 	t.Helper()
 	type end struct {
 		res oncemill.Result
 		err error
 	}
 	ended := make(chan end, 1)
-	ticket.Attempt(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
+	a.Begin(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
 	e := <-ended
 	return e.res, e.err
 }
 
-func TestTicket_ClaimsOfMessagesThatArriveTogetherTravelTogether(t *testing.T) {
+func TestStart_MessagesThatArriveTogetherTravelTogether(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := &batches{Store: newStore(t)}
 		g := newGuard(t, store, oncemill.Policy{})
-		var ready, done sync.WaitGroup
-		var tickets []*oncemill.Ticket
+		var done sync.WaitGroup
+		var h counter
 		for _, id := range []string{"a", "b", "c", "d"} {
 			c := call(id)
-			ticket := g.Ticket(&c)
-			tickets = append(tickets, ticket)
-			ready.Add(1)
-			ticket.Claim(t.Context(), ready.Done)
-		}
-		ready.Wait()
-		for _, ticket := range tickets {
 			done.Add(1)
-			h := counter{}
-			later := ticket.Attempt(t.Context(), h.run, func(res oncemill.Result, err error) {
+			g.Start(t.Context(), &c, h.run, func(res oncemill.Result, err error) {
 				defer done.Done()
-				if err != nil || res.Attempt != 1 || res.Duplicate {
+				if err != nil || res.Status != oncemill.StatusDone || res.Attempt != 1 || res.Duplicate {
 					t.Errorf("ended with %+v, %v", res, err)
 				}
 			})
-			if !later || h.runs.Load() != 1 {
-				t.Errorf("handed over: %t, after %d calls; want true after 1", later, h.runs.Load())
-			}
 		}
 		done.Wait()
+		h.want(t, 4)
 		if store.claims > 2 || store.settles > 2 {
 			t.Errorf("4 messages took %d batches of claims and %d of settlements, want at most 2 of each", store.claims, store.settles)
 		}
 	})
 }
+
+// A handler that ends its goroutine, or something that panics around it, must not leave its caller without an answer.
+func TestStart_TellsOfWhatDoesNotReturn(t *testing.T) {
+	for name, c := range map[string]struct {
+		then    func() error
+		publish func()
+		want    any
+	}{
+		"the handler exits":    {then: func() error { runtime.Goexit(); return nil }},
+		"the publisher panics": {publish: func() { panic("boom") }, want: "boom"},
+		"the publisher exits":  {publish: runtime.Goexit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				g := newGuard(t, newStore(t), oncemill.Policy{})
+				one := call("m1")
+				one.Publish = func(context.Context, []dedupstore.Produced) error { c.publish(); return nil }
+				told := make(chan error, 1)
+				g.Start(t.Context(), &one, func(context.Context) (dedupstore.Outcome, error) {
+					if c.then != nil {
+						return dedupstore.Outcome{}, c.then()
+					}
+					return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "o1", Topic: "receipts"}}}, nil
+				}, func(res oncemill.Result, err error) {
+					if res.Status != 0 {
+						t.Errorf("the answer is %v", res.Status)
+					}
+					told <- err
+				})
+				p, ok := errors.AsType[*oncemill.PanicError](<-told)
+				if !ok || (p.Value == nil) != (c.want == nil) {
+					t.Errorf("told of %v, want a panic with %v", p, c.want)
+				}
+				g.Close()
+			})
+		})
+	}
+}
+
+type nilUnwrapper struct{ cause error }
+
+func (e *nilUnwrapper) Error() string { return e.cause.Error() }
+func (e *nilUnwrapper) Unwrap() error { return e.cause }
 
 // batches counts those that come.
 type batches struct {
@@ -92,14 +125,14 @@ func (b *batches) Settle(ctx context.Context, settlings []dedupstore.Settling) [
 }
 
 // A message that waits for its handler longer than a lease keeps its claim.
-func TestTicket_ClaimAheadIsExtended(t *testing.T) {
+func TestAhead_ClaimIsExtended(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{Lease: 30 * time.Second})
-		ticket := claimed(t, g, call("m1"))
+		ahead := claimed(t, g, call("m1"))
 		time.Sleep(10 * time.Minute)
 		_, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
-		as[*oncemill.BusyError](t, err)
-		if res, err := attempted(t, ticket, &counter{}); err != nil || res.Attempt != 1 {
+		answertest.Want(t, err, oncemill.StatusBusy, oncemill.StatusNotDue)
+		if res, err := begun(t, ahead, &counter{}); err != nil || res.Attempt != 1 {
 			t.Errorf("ended with %+v, %v", res, err)
 		}
 	})
@@ -107,7 +140,7 @@ func TestTicket_ClaimAheadIsExtended(t *testing.T) {
 
 // A process that dies between claim and start has had no effect: also at most once, its message runs again, and not
 // before the lease is over.
-func TestTicket_ClaimAheadWhoseProcessDiesRunsAgain(t *testing.T) {
+func TestAhead_RunsAgainIfItsProcessDies(t *testing.T) {
 	for name, policy := range map[string]oncemill.Policy{
 		"retake": {Lease: 30 * time.Second},
 		"park":   {Lease: 30 * time.Second, ExpiredLease: oncemill.Park},
@@ -116,7 +149,7 @@ func TestTicket_ClaimAheadWhoseProcessDiesRunsAgain(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				store, dying := newStore(t), newStore(t)
 				dying.Store = store
-				ticket := claimed(t, newGuard(t, dying, policy), call("m1"))
+				ahead := claimed(t, newGuard(t, dying, policy), call("m1"))
 				time.Sleep(time.Minute) // it waits, and is extended
 				dying.down.Store(true)  // nothing of the process reaches the store any more
 				synctest.Wait()
@@ -126,20 +159,20 @@ func TestTicket_ClaimAheadWhoseProcessDiesRunsAgain(t *testing.T) {
 				if err != nil || res.Attempt != 2 || h.runs.Load() != 1 {
 					t.Errorf("the next delivery ended with %+v, %v after %d calls, want a second attempt", res, err, h.runs.Load())
 				}
-				_, err = attempted(t, ticket, &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+				_, err = begun(t, ahead, &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 					t.Error("the handler of a claim that is lost was called")
 					return dedupstore.Outcome{}, nil
 				}})
 				if err == nil {
-					t.Error("a ticket whose claim is lost ended well")
+					t.Error("a call whose claim is lost ended well")
 				}
 			})
 		})
 	}
 }
 
-// A ticket that is not started gives its claim back, and the attempt with it.
-func TestTicket_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
+// A call that does not begin gives its claim back, and the attempt with it.
+func TestAhead_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
 		for range 3 {
@@ -152,18 +185,18 @@ func TestTicket_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
 }
 
 // The handler has returned, and its outcome is refused: nobody may take that for a success.
-func TestTicket_SettlementThatIsRefusedLaterIsAnError(t *testing.T) {
+func TestStart_SettlementThatIsRefusedLaterIsAnError(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		store.settle = func(dedupstore.Settlement, func() error) error { return dedupstore.ErrClaimLost }
 		g := newGuard(t, store, oncemill.Policy{})
-		_, err := attempted(t, claimed(t, g, call("m1")), &counter{})
-		as[*oncemill.ClaimLostError](t, err)
+		_, err := begun(t, claimed(t, g, call("m1")), &counter{})
+		answertest.Want(t, err, oncemill.StatusLost)
 	})
 }
 
 // A settlement of one message that has to be tried again holds up no other.
-func TestTicket_SettlementThatIsTriedAgainDelaysNobody(t *testing.T) {
+func TestStart_SettlementThatIsTriedAgainDelaysNobody(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		var down sync.Map
@@ -180,9 +213,9 @@ func TestTicket_SettlementThatIsTriedAgainDelaysNobody(t *testing.T) {
 		stuck := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{Result: []byte("stuck")}, nil
 		}}
-		claimed(t, g, call("stuck")).Attempt(t.Context(), stuck.run, func(_ oncemill.Result, err error) { ended <- err })
+		claimed(t, g, call("stuck")).Begin(t.Context(), stuck.run, func(_ oncemill.Result, err error) { ended <- err })
 		began := time.Now()
-		if _, err := attempted(t, claimed(t, g, call("other")), &counter{}); err != nil || time.Since(began) > time.Second {
+		if _, err := begun(t, claimed(t, g, call("other")), &counter{}); err != nil || time.Since(began) > time.Second {
 			t.Errorf("another message ended with %v after %v", err, time.Since(began))
 		}
 		down.Delete("stuck")
@@ -216,7 +249,7 @@ func TestGuard_FailureWithAnOversizeDeadLetterRunsOnce(t *testing.T) {
 		}}
 		for range 3 {
 			_, err := g.Run(t.Context(), c, h.run)
-			time.Sleep(as[*oncemill.UnpublishedError](t, err).Delay + time.Millisecond)
+			time.Sleep(answertest.Want(t, err, oncemill.StatusUnpublished).Wait + time.Millisecond)
 		}
 		res, err := g.Run(t.Context(), c, h.run)
 		if err != nil || res.Outcome.Kind != dedupstore.Failed || h.runs.Load() != 1 {

@@ -1,0 +1,299 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// A BatchFunc does the work of several calls at once. Calls are their places in the batch. It returns an error for
+// each, in that order, which has the effect of a RunFunc's error. Nil: all have succeeded. Any other number of errors,
+// or a panic, says that the batch failed as a whole. RunsFromContext returns the runs. The context is cancelled with
+// cause ErrClaimLost when the claim of one of them is lost.
+type BatchFunc func(ctx context.Context, calls []int) []error
+
+// StartBatch is Start for several calls, each with the context of its delivery, and one call of fn. The context of fn
+// is made of ctx and ends when one of theirs does. StartBatch returns when the calls are claimed and fn has returned
+// for those that run together. It tells done how each call ended, once, as Start does.
+//
+// Duplicates and calls that have to wait go first, each on its own. When the batch fails as a whole, its calls run one
+// by one, which costs no attempt; not under a policy that parks, because the effects of the batch may have happened.
+// Suspects (see Call.Stopping) run after the others, one at a time. Over an inbox claimed calls run one by one, too:
+// only first ones run together (Call.First), in one transaction, which any error rolls back.
+func (g *Guard) StartBatch(ctx context.Context, calls []Call, contexts []context.Context, fn BatchFunc,
+	done func(i int, res Result, err error)) {
+	b := &together{guard: g, runs: make([]*run, len(calls)), contexts: contexts, fn: fn, done: done}
+	b.claim(calls)
+	var joined, firsts, suspects []int
+	for i, r := range b.runs {
+		switch a := &r.last.Answer; {
+		case r.first && r.wrong == nil && !g.policy.Shadow:
+			firsts = append(firsts, i)
+		case r.state == answered && r.last.Err == nil && a.Status == dedupstore.Suspect:
+			suspects = append(suspects, i)
+		case r.state == answered && r.holds() && a.Status == dedupstore.AcquiredRun && g.inbox == nil:
+			joined = append(joined, i)
+		default:
+			b.alone(i)
+		}
+	}
+	b.attempt(ctx, joined, b.attemptJoined)
+	b.attempt(ctx, firsts, b.attemptFirsts)
+	for _, i := range suspects {
+		b.alone(i)
+	}
+}
+
+// A together is a batch of runs. Slices of ints are places in it.
+type together struct {
+	guard    *Guard
+	runs     []*run
+	contexts []context.Context
+	fn       BatchFunc
+	done     func(i int, res Result, err error)
+}
+
+// claim claims the calls, and returns when all claims are answered.
+func (b *together) claim(calls []Call) {
+	var answered sync.WaitGroup
+	answered.Add(len(calls))
+	for i := range calls {
+		b.runs[i] = b.guard.newRun(&calls[i])
+		b.runs[i].claimTogether(b.contexts[i], answered.Done)
+	}
+	answered.Wait()
+}
+
+// alone runs one of the batch, in a batch of one.
+func (b *together) alone(i int) {
+	b.guard.running.Go(func() {
+		b.runs[i].finish(b.contexts[i], func(ctx context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oneOf(b.fn(ctx, []int{i}))
+		}, func(res Result, err error) { b.done(i, res, err) })
+	})
+}
+
+// attempt attempts some of the batch in one call of the handler. What that leaves over runs alone.
+func (b *together) attempt(ctx context.Context, which []int, how func(context.Context, []int) []int) {
+	if len(which) > 1 {
+		which = how(ctx, which)
+	}
+	for _, i := range which {
+		b.alone(i)
+	}
+}
+
+// attemptJoined attempts claimed runs together. It returns those that run alone.
+func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int) {
+	g := b.guard
+	began := time.Now()
+	which = b.start(which)
+	if len(which) == 0 {
+		return nil
+	}
+	errs, err := b.handle(ctx, which)
+	if err != nil && g.policy.ExpiredLease != Park {
+		for _, i := range which {
+			b.runs[i].lease.idle()
+			g.heartbeat.add(&b.runs[i].lease)
+		}
+		return which
+	}
+	took := since(began)
+	var failing sync.WaitGroup // none waits for the dead letter of another
+	for n, i := range which {
+		cause := err
+		if err == nil {
+			cause = errs[n]
+		}
+		end := func() {
+			r, ctx := b.runs[i], b.contexts[i]
+			r.settleTold(ctx, func() ending { return r.over(ctx, dedupstore.Outcome{}, cause, took) },
+				func(res Result, err error) { b.done(i, res, err) })
+		}
+		if cause == nil {
+			end()
+		} else {
+			failing.Go(end)
+		}
+	}
+	failing.Wait()
+	return nil
+}
+
+// start starts what can be started, and ends the rest.
+func (b *together) start(which []int) (started []int) {
+	endings := make([]ending, len(which))
+	did := make([]bool, len(which))
+	var starting sync.WaitGroup
+	for n, i := range which {
+		r, ctx := b.runs[i], b.contexts[i]
+		r.began = time.Now()
+		if e, next := r.claim(ctx); next != toRun {
+			endings[n] = e
+			continue
+		}
+		start := func() { endings[n], did[n] = r.start(ctx) }
+		if b.guard.policy.ExpiredLease == Park { // it talks to the store
+			starting.Go(start)
+		} else {
+			start()
+		}
+	}
+	starting.Wait()
+	for n, i := range which {
+		if did[n] {
+			started = append(started, i)
+			continue
+		}
+		r, ctx := b.runs[i], b.contexts[i]
+		res, err := r.end(ctx, r.settle(ctx, endings[n]))
+		b.done(i, res, err)
+	}
+	return started
+}
+
+// handle calls the handler under the leases of its runs. The error says that the batch failed as a whole.
+func (b *together) handle(ctx context.Context, which []int) (errs []error, err error) {
+	ctx, cancel := context.WithCancelCause(apart(ctx))
+	defer cancel(nil)
+	defer follow(b.contexts, which, cancel)()
+	runs := make([]Run, len(which))
+	for n, i := range which {
+		l := &b.runs[i].lease
+		l.workUnder(cancel)
+		defer b.guard.heartbeat.remove(l)
+		runs[n] = runOf(l.claim)
+	}
+	errs, err = b.call(ctx, runs, which)
+	if errors.Is(ctx.Err(), context.Canceled) && context.Cause(ctx) != ErrMaxRun { //nolint:errorlint // never wrapped
+		for _, i := range which { // also for a neighbour's sake
+			b.runs[i].lease.interrupt()
+		}
+	}
+	return errs, err
+}
+
+// follow cancels a batch when the context of one of its calls ends, until stop.
+func follow(contexts []context.Context, calls []int, cancel context.CancelCauseFunc) (stop func()) {
+	var stops []func() bool
+	var followed <-chan struct{} // that of neighbours is mostly the same
+	for _, i := range calls {
+		if one := contexts[i]; one.Done() != followed {
+			followed = one.Done()
+			stops = append(stops, context.AfterFunc(one, func() { cancel(context.Cause(one)) }))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+var errGoexit = errors.New("oncemill: the batch handler ended its goroutine (runtime.Goexit)")
+
+// call calls the handler, in a goroutine of its own, which it may end. The error says that the batch failed as a whole.
+func (b *together) call(ctx context.Context, runs []Run, which []int) (errs []error, err error) {
+	err = errGoexit
+	var handling sync.WaitGroup
+	handling.Go(func() { errs, err = b.protect(txctx.With(ctx, runs), which) })
+	handling.Wait()
+	return errs, err
+}
+
+func (b *together) protect(ctx context.Context, which []int) (errs []error, err error) {
+	log := b.guard.log
+	defer func() {
+		if v := recover(); v != nil {
+			p := &PanicError{Value: v, Stack: debug.Stack()}
+			log.ErrorContext(ctx, "oncemill: batch handler panicked; its messages are handled one by one",
+				"messages", len(which), "error", p, "stack", string(p.Stack))
+			errs, err = nil, p
+		}
+	}()
+	errs = b.fn(ctx, which)
+	switch {
+	case errs == nil:
+		return make([]error, len(which)), nil
+	case len(errs) == len(which):
+		return errs, nil
+	}
+	err = errors.Join(errs...)
+	log.WarnContext(ctx, "oncemill: a batch failed as a whole; its messages are handled one by one",
+		"messages", len(which), "errors", len(errs), "error", err)
+	return nil, fmt.Errorf("the batch failed as a whole: %v", err) // what marks one says nothing of the others
+}
+
+// attemptFirsts attempts first runs in one transaction of the inbox. Any error rolls all of it back. It returns those
+// that run alone, also because others run them or their outcome is known.
+func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int) {
+	g := b.guard
+	if !g.shards.of(ctx, &b.runs[which[0]].call.Key).breaker.healthy.Load() {
+		return which
+	}
+	requests, byOwner := make([]dedupstore.Request, len(which)), map[string]int{}
+	for n, i := range which {
+		r := b.runs[i]
+		requests[n], byOwner[r.owner] = g.request(b.contexts[i], r.call, r.owner), i
+	}
+	ctx, cancel := context.WithCancelCause(apart(ctx))
+	defer cancel(nil)
+	defer follow(b.contexts, which, cancel)()
+	began, took := time.Now(), time.Duration(0)
+	claims, err := g.first.inbox.FirstsInTx(ctx, requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+		runs, calls := make([]Run, len(claims)), make([]int, len(claims))
+		for n, c := range claims {
+			runs[n], calls[n] = runOf(&c), byOwner[c.Owner]
+		}
+		l := &b.runs[calls[0]].lease // one stands for all
+		l.granted(&claims[0], nil, began)
+		ctx, end := g.beginFirst(ctx, l)
+		defer end()
+		began = time.Now()
+		errs, err := b.call(ctx, runs, calls)
+		took = since(began)
+		return errors.Join(append(errs, err)...)
+	})
+	if err != nil {
+		g.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
+			"messages", len(which), "error", err)
+		return which
+	}
+	g.first.was(len(claims) == 0)
+	committed := map[int]bool{}
+	for _, c := range claims {
+		i := byOwner[c.Owner]
+		committed[i] = true
+		r, ctx := b.runs[i], b.contexts[i]
+		g.count(ctx, &r.call.Key,
+			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
+		r.began = began
+		res, err := r.end(ctx, ending{res: Result{
+			Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
+			Fence: c.Fence, Attempt: 1, took: took,
+		}})
+		b.done(i, res, err)
+	}
+	return slices.DeleteFunc(which, func(i int) bool { return committed[i] })
+}
+
+// Batches reports whether a batch can have more than one call. Over an inbox that needs a store that makes first runs
+// of several keys (dedupstore.FirstTransactor), a policy that does not park, and somebody who counts deliveries
+// (Call.First).
+func (g *Guard) Batches(counted bool) bool { return g.inbox == nil || g.first.inbox != nil && counted }
+
+// RunsFromContext returns the runs of a batch handler's calls, in their order. It panics outside of a run.
+func RunsFromContext(ctx context.Context) []Run {
+	if runs, ok := txctx.From[[]Run](ctx); ok {
+		return runs
+	}
+	return []Run{FromContext(ctx)} // of a batch of one
+}

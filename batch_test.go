@@ -1,0 +1,237 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/answertest"
+)
+
+// together runs calls of these IDs in a batch, and returns how each ended.
+func together(t *testing.T, g *oncemill.Guard, fn oncemill.BatchFunc, ids ...string) []oncemill.Result {
+	t.Helper()
+	var calls []oncemill.Call
+	for _, id := range ids {
+		calls = append(calls, call(id))
+	}
+	return batchOf(t, g, fn, calls...)
+}
+
+func batchOf(t *testing.T, g *oncemill.Guard, fn oncemill.BatchFunc, calls ...oncemill.Call) []oncemill.Result {
+	t.Helper()
+	ends := make([]oncemill.Result, len(calls))
+	var ended sync.WaitGroup
+	ended.Add(len(calls))
+	contexts := slices.Repeat([]context.Context{t.Context()}, len(calls))
+	g.StartBatch(t.Context(), calls, contexts, fn, func(i int, res oncemill.Result, _ error) {
+		ends[i] = res
+		ended.Done()
+	})
+	ended.Wait()
+	return ends
+}
+
+// shapes notes which calls ran together.
+type shapes struct {
+	mu  sync.Mutex
+	ran [][]int
+}
+
+func (s *shapes) note(calls []int) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ran = append(s.ran, slices.Clone(calls))
+	return len(s.ran)
+}
+
+func TestStartBatch_EachErrorSteersItsOwnCall(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		var s shapes
+		ends := together(t, g, func(ctx context.Context, calls []int) []error {
+			s.note(calls)
+			runs := oncemill.RunsFromContext(ctx)
+			if len(runs) != 3 || runs[1].Key.ID != "b" || runs[1].Attempt != 1 {
+				t.Errorf("runs %+v", runs)
+			}
+			return []error{nil, errors.New("again"), nil}
+		}, "a", "b", "c")
+		if len(s.ran) != 1 || !slices.Equal(s.ran[0], []int{0, 1, 2}) {
+			t.Errorf("calls ran as %v, want all at once", s.ran)
+		}
+		for i, want := range []oncemill.Status{oncemill.StatusDone, oncemill.StatusRetry, oncemill.StatusDone} {
+			if ends[i].Status != want {
+				t.Errorf("call %d ended with %+v, want status %v", i, ends[i], want)
+			}
+		}
+	})
+}
+
+// A batch that fails as a whole costs no attempt: each call runs under the claim that it has.
+func TestStartBatch_ABatchThatFailsAsAWholeCostsNoAttempt(t *testing.T) {
+	for name, fn := range map[string]oncemill.BatchFunc{
+		"one error":       func(context.Context, []int) []error { return []error{errors.New("no")} },
+		"too many errors": func(context.Context, []int) []error { return make([]error, 3) },
+		"a panic":         func(context.Context, []int) []error { panic("no") },
+		"no return":       func(context.Context, []int) []error { runtime.Goexit(); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := &batches{Store: newStore(t)}
+				g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
+				var s shapes
+				ends := together(t, g, func(ctx context.Context, calls []int) []error {
+					if s.note(calls); len(calls) > 1 {
+						return fn(ctx, calls)
+					}
+					time.Sleep(10 * time.Second) // virtual: the leases of those that wait are kept alive meanwhile
+					return nil
+				}, "a", "b")
+				for i, res := range ends {
+					if res.Status != oncemill.StatusDone || res.Attempt != 1 {
+						t.Errorf("call %d ended with %+v, want the first attempt", i, res)
+					}
+				}
+				if len(s.ran) != 3 {
+					t.Errorf("calls ran as %v, want together, then each alone", s.ran)
+				}
+				g.Close()
+			})
+		})
+	}
+}
+
+// A call whose error cannot be read does not take its neighbours along.
+func TestStartBatch_AnErrorThatPanicsEndsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		ends := together(t, g, func(context.Context, []int) []error {
+			return []error{nil, (*nilUnwrapper)(nil), (*nilError)(nil)}
+		}, "a", "b", "c")
+		for i, want := range []oncemill.Status{oncemill.StatusDone, 0, oncemill.StatusRetry} {
+			if ends[i].Status != want {
+				t.Errorf("call %d ended with %+v, want status %v", i, ends[i], want)
+			}
+		}
+	})
+}
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// If the policy parks started runs, the effects of a batch may have happened: it is not repeated.
+func TestStartBatch_IrreversibleBatchesAreNotRepeated(t *testing.T) {
+	boom := errors.New("boom")
+	for name, half := range map[string]func() []error{
+		"a panic":            func() []error { panic("half of it is done") },
+		"one without":        func() []error { return []error{oncemill.NoEffect(boom)} }, // of three
+		"two, one without":   func() []error { return []error{boom, oncemill.NoEffect(boom)} },
+		"one for good":       func() []error { return []error{oncemill.Permanent(boom)} },
+		"one not counted":    func() []error { return []error{oncemill.Uncounted(oncemill.NoEffect(boom))} },
+		"more than messages": func() []error { return make([]error, 4) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				g := newGuard(t, newStore(t), oncemill.Irreversible())
+				var s shapes
+				together(t, g, func(_ context.Context, calls []int) []error {
+					s.note(calls)
+					return half()
+				}, "a", "b", "c")
+				if len(s.ran) != 1 {
+					t.Errorf("calls ran as %v, want once", s.ran)
+				}
+				for _, id := range []string{"a", "b", "c"} {
+					c := call(id)
+					res, err := g.Run(t.Context(), c, (&counter{}).run)
+					if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+						t.Errorf("%s is %+v, %v, want unknown", id, res, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestStartBatch_RunsACallAloneAfterTwoRunsThatCrashed(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "killed")
+		g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
+		var s shapes
+		together(t, g, func(_ context.Context, calls []int) []error {
+			s.note(calls)
+			return nil
+		}, "fresh", "killed", "other")
+		if len(s.ran) != 2 || !slices.Equal(s.ran[0], []int{0, 2}) || !slices.Equal(s.ran[1], []int{1}) {
+			t.Errorf("calls ran as %v, want the one that was killed alone, after the others", s.ran)
+		}
+	})
+}
+
+// Over an inbox, what was claimed has a transaction of its own: a batch could not take back what one of it did.
+func TestStartBatch_ClaimedCallsRunAloneOverAnInbox(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newInbox(t), oncemill.Policy{})
+		var s shapes
+		together(t, g, func(_ context.Context, calls []int) []error {
+			s.note(calls)
+			return nil
+		}, "a", "b")
+		if len(s.ran) != 2 {
+			t.Errorf("calls ran as %v, want each alone", s.ran)
+		}
+	})
+}
+
+// A call whose neighbour's delivery ends is interrupted, and has its attempt given back.
+func TestStartBatch_ANeighboursEndCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		calls := []oncemill.Call{call("revoked"), call("neighbour")}
+		revoked, revoke := context.WithCancel(t.Context())
+		ends := make(chan error, 2)
+		g.StartBatch(t.Context(), calls, []context.Context{revoked, t.Context()},
+			func(ctx context.Context, _ []int) []error {
+				revoke()
+				<-ctx.Done()
+				return []error{ctx.Err(), ctx.Err()}
+			}, func(_ int, _ oncemill.Result, err error) { ends <- err })
+		for range calls {
+			if !answertest.Want(t, <-ends, oncemill.StatusRetry).Uncounted {
+				t.Error("the retry costs an attempt")
+			}
+		}
+	})
+}
+
+// The work for a failure, such as publishing its dead letter, does not keep the outcomes beside it from the store. The
+// leases of the batch are not extended any more.
+func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		calls := []oncemill.Call{call("a"), call("b"), call("c"), call("d")}
+		contexts := slices.Repeat([]context.Context{t.Context()}, len(calls))
+		var others sync.WaitGroup
+		others.Add(3)
+		no := oncemill.Permanent(errors.New("no"))
+		g.StartBatch(t.Context(), calls, contexts, func(context.Context, []int) []error {
+			return []error{no, nil, no, nil}
+		}, func(i int, _ oncemill.Result, _ error) {
+			if i > 0 {
+				others.Done()
+			} else {
+				others.Wait() // for as long as its publisher takes
+			}
+		})
+		g.Close()
+	})
+}

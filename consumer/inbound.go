@@ -1,0 +1,336 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// An inbound is a delivery on its way through a Processor. It is for one goroutine at a time.
+type inbound struct {
+	processor *Processor
+	delivery  Delivery
+	found     identified
+	decision  *Decision             // known already; nil: none is
+	observed  *telemetry.Processing // nil: nobody wants to know
+	over      bool                  // its span has ended
+}
+
+// Start is Process, but it does not wait. The delivery is claimed together with others, its handler runs in a goroutine
+// of its own, and its outcome is stored together with others. Start tells done what to do with the delivery, once, in a
+// goroutine in which done must not wait for anything.
+func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
+	in, ctx := p.inbound(ctx, d)
+	if !in.guarded() {
+		p.running.Go(func() { in.tell(ctx, handle, done) })
+		return
+	}
+	p.guard.Start(in.within(ctx), &in.found.call, in.timed(ctx, handle), in.ended(ctx, handle, done))
+}
+
+// StartAhead is Start for a delivery whose handler is not reached yet, such as one that passes middlewares first. It
+// calls ready when the delivery is claimed or has another answer, with the delivery's span in the context. Ready runs
+// in a goroutine that makes further claims, so it must not wait for anything. Begin or give back what it is told, soon:
+// a crash uses up an attempt of what was claimed.
+func (p *Processor) StartAhead(ctx context.Context, d Delivery, ready func(context.Context, *Ahead)) {
+	in, ctx := p.inbound(ctx, d)
+	a := &Ahead{inbound: in}
+	if !in.guarded() {
+		ready(ctx, a)
+		return
+	}
+	p.guard.StartAhead(ctx, &in.found.call, func(claimed oncemill.Ahead) {
+		a.claimed = claimed
+		ready(ctx, a)
+	})
+}
+
+// An Ahead is a delivery that was claimed before its handler begins. Call one of its methods, once.
+type Ahead struct {
+	inbound *inbound
+	claimed oncemill.Ahead
+}
+
+// Begin is ProcessOutputs for the delivery as it is now: somebody may have changed its ID or payload since it was
+// claimed. A claim that was granted serves other content, too: another one would be a mismatch. Begin reports whether
+// the delivery is what was claimed.
+//
+// Begin calls handle in the caller's goroutine, and tells done what to do with the delivery, once. If later is false,
+// done has been called. If it is true, a success is being stored together with others. Then done is called when it is
+// stored or lost, in another goroutine, and must not wait for anything.
+func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, done func(Decision)) (later, same bool) {
+	in := a.inbound
+	var now identified
+	now.err = in.processor.identify(&d, &now)
+	key, content, known := in.processor.compare(&in.found, &now)
+	same = !known || key && content
+	switch {
+	case same, key && in.guarded() && a.claimed.Granted():
+		in.delivery.Header, in.delivery.Payload, in.delivery.UUID = d.Header, d.Payload, d.UUID
+		if !in.guarded() {
+			return in.tell(ctx, handle, done), same
+		}
+		return a.claimed.Begin(in.within(ctx), in.timed(ctx, handle), in.ended(ctx, handle, done)), same
+	}
+	a.GiveBack(ctx)
+	done(in.processor.ProcessOutputs(ctx, d, handle))
+	return false, same
+}
+
+// GiveBack gives the claim of a delivery back that does not begin.
+func (a *Ahead) GiveBack(ctx context.Context) {
+	if a.inbound.guarded() {
+		a.claimed.GiveBack(ctx)
+	}
+	a.inbound.end(ctx, &Decision{Action: RetryLater, Err: errGivenBack})
+}
+
+// unreturned is the decision for a delivery whose processing has panicked or ended its goroutine. The panic is not the
+// handler's: the guard turns those into errors.
+func (p *Processor) unreturned(ctx context.Context, d *Delivery, why *oncemill.PanicError) Decision {
+	where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
+	if why.Value == nil {
+		p.log.ErrorContext(ctx, "oncemill: handler ended its goroutine (runtime.Goexit): its message comes again "+
+			"after its lease and the broker's ack deadline", where...)
+		return Decision{Action: Leave, Err: errGoexit}
+	}
+	p.log.ErrorContext(ctx, "oncemill: panic while a message was processed; it comes again",
+		append(where, "error", why, "stack", string(why.Stack))...)
+	return Decision{Action: RetryLater, Delay: time.Second, Err: why}
+}
+
+var errGoexit = errors.New("consumer: the handler ended its goroutine")
+
+// work is a handler of either kind.
+type work interface {
+	// do calls the handler. It is told whether a record is kept of its outputs.
+	do(ctx context.Context, in *inbound, recorded bool) (dedupstore.Outcome, error)
+
+	// decided is told what to do with the delivery, and may change it.
+	decided(ctx context.Context, in *inbound, d Decision) Decision
+}
+
+func (h Handler) do(ctx context.Context, _ *inbound, _ bool) (dedupstore.Outcome, error) {
+	return dedupstore.Outcome{}, h(ctx)
+}
+
+// inbound finds out what a delivery is. It returns a context with its span.
+func (p *Processor) inbound(ctx context.Context, d Delivery) (*inbound, context.Context) {
+	in := &inbound{processor: p, delivery: d}
+	if d.Handler == "" && !p.policy.Shadow {
+		decision := p.unguardable(&in.delivery, errNoHandler)
+		in.decision = &decision
+		return in, ctx
+	}
+	p.Announce(d.Handler)
+	in.found.err = p.identify(&in.delivery, &in.found)
+	if p.telemetry.On(ctx) {
+		ctx = in.begin(ctx)
+	} else {
+		ctx = p.telemetry.Propagate(ctx, d.Header)
+	}
+	if in.found.err != nil {
+		return in, ctx
+	}
+	if outer := insideOf(ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == in.found.call.Key &&
+		outer.delivery.Message == d.Message {
+		decision := p.guardedTwice(ctx, &in.delivery, in.found.call.Key.ID)
+		in.decision = &decision
+	}
+	return in, ctx
+}
+
+// guarded reports whether the guard is asked about the delivery.
+func (in *inbound) guarded() bool { return in.decision == nil && in.found.err == nil }
+
+// process takes the delivery all the way and waits for what becomes of it.
+func (in *inbound) process(ctx context.Context, do work) Decision {
+	defer in.end(ctx, nil) // if it panics, in shadow mode
+	if !in.guarded() {
+		return in.unguarded(ctx, do)
+	}
+	res, err := in.processor.guard.Run(in.within(ctx), in.found.call, in.timed(ctx, do))
+	return in.concluded(ctx, do, res, err)
+}
+
+// concluded is what to do with a delivery whose guarded run has ended.
+func (in *inbound) concluded(ctx context.Context, do work, res oncemill.Result, err error) Decision {
+	d := in.conclude(ctx, res, err)
+	in.end(ctx, &d)
+	return do.decided(ctx, in, d)
+}
+
+// ended takes how the guarded run of the delivery ended, and tells done what to do with the delivery.
+func (in *inbound) ended(ctx context.Context, do work, done func(Decision)) func(oncemill.Result, error) {
+	return func(res oncemill.Result, err error) {
+		if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
+			in.end(ctx, nil)
+			done(in.processor.unreturned(ctx, &in.delivery, why))
+			return
+		}
+		in.whole(ctx, done, func() bool {
+			done(in.concluded(ctx, do, res, err))
+			return false
+		})
+	}
+}
+
+// whole begins something that tells done, and tells it what to do if that panics or ends its goroutine.
+func (in *inbound) whole(ctx context.Context, done func(Decision), begin func() bool) (later bool) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		why := &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
+		in.end(ctx, nil)
+		done(in.processor.unreturned(ctx, &in.delivery, why))
+	}()
+	later = begin()
+	returned = true
+	return later
+}
+
+// unguarded is what to do with a delivery that no guard is asked about.
+func (in *inbound) unguarded(ctx context.Context, do work) Decision {
+	var d Decision
+	if in.decision != nil {
+		d = *in.decision
+	} else {
+		d = in.processor.unguarded(ctx, in, do)
+	}
+	in.end(ctx, &d)
+	return do.decided(ctx, in, d)
+}
+
+// tell tells done what to do with a delivery that no guard is asked about.
+func (in *inbound) tell(ctx context.Context, do work, done func(Decision)) (later bool) {
+	return in.whole(ctx, done, func() bool { done(in.unguarded(ctx, do)); return false })
+}
+
+// within is the context for the guard. It shows when a handler is guarded twice.
+func (in *inbound) within(ctx context.Context) context.Context {
+	if in.processor.policy.Shadow { // which guards nothing
+		return ctx
+	}
+	return context.WithValue(ctx, insideKey{}, in)
+}
+
+// conclude says what to do with a delivery by how its guarded run ended.
+func (in *inbound) conclude(ctx context.Context, res oncemill.Result, err error) Decision {
+	p, d, call := in.processor, &in.delivery, &in.found.call
+	if p.policy.Shadow {
+		return shadowed(res, err)
+	}
+	decision := p.decide(ctx, d, res, err)
+	switch {
+	case decision.Action == mismatched:
+		if decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err); decision.Result.Status == 0 {
+			decision.Result = res
+		}
+	case decision.Action == Ack && res.Failure() != nil:
+		decision = p.publishDeadLetter(ctx, d, *call, decision)
+	case decision.Action != Ack && res.Publication != nil:
+		res.Publication.Abandon() // for a process that can publish it
+		decision.Result.Publication = nil
+	}
+	decision.ID = call.Key.ID
+	return decision
+}
+
+// log tells of a delivery that is not acknowledged: at level info if its handler failed, as no other line does, and
+// else at level debug.
+func (in *inbound) log(ctx context.Context, d Decision) {
+	switch {
+	case d.Action == Ack:
+	case d.Result.Status == oncemill.StatusRetry && !d.Result.Uncounted:
+		in.processor.log.InfoContext(ctx, "oncemill: attempt failed; the message comes again", "id", d.ID, "handler",
+			in.delivery.Handler, "attempt", d.Result.Attempt, "delay", d.Result.Wait, "error", d.Result.Handler)
+	default:
+		in.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
+			"delay", d.Delay, "error", d.Err)
+	}
+}
+
+// decided: the handler has no outputs, and cannot publish those of an earlier run.
+func (Handler) decided(ctx context.Context, in *inbound, d Decision) Decision {
+	if publication := d.Result.Publication; publication != nil {
+		d = unpublished(d.ID, publication.Abandon(), errForeignOutputs)
+		in.processor.log.ErrorContext(ctx,
+			"oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is "+
+				"not handled, comes again, and may hold up others",
+			"id", d.ID, "from", in.delivery.Topic, "position", in.delivery.Position, "handler", in.delivery.Handler,
+			"outputs", len(publication.Messages()))
+	}
+	in.log(ctx, d)
+	return d
+}
+
+// begin begins the span of the delivery. It returns a context with it.
+func (in *inbound) begin(ctx context.Context) context.Context {
+	p, d, found := in.processor, &in.delivery, &in.found
+	ctx, in.observed = p.telemetry.Begin(ctx, &telemetry.Incoming{
+		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
+		Topic: d.Topic, Origin: d.Origin, ID: found.call.Key.ID, KeySource: string(found.source), Header: d.Header,
+		Cause: p.causeOf(d), Link: p.config.Trace == TraceLink,
+	})
+	switch answer := p.withoutClaim(found.err); {
+	case answer == nil:
+	case p.policy.Shadow:
+		in.observed.Shadow(ctx, answer.Outcome)
+	default:
+		in.observed.Count(ctx, answer)
+	}
+	return ctx
+}
+
+// end ends the span of the delivery, once. Without a decision there was a panic.
+func (in *inbound) end(ctx context.Context, d *Decision) {
+	if in.observed == nil || in.over {
+		return
+	}
+	in.over = true
+	if d == nil {
+		in.observed.End("", telemetry.FailedPanic, nil)
+		return
+	}
+	failure, err := failureOf(ctx, d)
+	in.observed.End(string(d.Action), failure, err)
+}
+
+// timed is what the guard runs. The delivery's own context, outside, has its span at hand.
+func (in *inbound) timed(outside context.Context, do work) oncemill.RunFunc {
+	recorded := !in.processor.policy.Shadow
+	return func(ctx context.Context) (dedupstore.Outcome, error) { return in.measure(ctx, outside, do, recorded) }
+}
+
+// measure calls a handler, and measures it.
+func (in *inbound) measure(
+	ctx, outside context.Context, do work, recorded bool,
+) (o dedupstore.Outcome, err error) {
+	if in.observed == nil {
+		return do.do(ctx, in, recorded)
+	}
+	began := in.observed.Run()
+	failure := telemetry.FailedPanic
+	defer func() { in.observed.Ran(outside, began, failure) }()
+	o, err = do.do(ctx, in, recorded)
+	failure = failureIn(ctx, err)
+	return o, err
+}
+
+// failureIn is the kind of a handler's error that was returned in a context.
+func failureIn(ctx context.Context, err error) telemetry.Failure {
+	failure := handlerFailure(err)
+	if failure == telemetry.FailedOther && interrupted(ctx, err) {
+		return telemetry.FailedCanceled
+	}
+	return failure
+}
