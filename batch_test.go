@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -233,5 +234,50 @@ func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 			}
 		})
 		g.Close()
+	})
+}
+
+// A handler may keep its context and its runs for longer than its batch lasts: they stay its own.
+func TestStartBatch_WhatHandlersKeepStaysTheirs(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		var zombies sync.WaitGroup
+		over := make(chan struct{})
+		for n := range 64 {
+			ids := []string{fmt.Sprint("a", n), fmt.Sprint("b", n)}
+			together(t, g, func(ctx context.Context, calls []int) []error {
+				runs := oncemill.RunsFromContext(ctx)
+				zombies.Go(func() {
+					for again := true; again; {
+						select {
+						case <-over:
+							again = false
+						case <-time.After(time.Second):
+						}
+						kept := oncemill.RunsFromContext(ctx)
+						for i, call := range calls {
+							if runs[i].Key.ID != ids[call] || kept[i] != runs[i] {
+								t.Errorf("the run of %s has become %+v and %+v", ids[call], runs[i], kept[i])
+							}
+						}
+					}
+				})
+				return nil
+			}, ids...)
+			one := call(fmt.Sprint("c", n))
+			if _, err := g.Run(t.Context(), one, func(ctx context.Context) (dedupstore.Outcome, error) {
+				zombies.Go(func() {
+					<-over
+					if got := oncemill.FromContext(ctx); got.Key != one.Key || got.Attempt != 1 {
+						t.Errorf("the run of %s has become %+v", one.Key.ID, got)
+					}
+				})
+				return dedupstore.Outcome{}, nil
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+		close(over)
+		zombies.Wait()
 	})
 }
