@@ -115,7 +115,7 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 		}
 		end := func() {
 			r, ctx := b.runs[i], b.contexts[i]
-			r.settleTold(ctx, func() ending { return r.over(ctx, dedupstore.Outcome{}, cause, took) },
+			r.settleTold(ctx, func() *ending { return r.over(ctx, dedupstore.Outcome{}, cause, took) },
 				func(res Result, err error) { b.done(i, res, err) })
 		}
 		if cause == nil {
@@ -130,7 +130,7 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 
 // start starts what can be started, and ends the rest.
 func (b *together) start(which []int) (started []int) {
-	endings := make([]ending, len(which))
+	endings := make([]*ending, len(which))
 	did := make([]bool, len(which))
 	var starting sync.WaitGroup
 	for n, i := range which {
@@ -276,10 +276,10 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 		g.count(ctx, &r.call.Key,
 			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
 		r.began = began
-		res, err := r.end(ctx, ending{res: Result{
+		res, err := r.end(ctx, r.ends(ending{res: Result{
 			Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
 			Fence: c.Fence, Attempt: 1, took: took,
-		}})
+		}}))
 		b.done(i, res, err)
 	}
 	return slices.DeleteFunc(which, func(i int) bool { return committed[i] })

@@ -22,17 +22,17 @@ type run struct {
 	wrong error // what is wrong with the call
 	began time.Time
 
-	owner string                  // the token of its claims; a new one after ErrNotDurable
-	shard *shard                  // that was asked last
-	sent  time.Time               // when the first claim of this owner was sent
-	first bool                    // it may run without a claim
-	state state                   // of the last claim
-	last  *dedupstore.ClaimResult // how it was answered
-	took  time.Duration           // how long it was under way
-	ready func()                  // is told of the answer
-	lease lease                   // of the granted claim
-	turn  func()                  // leaves the turn of a suspect; nil: it has none
-	ended ending                  // while its settlement travels with others
+	owner  string                  // the token of its claims; a new one after ErrNotDurable
+	shard  *shard                  // that was asked last
+	sent   time.Time               // when the first claim of this owner was sent
+	first  bool                    // it may run without a claim
+	state  state                   // of the last claim
+	last   *dedupstore.ClaimResult // how it was answered
+	took   time.Duration           // how long it was under way
+	ready  func()                  // is told of the answer
+	lease  lease                   // of the granted claim
+	turn   func()                  // leaves the turn of a suspect; nil: it has none
+	ending ending                  // how it ends
 }
 
 // A state is how far a claim has come.
@@ -128,33 +128,40 @@ const (
 )
 
 // claim asks and waits until there is an answer, and says what follows.
-func (r *run) claim(ctx context.Context) (ending, next) {
+func (r *run) claim(ctx context.Context) (*ending, next) {
 	if r.state == granted { // for a batch that failed
-		return ending{}, toRun
+		return nil, toRun
 	}
 	switch res, err := r.ask(ctx); {
 	case err != nil && err == errBypass: //nolint:errorlint // never wrapped
-		return ending{}, toBypass
+		return nil, toBypass
 	case err != nil:
-		return ending{err: err}, toEnd
-	case res.Status != 0:
-		return ending{res: res}, toEnd
+		return r.ends(ending{err: err}), toEnd
+	case res != nil:
+		return r.ends(ending{res: *res}), toEnd
 	}
-	a := &r.last.Answer
-	known := Result{Status: StatusDone, Outcome: a.Outcome, Duplicate: true, Age: a.Age, Fence: a.Fence}
-	switch a.Status {
+	switch a := &r.last.Answer; a.Status {
 	case dedupstore.AcquiredRun:
 		r.state = granted
-		return ending{}, toRun
+		return nil, toRun
 	case dedupstore.AcquiredPublish:
-		return ending{left: publish, res: known}, toEnd
+		return r.known(publish), toEnd
 	case dedupstore.Done:
 		r.guard.duplicates.note(&r.call.Key)
-		return ending{res: known}, toEnd
+		return r.known(nothing), toEnd
 	case dedupstore.Mismatch:
-		return ending{res: Result{Status: StatusMismatch}}, toEnd
+		return r.ends(ending{res: Result{Status: StatusMismatch}}), toEnd
+	default:
+		return r.ends(ending{res: storeDown("claim", fmt.Errorf("store answered %q", a.Status))}), toEnd
 	}
-	return storeDown("claim", fmt.Errorf("store answered %q", a.Status)), toEnd
+}
+
+// known is the ending of a call whose outcome an earlier run has decided.
+func (r *run) known(left left) *ending {
+	a := &r.last.Answer
+	return r.ends(ending{left: left, res: Result{
+		Status: StatusDone, Outcome: a.Outcome, Duplicate: true, Age: a.Age, Fence: a.Fence,
+	}})
 }
 
 // How often a call that waits asks again: often at first, because most holders are quick.
@@ -170,13 +177,13 @@ var errBypass = errors.New("the policy fails open")
 // Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is zero if the store has said
 // what to do. Under the same owner token any copy of any of the claims may be the one that the store applied, so leases
 // are measured from the first.
-func (r *run) ask(ctx context.Context) (Result, error) {
+func (r *run) ask(ctx context.Context) (*Result, error) {
 	g, key := r.guard, &r.call.Key
 	start := time.Now()
 	busy, failed, waits := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		if ctx.Err() != nil && r.state != answered {
-			return Result{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		if r.state != answered {
 			r.shard = g.shards.of(ctx, key)
@@ -187,22 +194,22 @@ func (r *run) ask(ctx context.Context) (Result, error) {
 		switch {
 		case err == nil && a.Status == dedupstore.Suspect:
 			if !r.waitTurn(ctx) {
-				return Result{Status: StatusNotDue}, context.Cause(ctx)
+				return &Result{Status: StatusNotDue}, context.Cause(ctx)
 			}
 			start, poll = time.Now(), minPoll
 			continue
 		case err == nil && a.Status != dedupstore.Busy:
 			g.count(ctx, key, a)
-			return Result{}, nil
+			return nil, nil
 		case is[*dedupstore.InvalidError](err):
-			return Result{}, err
+			return nil, err
 		case ctx.Err() != nil:
-			return Result{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		case err == nil && !busy:
 			g.count(ctx, key, a)
 			busy = true
 		}
-		pause, res := poll, Result{Status: StatusBusy, Wait: a.Wait}
+		pause, res := poll, &Result{Status: StatusBusy, Wait: a.Wait}
 		if err == nil {
 			r.leaveTurn() // it is another's
 			if a.Found == dedupstore.Retryable {
@@ -222,9 +229,9 @@ func (r *run) ask(ctx context.Context) (Result, error) {
 			} else {
 				g.storeFailed(ctx, "claim", err)
 			}
-			res = storeDown("claim", err).res
+			*res = storeDown("claim", err)
 			if g.policy.StoreDown == FailOpen && !refuses(err) && !busy { // busy: somebody is known to be at it
-				return Result{}, errBypass
+				return nil, errBypass
 			}
 			if !failed {
 				g.tally(ctx, key, &telemetry.Answer{Outcome: telemetry.StoreError})
@@ -248,7 +255,7 @@ func (r *run) ask(ctx context.Context) (Result, error) {
 }
 
 // linked links the trace to that of the run which the caller waited for.
-func (res Result) linked(ctx context.Context, r *run) Result {
+func (res *Result) linked(ctx context.Context, r *run) *Result {
 	if res.Status != StatusStoreDown {
 		k := &r.call.Key
 		telemetry.LinkOriginal(ctx, k.Group, k.Handler, k.ID, r.last.Answer.Trace)
@@ -256,9 +263,9 @@ func (res Result) linked(ctx context.Context, r *run) Result {
 	return res
 }
 
-// storeDown is the ending of a call whose store did not do an operation.
-func storeDown(operation string, err error) ending {
-	return ending{res: Result{Status: StatusStoreDown, Err: fmt.Errorf("%s: %w", operation, err)}}
+// storeDown is the answer of a call whose store did not do an operation.
+func storeDown(operation string, err error) Result {
+	return Result{Status: StatusStoreDown, Err: fmt.Errorf("%s: %w", operation, err)}
 }
 
 // askOnce asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile.

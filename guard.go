@@ -238,13 +238,13 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 }
 
 // begin does all that comes before a settlement: it claims, and attempts what it has claimed.
-func (r *run) begin(ctx context.Context, fn RunFunc) ending {
+func (r *run) begin(ctx context.Context, fn RunFunc) *ending {
 	r.began = time.Now()
 	switch {
 	case r.guard.policy.Shadow:
 		return r.shadow(ctx, fn)
 	case r.wrong != nil:
-		return ending{err: r.wrong}
+		return r.ends(ending{err: r.wrong})
 	case r.first:
 		if e, ended := r.attemptFirst(ctx, fn); ended {
 			return e

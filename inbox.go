@@ -13,7 +13,7 @@ import (
 
 // attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed
 // together. A failure is recorded afterwards, when the effects are rolled back.
-func (r *run) attemptInTx(ctx context.Context, fn RunFunc) ending {
+func (r *run) attemptInTx(ctx context.Context, fn RunFunc) *ending {
 	w := &transacted{run: r, fn: fn}
 	if err := r.inTx(ctx, w); err != nil {
 		return r.uncommitted(ctx, w, err)
@@ -30,8 +30,8 @@ func (r *run) inTx(ctx context.Context, w *transacted) error {
 }
 
 // committed is the ending of a run whose transaction has committed.
-func (r *run) committed(w *transacted) ending {
-	e := ending{res: w.res, sent: w.sent}
+func (r *run) committed(w *transacted) *ending {
+	e := r.ends(ending{res: w.res, sent: w.sent})
 	e.res.Fence, e.res.Attempt = r.lease.claim.Fence, r.lease.claim.Attempt
 	if len(e.res.Outcome.Produced) > 0 {
 		e.left = publish
@@ -74,14 +74,14 @@ func (f *first) was(duplicate bool) {
 // attemptFirst makes the first run of a key without a claim before it, if it may. It reports false if the handler was
 // not called or has to be called again. Then the run needs a claim, unless it has an answer already. A failed run is
 // settled under such a claim.
-func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ ending, ended bool) {
+func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ *ending, ended bool) {
 	g, l := r.guard, &r.lease
 	if ctx.Err() != nil {
-		return ending{}, false
+		return nil, false
 	}
 	r.shard = g.shards.of(ctx, &r.call.Key)
 	if !r.shard.breaker.healthy.Load() {
-		return ending{}, false
+		return nil, false
 	}
 	w := &transacted{run: r, fn: fn}
 	sent := time.Now()
@@ -96,10 +96,10 @@ func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ ending, ended boo
 		g.first.was(answer.Status == dedupstore.Done)
 		r.sent, r.state = sent, answered
 		r.answer(&dedupstore.ClaimResult{Answer: answer}, sent)
-		return ending{}, false
+		return nil, false
 	}
 	if w.calls == 0 {
-		return ending{}, false // the claim meets what is wrong, too
+		return nil, false // the claim meets what is wrong, too
 	}
 	g.first.was(false)
 	if err == nil {
@@ -117,7 +117,7 @@ func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ ending, ended boo
 	case next == toBypass:
 		return r.bypass(ctx, fn), true
 	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
-		return ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}}, true
+		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}}), true
 	default:
 		return e, true
 	}
@@ -136,7 +136,7 @@ func (g *Guard) beginFirst(ctx context.Context, l *lease) (_ context.Context, en
 }
 
 // uncommitted is the ending of a run whose transaction was rolled back, or may have been.
-func (r *run) uncommitted(ctx context.Context, w *transacted, err error) ending {
+func (r *run) uncommitted(ctx context.Context, w *transacted, err error) *ending {
 	g, l := r.guard, &r.lease
 	res := Result{
 		Status: StatusDone, Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: w.took, Handler: err,
@@ -157,7 +157,7 @@ func (r *run) uncommitted(ctx context.Context, w *transacted, err error) ending 
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery "+
 			"finds out",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "fence", l.claim.Fence, "error", err)
-		return ending{res: Result{Status: StatusUnrecorded, Err: undecided}}
+		return r.ends(ending{res: Result{Status: StatusUnrecorded, Err: undecided}})
 	case l.isLost() || claimLost(ctx, err):
 		return r.lost(ctx, nil)
 	// the settlement, or a statement of the handler: all is rolled back
@@ -173,12 +173,10 @@ func (r *run) uncommitted(ctx context.Context, w *transacted, err error) ending 
 	case w.calls > 0: // it could not be settled or committed
 		return r.failed(ctx, res, w.result)
 	case ctx.Err() != nil:
-		return ending{left: giveBack, err: context.Cause(ctx)}
+		return r.ends(ending{left: giveBack, err: context.Cause(ctx)})
 	}
 	g.storeFailed(ctx, "begin", err)
-	e := storeDown("begin", err)
-	e.left = giveBack
-	return e
+	return r.ends(ending{left: giveBack, res: storeDown("begin", err)})
 }
 
 // claimLost reports whether the store has answered that the claim is lost. Some stores return the cause of a context

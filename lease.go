@@ -307,15 +307,15 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 }
 
 // unrenewed is the ending of a run whose lease could not be renewed.
-func (r *run) unrenewed(ctx context.Context, err error) ending {
+func (r *run) unrenewed(ctx context.Context, err error) *ending {
 	switch {
 	case errors.Is(err, dedupstore.ErrClaimLost):
 		return r.lost(ctx, nil)
 	case ctx.Err() != nil:
-		return ending{err: context.Cause(ctx)}
+		return r.ends(ending{err: context.Cause(ctx)})
 	}
 	r.guard.storeFailed(ctx, "extend", err)
-	return storeDown("extend", err)
+	return r.ends(ending{res: storeDown("extend", err)})
 }
 
 // beginWork returns a context for work under the lease, which is cancelled when the claim is lost.

@@ -11,7 +11,7 @@ import (
 
 // publish does the publish step of an outcome that is stored, so that copies do not publish side by side. The step has
 // a lease of its own.
-func (r *run) publish(ctx context.Context, e ending) ending {
+func (r *run) publish(ctx context.Context, e *ending) *ending {
 	g, l := r.guard, &r.lease
 	own := !e.sent.IsZero() // this run's outcome
 	if own {
@@ -20,7 +20,7 @@ func (r *run) publish(ctx context.Context, e ending) ending {
 	if err := g.renew(ctx, l, false); err != nil {
 		g.heartbeat.remove(l)
 		if own && !errors.Is(err, dedupstore.ErrClaimLost) {
-			return ending{res: Result{Status: StatusUnpublished, Wait: l.claim.Lease, Err: err}}
+			return r.ends(ending{res: Result{Status: StatusUnpublished, Wait: l.claim.Lease, Err: err}})
 		}
 		return r.unrenewed(ctx, err)
 	}
@@ -36,7 +36,7 @@ func (r *run) publish(ctx context.Context, e ending) ending {
 
 // publishFirst publishes outputs that are too large for the record while the run still holds its claim, and finishes
 // then. A crash in between runs the handler again.
-func (r *run) publishFirst(ctx context.Context, e ending) ending {
+func (r *run) publishFirst(ctx context.Context, e *ending) *ending {
 	g, key := r.guard, &r.call.Key
 	g.meter.Oversize(ctx, key.Group, key.Handler)
 	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are "+
@@ -47,13 +47,13 @@ func (r *run) publishFirst(ctx context.Context, e ending) ending {
 
 // publishUnstored publishes outputs that no record holds, and finishes then. It publishes nothing when the lease cannot
 // be proven to hold: another owner may be publishing by then, and the message comes again anyway.
-func (r *run) publishUnstored(ctx context.Context, e ending) ending {
+func (r *run) publishUnstored(ctx context.Context, e *ending) *ending {
 	l := &r.lease
 	switch err := r.guard.renew(ctx, l, false); {
 	case errors.Is(err, dedupstore.ErrClaimLost):
 		return r.lost(ctx, nil)
 	case err != nil && time.Until(l.ends()) < l.claim.Lease/margin:
-		return ending{res: Result{Status: StatusUnrecorded, Err: err}}
+		return r.ends(ending{res: Result{Status: StatusUnrecorded, Err: err}})
 	}
 	finish, _ := e.settlement.(dedupstore.Finish)
 	finish.Outcome.Produced, finish.Published = dedupstore.Stubs(finish.Outcome.Produced), true
@@ -61,7 +61,7 @@ func (r *run) publishUnstored(ctx context.Context, e ending) ending {
 }
 
 // publishThen publishes what the answer holds, or leaves that to the caller, and then settles.
-func (r *run) publishThen(ctx context.Context, e ending, then dedupstore.Settlement) ending {
+func (r *run) publishThen(ctx context.Context, e *ending, then dedupstore.Settlement) *ending {
 	g, l := r.guard, &r.lease
 	l.extendRetention(g.window(r.call, e.res.Outcome)) // heartbeats must not shorten it to that of a success
 	l.idle()
@@ -71,7 +71,7 @@ func (r *run) publishThen(ctx context.Context, e ending, then dedupstore.Settlem
 		e.res.Publication = &Publication{
 			produced: produced,
 			done: func() error {
-				e := r.published(ctx, ending{res: Result{Status: StatusDone}}, then)
+				e := r.published(ctx, &ending{res: Result{Status: StatusDone}}, then)
 				_, err := e.answer(&r.call.Key)
 				return err
 			},
@@ -84,7 +84,7 @@ func (r *run) publishThen(ctx context.Context, e ending, then dedupstore.Settlem
 			if l.isLost() {
 				return r.lost(ctx, err)
 			}
-			return ending{res: Result{Status: StatusUnpublished, Wait: g.postpone(ctx, l), Err: err}}
+			return r.ends(ending{res: Result{Status: StatusUnpublished, Wait: g.postpone(ctx, l), Err: err}})
 		}
 	}
 	return r.published(ctx, e, then)
@@ -100,7 +100,7 @@ func (r *run) callPublish(ctx context.Context, produced []dedupstore.Produced) e
 // published records that everything was published. A record that stays in PUBLISHING because its claim was lost
 // changes nothing for the message: what it held has been published. A run that was to finish only now is another
 // matter: without its outcome it runs again.
-func (r *run) published(ctx context.Context, e ending, then dedupstore.Settlement) ending {
+func (r *run) published(ctx context.Context, e *ending, then dedupstore.Settlement) *ending {
 	g, l := r.guard, &r.lease
 	g.heartbeat.remove(l)
 	err := g.settle(ctx, l, then)

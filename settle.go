@@ -60,7 +60,7 @@ func (g *Guard) window(call *Call, o dedupstore.Outcome) time.Duration {
 }
 
 // settle does what is left to do, and returns an ending with nothing left.
-func (r *run) settle(ctx context.Context, e ending) ending {
+func (r *run) settle(ctx context.Context, e *ending) *ending {
 	switch e.left {
 	case giveBack:
 		r.guard.giveBack(ctx, &r.lease)
@@ -76,7 +76,7 @@ func (r *run) settle(ctx context.Context, e ending) ending {
 }
 
 // stored goes on with an ending whose settlement is stored, or could not be.
-func (r *run) stored(ctx context.Context, e ending, sent time.Time, err error) ending {
+func (r *run) stored(ctx context.Context, e *ending, sent time.Time, err error) *ending {
 	g, l := r.guard, &r.lease
 	switch {
 	case err == nil:
@@ -101,9 +101,9 @@ func (r *run) stored(ctx context.Context, e ending, sent time.Time, err error) e
 }
 
 // end leaves the run's turn and returns its answer.
-func (r *run) end(ctx context.Context, e ending) (Result, error) {
+func (r *run) end(ctx context.Context, e *ending) (Result, error) {
 	r.leaveTurn()
-	r.log(ctx, &e)
+	r.log(ctx, e)
 	return e.answer(&r.call.Key)
 }
 
@@ -152,11 +152,11 @@ func (g *Guard) countEnd(ctx context.Context, key *dedupstore.Key, o *dedupstore
 }
 
 // unfinished is the ending of a run whose outcome could not be stored.
-func (r *run) unfinished(ctx context.Context, handler, err error) ending {
+func (r *run) unfinished(ctx context.Context, handler, err error) *ending {
 	if errors.Is(err, dedupstore.ErrClaimLost) {
 		return r.lost(ctx, handler)
 	}
-	return ending{res: Result{Status: StatusUnrecorded, Handler: handler, Err: err}}
+	return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: handler, Err: err}})
 }
 
 // giveBack releases a claim whose handler did not start. A store that restarts is back soon. Otherwise the lease ends,

@@ -47,13 +47,13 @@ func (a Ahead) Granted() bool { return a.run.state == answered && a.run.holds() 
 
 // finish goes on with a run that may have its answer, and tells done how it ended, as settleTold does.
 func (r *run) finish(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
-	return r.settleTold(ctx, func() ending { return r.begin(ctx, fn) }, done)
+	return r.settleTold(ctx, func() *ending { return r.begin(ctx, fn) }, done)
 }
 
 // settleTold settles how a run ends, and tells done. It reports true if done is called later, by whoever stores a plain
 // success together with others. If something panics, or the handler ends its goroutine, done gets no Result and a
 // *PanicError.
-func (r *run) settleTold(ctx context.Context, ends func() ending, done func(Result, error)) (later bool) {
+func (r *run) settleTold(ctx context.Context, ends func() *ending, done func(Result, error)) (later bool) {
 	over := false
 	defer func() {
 		if !over {
@@ -75,18 +75,17 @@ func (r *run) settleTold(ctx context.Context, ends func() ending, done func(Resu
 }
 
 // settleTogether is settle and end for a plain success, which is stored together with others.
-func (r *run) settleTogether(ctx context.Context, e ending, done func(Result, error)) {
-	r.ended = e
+func (r *run) settleTogether(ctx context.Context, e *ending, done func(Result, error)) {
 	l := &r.lease
 	l.shard.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(failed *error) {
 		if *failed == nil {
-			done(r.end(ctx, r.stored(ctx, r.ended, r.began, nil)))
+			done(r.end(ctx, r.stored(ctx, e, r.began, nil)))
 			return
 		}
 		err := *failed
 		r.guard.background.Go(func() {
-			err := r.guard.settleAgain(context.WithoutCancel(ctx), l, r.ended.settlement, err)
-			done(r.end(ctx, r.stored(ctx, r.ended, r.began, err)))
+			err := r.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)
+			done(r.end(ctx, r.stored(ctx, e, r.began, err)))
 		})
 	})
 }

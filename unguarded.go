@@ -10,12 +10,12 @@ import (
 )
 
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
-func (r *run) bypass(ctx context.Context, fn RunFunc) ending {
+func (r *run) bypass(ctx context.Context, fn RunFunc) *ending {
 	g, call := r.guard, r.call
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
 	o, err := g.protect(ctx, call, &dedupstore.Claim{Key: call.Key}, fn)
 	if err != nil {
-		return ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}}
+		return r.ends(ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}})
 	}
 	o.Kind = dedupstore.Succeeded
 	res := Result{Status: StatusDone, Outcome: o, Bypassed: true}
@@ -25,10 +25,10 @@ func (r *run) bypass(ctx context.Context, fn RunFunc) ending {
 		res.Publication = unrecordedPublication(o.Produced)
 	default:
 		if err := call.Publish(ctx, o.Produced); err != nil {
-			return ending{res: Result{Status: StatusUnpublished, Wait: g.policy.Backoff.delay(1), Err: err}}
+			return r.ends(ending{res: Result{Status: StatusUnpublished, Wait: g.policy.Backoff.delay(1), Err: err}})
 		}
 	}
-	return ending{res: res}
+	return r.ends(ending{res: res})
 }
 
 func unrecordedPublication(produced []dedupstore.Produced) *Publication {
@@ -45,12 +45,12 @@ const shadowPrefix = "~"
 
 // shadow runs every call and counts what a guard would have done. Whatever happens at the store, the handler runs once,
 // with the caller's context, and its error is returned as it is.
-func (r *run) shadow(ctx context.Context, fn RunFunc) (e ending) {
+func (r *run) shadow(ctx context.Context, fn RunFunc) *ending {
 	g, call := r.guard, r.call
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
 	settle := g.shadowClaim(ctx, call, key)
-	e.err = errors.New("the handler did not return")
+	e := r.ends(ending{err: errors.New("the handler did not return")})
 	defer func() { settle(e.err) }()
 	e.res = Result{Status: StatusDone, Bypassed: true}
 	e.res.Outcome, e.err = fn(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}))
