@@ -31,6 +31,7 @@ type run struct {
 	took   time.Duration           // how long it was under way
 	ready  func()                  // is told of the answer
 	lease  lease                   // of the granted claim
+	keeps  bool                    // it keeps the goroutines of its guard until it ends
 	turn   func()                  // leaves the turn of a suspect; nil: it has none
 	ending ending                  // how it ends
 }

@@ -15,6 +15,8 @@ import (
 // changed afterwards.
 func (g *Guard) Start(ctx context.Context, call *Call, fn RunFunc, done func(Result, error)) {
 	r := g.newRun(call)
+	r.keeps = true
+	g.running.Keep()
 	r.claimTogether(ctx, func() {
 		g.running.Go(func() { r.finish(ctx, fn, done) })
 	})
@@ -59,7 +61,7 @@ func (r *run) settleTold(ctx context.Context, ends func() *ending, done func(Res
 		if !over {
 			v := recover()
 			r.leaveTurn()
-			done(Result{}, &PanicError{Value: v, Stack: debug.Stack()})
+			r.tell(done, Result{}, &PanicError{Value: v, Stack: debug.Stack()})
 		}
 	}()
 	e := ends()
@@ -70,8 +72,17 @@ func (r *run) settleTold(ctx context.Context, ends func() *ending, done func(Res
 	}
 	e = r.settle(ctx, e)
 	over = true
-	done(r.end(ctx, e))
+	res, err := r.end(ctx, e)
+	r.tell(done, res, err)
 	return false
+}
+
+// tell tells done how the run has ended.
+func (r *run) tell(done func(Result, error), res Result, err error) {
+	if r.keeps {
+		defer r.guard.running.Release()
+	}
+	done(res, err)
 }
 
 // settleTogether is settle and end for a plain success, which is stored together with others.
@@ -79,13 +90,15 @@ func (r *run) settleTogether(ctx context.Context, e *ending, done func(Result, e
 	l := &r.lease
 	l.shard.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(failed *error) {
 		if *failed == nil {
-			done(r.end(ctx, r.stored(ctx, e, r.began, nil)))
+			res, err := r.end(ctx, r.stored(ctx, e, r.began, nil))
+			r.tell(done, res, err)
 			return
 		}
 		err := *failed
 		r.guard.background.Go(func() {
 			err := r.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)
-			done(r.end(ctx, r.stored(ctx, e, r.began, err)))
+			res, err := r.end(ctx, r.stored(ctx, e, r.began, err))
+			r.tell(done, res, err)
 		})
 	})
 }

@@ -8,7 +8,7 @@ import "sync"
 type Pool struct {
 	mu      sync.Mutex
 	idle    []chan func() // of goroutines without work
-	busy    int           // goroutines with work
+	busy    int           // goroutines with work, and Keeps
 	running sync.WaitGroup
 }
 
@@ -55,6 +55,16 @@ func (p *Pool) done(more chan func()) {
 	}
 	p.idle = nil
 }
+
+// Keep keeps goroutines without work until Release is called as often: more work is about to come.
+func (p *Pool) Keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy++
+}
+
+// Release ends a Keep.
+func (p *Pool) Release() { p.done(nil) }
 
 // Wait waits until all work has returned and the goroutines have ended.
 func (p *Pool) Wait() { p.running.Wait() }

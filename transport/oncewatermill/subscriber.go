@@ -110,7 +110,9 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		defer close(out)
 		defer cancel()
 		one := &subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}
+		one.passes.Keep()
 		one.run(ctx)
+		one.passes.Release()
 		one.passes.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
