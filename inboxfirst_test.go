@@ -198,7 +198,7 @@ func TestFirst_FailureIsSettledUnderAClaim(t *testing.T) {
 				}
 			default:
 				if !retried || retry.Attempt != 1 || retry.Uncounted != (c.want == "uncounted") {
-					t.Errorf("%s: %v, want a RetryError of attempt 1", name, err)
+					t.Errorf("%s: %v, want a retry of attempt 1", name, err)
 				}
 			}
 			inbox.effects(t, 0)
@@ -245,7 +245,7 @@ func TestFirst_FailureIsRecordedWhenItsDeliveryHasEnded(t *testing.T) {
 			case c.want == "failed" && (err != nil || res.Outcome.Kind != dedupstore.Failed):
 				t.Errorf("%s: %+v, %v", name, res, err)
 			case c.want != "failed" && (!retried || retry.Uncounted != (c.want == "uncounted")):
-				t.Errorf("%s: %v, want a RetryError that is %s", name, err, c.want)
+				t.Errorf("%s: %v, want a retry that is %s", name, err, c.want)
 			case retried:
 				time.Sleep(retry.Wait)
 			}

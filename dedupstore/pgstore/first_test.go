@@ -298,7 +298,7 @@ func TestFirst_ConflictIsNoAttempt(t *testing.T) {
 				})
 			retry, ok := answertest.Is(err, oncemill.StatusRetry)
 			if !ok || !retry.Uncounted {
-				t.Errorf("a transaction that is always refused returned %v, want an uncounted RetryError", err)
+				t.Errorf("a transaction that is always refused returned %v, want an uncounted retry", err)
 			}
 		})
 	}
@@ -336,7 +336,7 @@ func TestFirst_FailuresCountAsTheFirstAttempt(t *testing.T) {
 			}
 			_, err := run(firstly("1"))
 			if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 1 || retry.Uncounted {
-				t.Fatalf("the first run returned %v, want a RetryError of attempt 1", err)
+				t.Fatalf("the first run returned %v, want a retry of attempt 1", err)
 			}
 			records, err := s.Look(t.Context(), []dedupstore.Key{firstly("1").Key})
 			if err != nil || records[0].State != dedupstore.Retryable || records[0].Attempts != 1 {
@@ -348,7 +348,7 @@ func TestFirst_FailuresCountAsTheFirstAttempt(t *testing.T) {
 			if _, err := run(again); err == nil {
 				t.Error("the second run had no error")
 			} else if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 2 {
-				t.Errorf("the second run returned %v, want a RetryError of attempt 2", err)
+				t.Errorf("the second run returned %v, want a retry of attempt 2", err)
 			}
 		})
 	}

@@ -93,7 +93,7 @@ func TestInbox_MessagesWaitForRoom(t *testing.T) {
 			})
 			retry, again := answertest.Is(err, oncemill.StatusRetry)
 			if !again || !retry.Uncounted || retry.Wait <= 0 || !errors.Is(err, dedupstore.ErrFull) {
-				t.Fatalf("%s: %v, want a RetryError, uncounted, with a delay, for ErrFull", id, err)
+				t.Fatalf("%s: %v, want a retry, uncounted, with a delay, for ErrFull", id, err)
 			}
 		}
 		wantEffects(t, pool, id, 0)

@@ -409,7 +409,7 @@ func TestInbox_PanicsRollBackAndCountAsFailures(t *testing.T) {
 			panic("on purpose")
 		})
 	if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || retry.Attempt != 1 || retry.Uncounted {
-		t.Errorf("the run returned %v, want a RetryError that counts", err)
+		t.Errorf("the run returned %v, want a retry that counts", err)
 	}
 	wantEffects(t, pool, "1", 0)
 	until(t, "all connections to be given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
@@ -545,7 +545,7 @@ func TestInbox_ConflictsThatNeverEndAreNoFailures(t *testing.T) {
 			return dedupstore.Outcome{}, &pgconn.PgError{Code: codeDeadlock}
 		})
 	if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || !retry.Uncounted {
-		t.Errorf("the run returned %v, want a RetryError that does not count", err)
+		t.Errorf("the run returned %v, want a retry that does not count", err)
 	}
 	if calls != maxTries {
 		t.Errorf("the handler was called %d times, want %d", calls, maxTries)

@@ -88,7 +88,7 @@ func TestJoin_WhatIsRolledBackIsNotSettled(t *testing.T) {
 			errors.New("no"))
 	})
 	if _, ok := answertest.Is(err, oncemill.StatusRetry); !ok {
-		t.Errorf("the run returned %v, want a RetryError", err)
+		t.Errorf("the run returned %v, want a retry", err)
 	}
 	wantEffects(t, pool, "1", 0)
 	until(t, "the retry", func() bool { return ask(t, s, request("1")).Status == dedupstore.AcquiredRun })
