@@ -218,15 +218,18 @@ func (h *history) playRelays() {
 	w.run(w.began.Add(faulty))
 	h.heal()
 	clear(h.poison)
-	for _, one := range h.outbox.rows {
-		if one.state == outbox.Dead { // somebody sends it again
-			one.state, one.Failures, one.due = outbox.Pending, 0, time.Now()
+	replay := func() { // of dead rows, by somebody; a result that was under way may still name one dead
+		for _, one := range h.outbox.rows {
+			if one.state == outbox.Dead {
+				one.state, one.Failures, one.due = outbox.Pending, 0, time.Now()
+			}
 		}
 	}
 	all := func() bool {
 		return !slices.ContainsFunc(h.outbox.rows, func(r *row) bool { return !r.recorded })
 	}
 	for end := time.Now().Add(time.Hour); w.broken == nil && !all() && time.Now().Before(end); {
+		replay()
 		w.run(time.Now().Add(5 * time.Second))
 	}
 	for _, one := range h.outbox.rows {
