@@ -29,17 +29,22 @@ func (k *kit) list(f dedupstore.Filter) map[string]dedupstore.Record {
 	}
 }
 
-// lists wants a filter to let through these IDs.
+// lists wants a filter to let through these IDs. A replica that answers may be some milliseconds behind.
 func (k *kit) lists(what string, f dedupstore.Filter, want ...string) {
 	k.Helper()
 	var ids []string
-	for id := range k.list(f) {
-		ids = append(ids, id)
+	for range 20 {
+		ids = nil
+		for id := range k.list(f) {
+			ids = append(ids, id)
+		}
+		slices.Sort(ids)
+		if slices.Equal(ids, want) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	slices.Sort(ids)
-	if !slices.Equal(ids, want) {
-		k.Errorf("%s: the list has %q, want %q", what, ids, want)
-	}
+	k.Errorf("%s: the list has %q, want %q", what, ids, want)
 }
 
 // change changes the record of an ID as it is now.
