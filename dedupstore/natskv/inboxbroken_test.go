@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -89,6 +90,7 @@ const breaking = "ONCEMILL_TEST_BROKEN_INBOX"
 
 // The suite fails in a process of its own, in one of ten tries: some mistakes show when others come at once.
 func TestRunInbox_RejectsBrokenBatches(t *testing.T) {
+	testserver.Wanted(t)
 	t.Parallel()
 	for name, broken := range brokenBatches {
 		t.Run(name, func(t *testing.T) {

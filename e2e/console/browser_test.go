@@ -179,15 +179,20 @@ func (p *tab) click(selector string) {
 	p.do(chromedp.MouseClickXY(at[0], at[1]))
 }
 
-// follow clicks, and waits for the page that this leads to.
+// follow clicks, and waits for the page that this leads to. A live page may move under the pointer: then it clicks again.
 func (p *tab) follow(selector string) {
 	p.t.Helper()
-	at := p.place(selector)
-	ctx, cancel := context.WithTimeout(p.ctx(), waitLimit)
-	defer cancel()
-	if _, err := chromedp.RunResponse(ctx, chromedp.MouseClickXY(at[0], at[1])); err != nil {
-		p.t.Fatalf("follow %s: %v\nat %s", selector, err, p.where())
+	var err error
+	for range 5 {
+		at := p.place(selector)
+		ctx, cancel := context.WithTimeout(p.ctx(), waitLimit/10)
+		_, err = chromedp.RunResponse(ctx, chromedp.MouseClickXY(at[0], at[1]))
+		cancel()
+		if err == nil {
+			return
+		}
 	}
+	p.t.Fatalf("follow %s: %v\nat %s", selector, err, p.where())
 }
 
 // place scrolls to an element, and returns where its middle is.
