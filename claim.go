@@ -175,7 +175,7 @@ const (
 var errBypass = errors.New("the policy fails open")
 
 // ask asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
-// Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is zero if the store has said
+// Call.MaxWait. A suspect waits for its turn, and has it when ask returns. The result is nil if the store has said
 // what to do. Under the same owner token any copy of any of the claims may be the one that the store applied, so leases
 // are measured from the first.
 func (r *run) ask(ctx context.Context) (*Result, error) {

@@ -32,7 +32,9 @@ func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, conte
 			continue
 		}
 		one := Handler(func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) })
-		p.running.Go(func() { in.tell(ctx, one, func(d Decision) { done(i, d) }) })
+		p.running.Go(func() {
+			in.tell(ctx, func(d Decision) { done(i, d) }, func() Decision { return in.unguarded(ctx, one) })
+		})
 	}
 	p.guard.StartBatch(ctx, calls, within, func(ctx context.Context, which []int) []error {
 		places := make([]int, len(which))

@@ -29,7 +29,7 @@ type inbound struct {
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
 	in, ctx := p.inbound(ctx, d)
 	if !in.guarded() {
-		p.running.Go(func() { in.tell(ctx, handle, done) })
+		p.running.Go(func() { in.tell(ctx, done, func() Decision { return in.unguarded(ctx, handle) }) })
 		return
 	}
 	p.guard.Start(in.within(ctx), &in.found.call, in.timed(ctx, handle), in.ended(ctx, handle, done))
@@ -75,7 +75,8 @@ func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, don
 	case same, key && in.guarded() && a.claimed.Granted():
 		in.delivery.Header, in.delivery.Payload, in.delivery.UUID = d.Header, d.Payload, d.UUID
 		if !in.guarded() {
-			return in.tell(ctx, handle, done), same
+			in.tell(ctx, done, func() Decision { return in.unguarded(ctx, handle) })
+			return false, same
 		}
 		return a.claimed.Begin(in.within(ctx), in.timed(ctx, handle), in.ended(ctx, handle, done)), same
 	}
@@ -175,15 +176,12 @@ func (in *inbound) ended(ctx context.Context, do work, done func(Decision)) func
 			done(in.processor.unreturned(ctx, &in.delivery, why))
 			return
 		}
-		in.whole(ctx, done, func() bool {
-			done(in.concluded(ctx, do, res, err))
-			return false
-		})
+		in.tell(ctx, done, func() Decision { return in.concluded(ctx, do, res, err) })
 	}
 }
 
-// whole begins something that tells done, and tells it what to do if that panics or ends its goroutine.
-func (in *inbound) whole(ctx context.Context, done func(Decision), begin func() bool) (later bool) {
+// tell tells done what was decided, also if deciding panics or ends its goroutine.
+func (in *inbound) tell(ctx context.Context, done func(Decision), decide func() Decision) {
 	returned := false
 	defer func() {
 		if returned {
@@ -193,9 +191,9 @@ func (in *inbound) whole(ctx context.Context, done func(Decision), begin func() 
 		in.end(ctx, nil)
 		done(in.processor.unreturned(ctx, &in.delivery, why))
 	}()
-	later = begin()
+	d := decide()
 	returned = true
-	return later
+	done(d)
 }
 
 // unguarded is what to do with a delivery that no guard is asked about.
@@ -208,11 +206,6 @@ func (in *inbound) unguarded(ctx context.Context, do work) Decision {
 	}
 	in.end(ctx, &d)
 	return do.decided(ctx, in, d)
-}
-
-// tell tells done what to do with a delivery that no guard is asked about.
-func (in *inbound) tell(ctx context.Context, do work, done func(Decision)) (later bool) {
-	return in.whole(ctx, done, func() bool { done(in.unguarded(ctx, do)); return false })
 }
 
 // within is the context for the guard. It shows when a handler is guarded twice.

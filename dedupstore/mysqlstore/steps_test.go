@@ -2,13 +2,9 @@ package mysqlstore
 
 import (
 	"context"
-	"errors"
-	"log/slog"
-	"strings"
 	"testing"
 
-	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/crowdtest"
 )
 
 // A step of an inbox's handler is kept by the leased form of the store: a rollback forgets nothing.
@@ -16,36 +12,6 @@ func TestStepIn_ARollbackForgetsNothing(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	s := newStore(t, db)
-	guard := func(s dedupstore.Store) *oncemill.Guard {
-		g, err := oncemill.NewGuard(s, oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return g
-	}
-	inbox, leased := guard(s.Inbox()), guard(s)
-	charged := 0
-	charge := func(context.Context) (int, error) { charged++; return 7, nil }
-	_, err := oncemill.Do(t.Context(), inbox, oncemill.Call{Key: request("plain").Key},
-		func(ctx context.Context) (int, error) { return oncemill.Step(ctx, "charge", charge) })
-	if err == nil || !strings.Contains(err.Error(), "StepIn(ctx, guard") || charged != 0 {
-		t.Errorf("Step in an inbox: %v; charged %d times", err, charged)
-	}
-	for attempt := range 2 {
-		got, err := oncemill.Do(t.Context(), inbox, oncemill.Call{Key: request("1").Key},
-			func(ctx context.Context) (int, error) {
-				n, err := oncemill.StepIn(ctx, leased, "charge", charge)
-				if err == nil {
-					err = effect(ctx, "1")
-				}
-				if attempt == 0 {
-					err = errors.Join(err, oncemill.RetryAfter(0, errors.New("rolled back")))
-				}
-				return n, err
-			})
-		if (err == nil) != (attempt == 1) || attempt == 1 && got != 7 || charged != 1 {
-			t.Errorf("attempt %d: %d, %v; charged %d times", attempt, got, err, charged)
-		}
-		wantEffects(t, db, "1", attempt)
-	}
+	write := func(ctx context.Context) error { return effect(ctx, "1") }
+	crowdtest.StepOutlivesARollback(t, s.Inbox(), s, write, func(want int) { wantEffects(t, db, "1", want) })
 }

@@ -2,12 +2,11 @@ package pgstore
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/crowdtest"
 )
 
 // A step of an inbox's handler is kept by the leased form of the store: a rollback forgets nothing.
@@ -15,29 +14,8 @@ func TestStepIn_ARollbackForgetsNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	inbox, leased := newGuard(t, s.Inbox(), long), newGuard(t, s, long)
-	charged := 0
-	charge := func(context.Context) (int, error) { charged++; return 7, nil }
-	_, err := oncemill.Do(t.Context(), inbox, callOf("plain"), func(ctx context.Context) (int, error) {
-		return oncemill.Step(ctx, "charge", charge)
-	})
-	if err == nil || !strings.Contains(err.Error(), "StepIn(ctx, guard") || charged != 0 {
-		t.Errorf("Step in an inbox: %v; charged %d times", err, charged)
+	write := func(ctx context.Context) error {
+		return effect(ctx, dedupstore.Claim{Key: oncemill.FromContext(ctx).Key})
 	}
-	for attempt := range 2 {
-		got, err := oncemill.Do(t.Context(), inbox, callOf("1"), func(ctx context.Context) (int, error) {
-			n, err := oncemill.StepIn(ctx, leased, "charge", charge)
-			if err == nil {
-				err = effect(ctx, dedupstore.Claim{Key: oncemill.FromContext(ctx).Key})
-			}
-			if attempt == 0 {
-				err = errors.Join(err, oncemill.RetryAfter(0, errors.New("rolled back")))
-			}
-			return n, err
-		})
-		if (err == nil) != (attempt == 1) || attempt == 1 && got != 7 || charged != 1 {
-			t.Errorf("attempt %d: %d, %v; charged %d times", attempt, got, err, charged)
-		}
-		wantEffects(t, pool, "1", attempt)
-	}
+	crowdtest.StepOutlivesARollback(t, s.Inbox(), s, write, func(want int) { wantEffects(t, pool, "1", want) })
 }

@@ -1,4 +1,4 @@
-// Package crowdtest is for tests of stores beside what is stuck: runs of a guard, and what becomes of them.
+// Package crowdtest is for tests of stores under a guard: runs beside what is stuck, and steps in an inbox.
 package crowdtest
 
 import (
