@@ -19,7 +19,9 @@ import (
 func TestIrreversible_ProofOfANestedRunIsNoProof(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := irreversible(t, newStore(t))
-		nested := &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusRetry, Handler: oncemill.NoEffect(errors.New("mail server refused"))}}
+		nested := &oncemill.Error{Result: oncemill.Result{
+			Status: oncemill.StatusRetry, Handler: oncemill.NoEffect(errors.New("mail server refused")),
+		}}
 		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, fmt.Errorf("charged, but: %w", nested)
 		}}
@@ -429,7 +431,7 @@ func TestGuard_RunThatIsCutBecauseItsLeaseCannotBeRenewedCountsNoAttempt(t *test
 			}
 		}
 		_, err := g.Run(t.Context(), call("m1"), slow)
-		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted { // a handler that is always too slow must not run for ever
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted { // it is always too slow
 			t.Errorf("after two: %+v, want a counted attempt", retry)
 		}
 	})

@@ -12,7 +12,8 @@ import (
 )
 
 // An ending is how a call ended, and what is left to do until that is so. Steps return that of their run: by value it
-// would fill the stack, which grows on a Router's goroutine for each message (18 % of the CPU; go run ./bench/consumer).
+// would fill the stack, which grows on a Router's goroutine for each message (18 % of the CPU; go run
+// ./bench/consumer).
 type ending struct {
 	left       left
 	settlement dedupstore.Settlement // to store, first or after the outputs

@@ -183,7 +183,8 @@ func TestGuard_RefusedCallSaysWhatIsWrongWithoutAQuestion(t *testing.T) {
 		start := time.Now()
 		var h counter
 		_, err := g.Run(t.Context(), call("m1"), h.run)
-		if e := answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(e, errDown) || !strings.HasPrefix(e.Err.Error(), "claim: ") {
+		if e := answertest.Want(t, err, oncemill.StatusStoreDown); !errors.Is(e, errDown) ||
+			!strings.HasPrefix(e.Err.Error(), "claim: ") {
 			t.Errorf("%v, want the store's last error", err)
 		}
 		if took := time.Since(start); took > 0 {

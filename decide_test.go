@@ -45,7 +45,7 @@ func TestDecide_FollowsItsTable(t *testing.T) {
 		{"interrupted too often, of the last attempt", plain, 3, 3, true, exhausted, unknown},
 		{"a conflict", conflict, 3, 2, false, released(minute, true), unknown},
 		{"a conflict without end", conflict, 3, 3, false, exhausted, unknown},
-		{"an error of another guard that the handler asked", &Error{Result: Result{Status: StatusDone, Handler: Permanent(plain)}}, 1, 0, false,
+		{"an error of another guard", &Error{Result: Result{Status: StatusDone, Handler: Permanent(plain)}}, 1, 0, false,
 			released(minute, false), unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {

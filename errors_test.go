@@ -23,6 +23,7 @@ func TestErrors_Texts(t *testing.T) {
 	_, invalidPolicy := oncemill.NewGuard(newStore(t), oncemill.Policy{MaxAttempts: -1})
 	_, noStore := oncemill.NewGuard(nil, oncemill.Policy{})
 	_, fromLowerFloor := newGuard(t, newStore(t), oncemill.Policy{}).Run(t.Context(), oncemill.Call{}, nil)
+	answer := func(res oncemill.Result) error { return &oncemill.Error{Result: res, Key: key("m1")} }
 	failed := func(o dedupstore.Outcome) error {
 		return oncemill.Result{Status: oncemill.StatusDone, Outcome: o}.Failure()
 	}
@@ -31,23 +32,35 @@ func TestErrors_Texts(t *testing.T) {
 		want string
 	}{
 		{
-			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusStoreDown, Err: fmt.Errorf("claim: %w", missing)}, Key: key("m1")},
+			answer(oncemill.Result{Status: oncemill.StatusStoreDown, Err: fmt.Errorf("claim: %w", missing)}),
 			`oncemill: message "m1": claim: pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
 		{
-			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnrecorded, Err: missing}, Key: key("m1")},
+			answer(oncemill.Result{Status: oncemill.StatusUnrecorded, Err: missing}),
 			`oncemill: handler of message "m1" succeeded, but the outcome could not be stored: ` +
 				`pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
 		{
-			&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnrecorded, Handler: declined, Err: missing}, Key: key("m1")},
+			answer(oncemill.Result{Status: oncemill.StatusUnrecorded, Handler: declined, Err: missing}),
 			`oncemill: handler of message "m1" failed (card declined), but the outcome could not be stored: ` +
 				`pgstore: table oncemill_dedup is missing: call Migrate`,
 		},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusMismatch}, Key: key("m1")}, `oncemill: message ID "m1" was used before with other content`},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusBusy, Wait: time.Second}, Key: key("m1")}, "oncemill: in progress elsewhere, lease ends in 1s"},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusNotDue, Wait: time.Second}, Key: key("m1")}, "oncemill: retry is not due for 1s"},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusRetry, Attempt: 2, Wait: time.Second, Handler: declined}, Key: key("m1")}, "oncemill: attempt 2 failed, retry in 1s: card declined"},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusMismatch}),
+			`oncemill: message ID "m1" was used before with other content`,
+		},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusBusy, Wait: time.Second}),
+			"oncemill: in progress elsewhere, lease ends in 1s",
+		},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusNotDue, Wait: time.Second}),
+			"oncemill: retry is not due for 1s",
+		},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusRetry, Attempt: 2, Wait: time.Second, Handler: declined}),
+			"oncemill: attempt 2 failed, retry in 1s: card declined",
+		},
 		{failed(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card declined"}), "oncemill: failed: card declined"},
 		{
 			failed(dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "card declined"}),
@@ -57,9 +70,15 @@ func TestErrors_Texts(t *testing.T) {
 			failed(dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "lease expired"}),
 			"oncemill: ended with unknown outcome: lease expired",
 		},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusUnpublished, Err: declined}, Key: key("m1")}, "oncemill: publish what the run produced: card declined"},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusLost}, Key: key("m1")}, "dedupstore: claim lost"},
-		{&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusLost, Handler: declined}, Key: key("m1")}, "dedupstore: claim lost; handler: card declined"},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusUnpublished, Err: declined}),
+			"oncemill: publish what the run produced: card declined",
+		},
+		{answer(oncemill.Result{Status: oncemill.StatusLost}), "dedupstore: claim lost"},
+		{
+			answer(oncemill.Result{Status: oncemill.StatusLost, Handler: declined}),
+			"dedupstore: claim lost; handler: card declined",
+		},
 		{oncemill.Run{}.FenceApplied(0), "oncemill: no row was written under the fence: the run is not guarded and has no fence"},
 		{
 			oncemill.Run{Fence: 7}.FenceApplied(0),

@@ -367,9 +367,10 @@ func TestGuard_OutageOfOthersUsesUpNoAttempt(t *testing.T) {
 			return err
 		}
 		for i := range 50 {
-			retry := answertest.Want(t, outage(fmt.Errorf("charge: %w", oncemill.Uncounted(errDown))), oncemill.StatusRetry)
+			retry := answertest.Want(t, outage(fmt.Errorf("a: %w", oncemill.Uncounted(errDown))), oncemill.StatusRetry)
 			longest := min(time.Minute, time.Second<<min(i, 10))
-			if !retry.Uncounted || retry.Attempt != 1 || retry.Wait > longest || retry.Wait < longest*4/5-1 || !errors.Is(retry, errDown) {
+			if !retry.Uncounted || retry.Attempt != 1 || retry.Wait > longest || retry.Wait < longest*4/5-1 ||
+				!errors.Is(retry, errDown) {
 				t.Fatalf("outage %d: %+v, want attempt 1 again, after at most %v", i, retry, longest)
 			}
 			time.Sleep(retry.Wait)

@@ -177,7 +177,8 @@ func TestInbox_PanicRollsBackAndCountsAnAttempt(t *testing.T) {
 		inbox := newInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{})
 		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) { panic("boom") }).run)
-		if p := as[*oncemill.PanicError](t, err); p.Value != "boom" || answertest.Want(t, err, oncemill.StatusRetry).Uncounted {
+		if p := as[*oncemill.PanicError](t, err); p.Value != "boom" ||
+			answertest.Want(t, err, oncemill.StatusRetry).Uncounted {
 			t.Errorf("%v", err)
 		}
 		inbox.effects(t, 0)

@@ -151,7 +151,8 @@ func TestInbox_UndecidedCommitIsNeitherFailedNorReleased(t *testing.T) {
 				}
 				h := inbox.charging(t, nil)
 				_, err := g.Run(t.Context(), call("m1"), h.run)
-				if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler != nil || !errors.Is(err, gone) {
+				if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler != nil ||
+					!errors.Is(err, gone) {
 					t.Errorf("%+v", unrecorded)
 				}
 				inbox.inTx = nil
@@ -286,7 +287,9 @@ func TestInbox_FullStoreOfANestedGuardIsNoneOfTheInbox(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 2})
-		h := inbox.charging(t, failing(&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusStoreDown, Err: dedupstore.ErrFull}}))
+		h := inbox.charging(t, failing(&oncemill.Error{
+			Result: oncemill.Result{Status: oncemill.StatusStoreDown, Err: dedupstore.ErrFull},
+		}))
 		_, err := g.Run(t.Context(), call("m1"), h.run)
 		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted {
 			t.Errorf("%+v, want an attempt that counts", retry)
@@ -337,7 +340,8 @@ func TestInbox_RunThatShutdownInterruptsRollsBackAndIsNotCounted(t *testing.T) {
 			return dedupstore.Outcome{}, inbox.Write(ctx, "charged")
 		})
 		_, err := g.Run(ctx, call("m1"), h.run)
-		if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted || !errors.Is(err, context.Canceled) {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted ||
+			!errors.Is(err, context.Canceled) {
 			t.Errorf("%+v", retry)
 		}
 		inbox.effects(t, 0)
@@ -377,7 +381,8 @@ func TestInbox_FailureThatIsNotRecordedIsToldAndRunsAgain(t *testing.T) {
 		g := newGuard(t, inbox, oncemill.Policy{})
 		inbox.records.settle = func(dedupstore.Settlement, func() error) error { return errDown }
 		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, failing(errRefused)).run)
-		if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler == nil || !errors.Is(err, errRefused) || !errors.Is(err, errDown) {
+		if unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded); unrecorded.Handler == nil ||
+			!errors.Is(err, errRefused) || !errors.Is(err, errDown) {
 			t.Errorf("%+v", unrecorded)
 		}
 		inbox.records.settle = nil

@@ -30,7 +30,8 @@ func TestPolicy_MaxRunCancelsTheHandlerAndCountsTheAttempt(t *testing.T) {
 			return dedupstore.Outcome{}, ctx.Err()
 		}
 		_, err := g.Run(t.Context(), call("m1"), run)
-		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) {
+		if retry := answertest.Want(t, err, oncemill.StatusRetry); retry.Uncounted ||
+			!errors.Is(err, oncemill.ErrMaxRun) {
 			t.Errorf("the first run ended with %v, uncounted %t, want an attempt that names ErrMaxRun", err, retry.Uncounted)
 		}
 		time.Sleep(time.Minute)

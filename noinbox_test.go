@@ -24,7 +24,8 @@ func TestGuard_HandlerThatMissesTheInboxWaitsAndCostsNoAttempt(t *testing.T) {
 				panic(txctx.NoTx("pgstore: Tx outside a run of Store.Inbox"))
 			})
 			retry := answertest.Want(t, err, oncemill.StatusRetry)
-			if !retry.Uncounted || retry.Wait <= 0 || !strings.Contains(err.Error(), "give consumer.New or oncemill.NewGuard store.Inbox()") {
+			if !retry.Uncounted || retry.Wait <= 0 ||
+				!strings.Contains(err.Error(), "give consumer.New or oncemill.NewGuard store.Inbox()") {
 				t.Fatalf("%+v", retry)
 			}
 			time.Sleep(retry.Wait)

@@ -126,7 +126,8 @@ func TestStep_ErrorsSteerAsInAHandler(t *testing.T) {
 			}
 		}},
 		"Permanent": {oncemill.Policy{}, oncemill.Permanent(errCard), func(t *testing.T, err error) {
-			if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Failed || f.Outcome.Exhausted {
+			if f := answertest.Want(t, err, oncemill.StatusDone); f.Outcome.Kind != dedupstore.Failed ||
+				f.Outcome.Exhausted {
 				t.Errorf("%+v", f.Outcome)
 			}
 		}},
@@ -417,7 +418,8 @@ func TestStep_NeedsARunOfItsOwn(t *testing.T) {
 			_, err := oncemill.Step(ctx, "charge", one)
 			return []error{err, nil}
 		}, "c", "d")
-		if r := ends[0]; r.Status != oncemill.StatusRetry || !r.Uncounted || !strings.Contains(r.Handler.Error(), "batches") {
+		if r := ends[0]; r.Status != oncemill.StatusRetry || !r.Uncounted ||
+			!strings.Contains(r.Handler.Error(), "batches") {
 			t.Errorf("in a batch: %+v", r)
 		}
 		forged := call("b")
@@ -434,7 +436,8 @@ func TestStep_InAnInboxNamesStepIn(t *testing.T) {
 		_, err := oncemill.Do(t.Context(), inbox, call("a"), func(ctx context.Context) (int, error) {
 			return oncemill.Step(ctx, "charge", one)
 		})
-		if r := answertest.Want(t, err, oncemill.StatusRetry); !r.Uncounted || !strings.Contains(err.Error(), "StepIn(ctx, guard") {
+		if r := answertest.Want(t, err, oncemill.StatusRetry); !r.Uncounted ||
+			!strings.Contains(err.Error(), "StepIn(ctx, guard") {
 			t.Errorf("%+v", r)
 		}
 		leased, s := newGuard(t, newStore(t), oncemill.Policy{}), 0

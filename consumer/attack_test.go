@@ -67,7 +67,8 @@ func TestProcess_RetryAfterMayBeAnyTimeInABypass(t *testing.T) {
 		year := 365 * 24 * time.Hour
 		for after, want := range map[time.Duration]time.Duration{math.MaxInt64: year, time.Hour: time.Hour, math.MinInt64: 0} {
 			p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(oncemill.RetryAfter(after, errors.New("not yet"))))
+			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"},
+				failing(oncemill.RetryAfter(after, errors.New("not yet"))))
 			if d.Action != consumer.RetryLater || d.Delay != want {
 				t.Errorf("after %v: %s in %v, want %v", after, d.Action, d.Delay, want)
 			}

@@ -1,6 +1,6 @@
-// Program batches measures what it costs that each input has the outputs of one run. A handler publishes two messages into
-// a stream of three replicas, by Oncemill's inbox of natskv, by a leased claim in a bucket, and without Oncemill. Every
-// variant has to handle each message exactly once, as nobody dies.
+// Program batches measures what it costs that each input has the outputs of one run. A handler publishes two messages
+// into a stream of three replicas, by Oncemill's inbox of natskv, by a leased claim in a bucket, and without Oncemill.
+// Every variant has to handle each message exactly once, as nobody dies.
 package main
 
 import (
@@ -145,7 +145,8 @@ func (r *rig) measure(ctx context.Context, run way) (figures []kit.Figure, err e
 	}
 	before := nc.Stats().OutMsgs
 	var stop func() error
-	servers := kit.Servers{{Name: "servers", CPU: func(context.Context) (time.Duration, error) { return kit.ServersCPU() }}}
+	cpu := func(context.Context) (time.Duration, error) { return kit.ServersCPU() }
+	servers := kit.Servers{{Name: "servers", CPU: cpu}}
 	figures, err = servers.Cost(ctx, r.messages, func() (err error) {
 		return r.bench.Profiled(func() (err error) {
 			if stop, err = run(ctx, j); err != nil {

@@ -179,7 +179,8 @@ func (p *tab) click(selector string) {
 	p.do(chromedp.MouseClickXY(at[0], at[1]))
 }
 
-// follow clicks, and waits for the page that this leads to. A live page may move under the pointer: then it clicks again.
+// follow clicks, and waits for the page that this leads to. A live page may move under the pointer: then it clicks
+// again.
 func (p *tab) follow(selector string) {
 	p.t.Helper()
 	var err error

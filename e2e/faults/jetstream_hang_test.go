@@ -24,8 +24,9 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// Forty handlers that hang fill a group of two workers. Those that heed Policy.MaxRun end, and the group goes on. For the
-// others the log of each worker names a run after a minute, and says how many there are; the group goes on when they do.
+// Forty handlers that hang fill a group of two workers. Those that heed Policy.MaxRun end, and the group goes on. For
+// the others the log of each worker names a run after a minute, and says how many there are; the group goes on when
+// they do.
 func TestJetStream_HandlersThatHang(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]hang{
@@ -75,7 +76,8 @@ func (c hang) test(t *testing.T) {
 	publish := func(kind string, n int) {
 		for i := range n {
 			id := fmt.Sprint(kind, "-", i)
-			if err := pub.Publish(t.Context(), producer.Message{ID: id, Topic: ordersStream, Payload: []byte(id)}); err != nil {
+			m := producer.Message{ID: id, Topic: ordersStream, Payload: []byte(id)}
+			if err := pub.Publish(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -119,7 +121,9 @@ func (c hang) test(t *testing.T) {
 	}
 	began := time.Now()
 	publish("hangs", workers*places)
-	until(t, "forty handlers hang", func() bool { return hanging.Load() == workers*places || c.ends() && time.Since(began) > c.limit })
+	until(t, "forty handlers hang", func() bool {
+		return hanging.Load() == workers*places || c.ends() && time.Since(began) > c.limit
+	})
 	publish("good", behind)
 	if c.ends() {
 		until(t, "the group goes on", func() bool { return done.Load() >= behind })

@@ -169,7 +169,7 @@ func TestKafka_SourceUnderARouter(t *testing.T) {
 	var mu sync.Mutex
 	runs := map[string]int{}
 	source, out := b.source(once, franz.Config{Order: franz.PerKey}), oncewatermill.NewPublisher(b.publisher())
-	oncewatermill.AddHandler(router, once, "charge", "orders", source, "receipts", out, func(msg *message.Message) ([]*message.Message, error) {
+	charge := func(msg *message.Message) ([]*message.Message, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		id := string(msg.Payload)
@@ -177,7 +177,8 @@ func TestKafka_SourceUnderARouter(t *testing.T) {
 			return nil, errors.New("the bank is closed")
 		}
 		return []*message.Message{message.NewMessage("", msg.Payload)}, nil
-	})
+	}
+	oncewatermill.AddHandler(router, once, "charge", "orders", source, "receipts", out, charge)
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	until(t, "the commits", func() bool { got := b.committed("orders"); return got[0] == n/2 && got[1] == n/2 })

@@ -94,7 +94,7 @@ func (c *Crowd) Want(stored int) {
 	c.t.Helper()
 	close(c.goOn)
 	if c.Stored() != stored || c.cancelled.Load() != 0 {
-		c.t.Errorf("%d outcomes were stored, %d not recorded, %d are unknown, and %d runs were cancelled; want %d stored",
+		c.t.Errorf("%d outcomes are stored, %d not recorded, %d unknown, and %d runs were cancelled; want %d stored",
 			c.stored.Load(), c.unrecorded.Load(), c.unknown.Load(), c.cancelled.Load(), stored)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// goneWords are words that stood for a concept which has a word of its own: docs/README.md has the words that count. In a
-// sentence they are free, as names of code or files they are not.
+// goneWords are words that stood for a concept which has a word of its own: docs/README.md has the words that count. In
+// a sentence they are free, as names of code or files they are not.
 var goneWords = strings.Fields("patience lane lanes passenger flight burial veil giveup job jobs")
 
 func TestSource_NamesUseOneWordForEachConcept(t *testing.T) {

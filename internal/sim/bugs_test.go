@@ -150,7 +150,8 @@ var bugs = []bug{
 	},
 	{
 		"nobody publishes what a dead process left", "claim.go",
-		"	case dedupstore.AcquiredPublish:\n		return r.known", "	case dedupstore.AcquiredPublish + \"!\":\n		return r.known",
+		"	case dedupstore.AcquiredPublish:\n		return r.known",
+		"	case dedupstore.AcquiredPublish + \"!\":\n		return r.known",
 	},
 	{
 		"a store that was down is never asked again", "breaker.go",

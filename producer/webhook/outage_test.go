@@ -133,7 +133,9 @@ func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
 		"signature": &webhook.SignatureError{Problem: "no"},
 		"mismatch":  &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusMismatch}},
 		"failed":    &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}},
-		"permanent": &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone, Handler: oncemill.Permanent(errDown)}},
+		"permanent": &oncemill.Error{Result: oncemill.Result{
+			Status: oncemill.StatusDone, Handler: oncemill.Permanent(errDown),
+		}},
 		"busy":      &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusBusy, Wait: time.Hour}},
 		"cancelled": context.Canceled,
 	} {

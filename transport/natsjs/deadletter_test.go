@@ -173,7 +173,8 @@ func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 	}
 	for who, err := range map[string]error{
 		"Worker.Check": r.worker(succeed).Check(t.Context()), "Worker.Run": r.worker(succeed).Run(t.Context()),
-		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", consumertest.Blocking(handle)),
+		"Source.Check": r.source().Check(t.Context(), "orders"),
+		"Source.Run":   r.source().Run(t.Context(), "orders", consumertest.Blocking(handle)),
 	} {
 		var missing *dedupstore.SetupError
 		if !errors.As(err, &missing) || missing.Subject != `DeadLetterTopic "nowhere.dead"` ||

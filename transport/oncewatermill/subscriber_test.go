@@ -699,7 +699,8 @@ func TestNew_RefusesWhatIsNil(t *testing.T) {
 	if _, err := oncewatermill.NewSubscriber((*source)(nil), "charge"); err == nil {
 		t.Error("a Subscriber over a nil Source")
 	}
-	if _, err := oncewatermill.NewSubscriber(newSource(nil), "charge"); err == nil || !strings.Contains(err.Error(), "Processor") {
+	if _, err := oncewatermill.NewSubscriber(newSource(nil), "charge"); err == nil ||
+		!strings.Contains(err.Error(), "Processor") {
 		t.Errorf("over a Source without a Processor: %v", err)
 	}
 	if _, err := oncewatermill.StampDecorator((*flaky)(nil)); err == nil {

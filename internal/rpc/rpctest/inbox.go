@@ -104,7 +104,8 @@ func (s suite) inboxTooLarge(t *testing.T) {
 
 func (s suite) inboxFaults(t *testing.T) {
 	serve := func(box *keytest.Inbox, l *keytest.Ledger, err error) *Rig {
-		policy := oncemill.Policy{MaxAttempts: 2, Lease: 100 * time.Millisecond, Backoff: oncemill.Backoff{Min: 1, Max: 1}}
+		policy := oncemill.Policy{MaxAttempts: 2, Lease: 100 * time.Millisecond}
+		policy.Backoff = oncemill.Backoff{Min: 1, Max: 1}
 		return s.serve(t, keytest.NewGuard(t, box, policy), Settings{}, answering(l, err))
 	}
 	l, box := &keytest.Ledger{}, keytest.NewInbox(t)

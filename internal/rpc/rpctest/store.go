@@ -58,7 +58,8 @@ func (s suite) foreign(t *testing.T) {
 	l := &keytest.Ledger{}
 	rg := s.serve(t, g, Settings{}, charging(l))
 	for id, result := range map[string]string{
-		"json": `{"v":1}`, "no end": `{"rpc":1}`, "version": "{\"rpc\":2}\n", "type": "{\"rpc\":1,\"type\":\"no.Such\"}\n",
+		"json": `{"v":1}`, "no end": `{"rpc":1}`, "version": "{\"rpc\":2}\n",
+		"type": "{\"rpc\":1,\"type\":\"no.Such\"}\n",
 		"http": "HTTP/1.1 200 OK\r\n\r\nx", "message": "{\"rpc\":1,\"type\":\"google.protobuf.StringValue\"}\n\xff",
 	} {
 		record(id, result)

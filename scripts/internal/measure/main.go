@@ -49,7 +49,8 @@ func main() {
 var notLibrary = []string{
 	"bench", "cmd", "docs", "e2e", "examples", "model", "scripts",
 	"dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
-	"internal/answertest", "internal/claimtest", "internal/consumertest", "internal/crowdtest", "internal/house", "internal/keytest", "internal/leaktest",
+	"internal/answertest", "internal/claimtest", "internal/consumertest", "internal/crowdtest",
+	"internal/house", "internal/keytest", "internal/leaktest",
 	"internal/lineartest", "internal/relaytest", "internal/testserver",
 }
 
