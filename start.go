@@ -16,7 +16,7 @@ import (
 func (g *Guard) Start(ctx context.Context, call *Call, fn RunFunc, done func(Result, error)) {
 	r := g.newRun(call)
 	r.keeps = true
-	g.running.Keep()
+	g.running.Keep(1)
 	r.claimTogether(ctx, func() {
 		g.running.Go(func() { r.finish(ctx, fn, done) })
 	})

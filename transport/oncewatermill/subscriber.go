@@ -110,7 +110,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		defer close(out)
 		defer cancel()
 		one := &subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}
-		one.passes.Keep()
+		one.passes.Keep(1)
 		one.run(ctx)
 		one.passes.Release()
 		one.passes.Wait()
