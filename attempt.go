@@ -46,7 +46,7 @@ func (e *ending) plain() bool {
 
 // attempt calls the handler under the run's lease, and returns what is left to do. It stores nothing; over an inbox the
 // handler's transaction does.
-func (r *run) attempt(ctx context.Context, fn RunFunc) *ending {
+func (r *run) attempt(ctx context.Context) *ending {
 	if e, started := r.start(ctx); !started {
 		return e
 	}
@@ -54,10 +54,10 @@ func (r *run) attempt(ctx context.Context, fn RunFunc) *ending {
 		ctx = context.WithValue(ctx, turnKey{}, r.guard)
 	}
 	if r.guard.inbox != nil {
-		return r.attemptInTx(ctx, fn)
+		return r.attemptInTx(ctx)
 	}
 	began := time.Now()
-	outcome, err := r.handle(ctx, fn)
+	outcome, err := r.handle(ctx)
 	return r.over(ctx, outcome, err, since(began))
 }
 
@@ -82,10 +82,12 @@ func (r *run) start(ctx context.Context) (e *ending, started bool) {
 }
 
 // handle calls the handler under its lease.
-func (r *run) handle(ctx context.Context, fn RunFunc) (dedupstore.Outcome, error) {
-	ctx = r.lease.beginWork(apart(ctx))
+func (r *run) handle(ctx context.Context) (dedupstore.Outcome, error) {
+	inside := &r.context
+	inside.begin(apart(ctx), r.guard, r.call, r.lease.claim)
+	r.lease.workUnder(inside)
 	defer r.guard.endWork(&r.lease)
-	return r.guard.protect(ctx, r.call, r.lease.claim, fn)
+	return r.protect(inside, r.lease.claim)
 }
 
 // since is how long a run took: at least a millisecond, because stores count those, and take zero for unknown.
@@ -160,9 +162,8 @@ func (r *run) endWith(ctx context.Context, res Result, o dedupstore.Outcome) *en
 
 // protect calls the handler and turns a panic into an error, so that it counts as a failed attempt. It logs the stack,
 // because most callers have no use for the error.
-func (g *Guard) protect(
-	ctx context.Context, call *Call, c *dedupstore.Claim, fn RunFunc,
-) (o dedupstore.Outcome, err error) {
+func (r *run) protect(ctx context.Context, c *dedupstore.Claim) (o dedupstore.Outcome, err error) {
+	g := r.guard
 	defer func() {
 		v := recover()
 		if missing, ok := v.(txctx.NoTx); ok {
@@ -174,7 +175,7 @@ func (g *Guard) protect(
 				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()
-	if o, err = fn(g.withClaim(ctx, call, c)); err != nil {
+	if o, err = r.owner.handle(ctx, r); err != nil {
 		if _, ok := errors.AsType[txctx.NoTx](err); ok && g.inbox == nil { // of an outbox, which effects precede
 			g.tellNoInbox(ctx, c, err)
 		}

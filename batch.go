@@ -29,10 +29,11 @@ type BatchFunc func(ctx context.Context, calls []int) []error
 // only first ones run together (Call.First), in one transaction, which any error rolls back.
 func (g *Guard) StartBatch(ctx context.Context, calls []Call, contexts []context.Context, fn BatchFunc,
 	done func(i int, res Result, err error)) {
-	b := &together{guard: g, runs: make([]*run, len(calls)), contexts: contexts, fn: fn, done: done}
+	b := &together{guard: g, runs: make([]run, len(calls)), contexts: contexts, fn: fn, done: done}
 	b.claim(calls)
 	var joined, firsts, suspects []int
-	for i, r := range b.runs {
+	for i := range b.runs {
+		r := &b.runs[i]
 		switch a := &r.last.Answer; {
 		case r.first && r.wrong == nil && !g.policy.Shadow:
 			firsts = append(firsts, i)
@@ -54,30 +55,36 @@ func (g *Guard) StartBatch(ctx context.Context, calls []Call, contexts []context
 // A together is a batch of runs. Slices of ints are places in it.
 type together struct {
 	guard    *Guard
-	runs     []*run
+	runs     []run
 	contexts []context.Context
 	fn       BatchFunc
 	done     func(i int, res Result, err error)
+	asked    sync.WaitGroup // claims
 }
 
 // claim claims the calls, and returns when all claims are answered.
 func (b *together) claim(calls []Call) {
-	var answered sync.WaitGroup
-	answered.Add(len(calls))
 	for i := range calls {
-		b.runs[i] = b.guard.newRun(&calls[i])
-		b.runs[i].claimTogether(b.contexts[i], answered.Done)
+		b.runs[i].init(b.guard, &calls[i], b)
+		b.runs[i].place = i
 	}
-	answered.Wait()
+	b.asked.Add(len(calls))
+	claimAll(b.runs, b.contexts)
+	b.asked.Wait()
 }
 
-// alone runs one of the batch, in a batch of one.
+func (b *together) claimed(*run) { b.asked.Done() }
+
+// handle handles one of the batch, in a batch of one.
+func (b *together) handle(ctx context.Context, r *run) (dedupstore.Outcome, error) {
+	return dedupstore.Outcome{}, oneOf(b.fn(ctx, []int{r.place}))
+}
+
+func (b *together) ended(r *run, res Result, err error) { b.done(r.place, res, err) }
+
+// alone runs one of the batch by itself.
 func (b *together) alone(i int) {
-	b.guard.running.Go(func() {
-		b.runs[i].finish(b.contexts[i], func(ctx context.Context) (dedupstore.Outcome, error) {
-			return dedupstore.Outcome{}, oneOf(b.fn(ctx, []int{i}))
-		}, func(res Result, err error) { b.done(i, res, err) })
-	})
+	b.guard.running.Go(func() { b.runs[i].finish(b.contexts[i]) })
 }
 
 // attempt attempts some of the batch in one call of the handler. What that leaves over runs alone.
@@ -98,7 +105,7 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 	if len(which) == 0 {
 		return nil
 	}
-	errs, err := b.handle(ctx, which)
+	errs, err := b.handleAll(ctx, which)
 	if err != nil && g.policy.ExpiredLease != Park {
 		for _, i := range which {
 			b.runs[i].lease.idle()
@@ -114,9 +121,8 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 			cause = errs[n]
 		}
 		end := func() {
-			r, ctx := b.runs[i], b.contexts[i]
-			r.settleTold(ctx, func() *ending { return r.over(ctx, dedupstore.Outcome{}, cause, took) },
-				func(res Result, err error) { b.done(i, res, err) })
+			r, ctx := &b.runs[i], b.contexts[i]
+			r.settleTold(ctx, func() *ending { return r.over(ctx, dedupstore.Outcome{}, cause, took) })
 		}
 		if cause == nil {
 			end()
@@ -134,7 +140,7 @@ func (b *together) start(which []int) (started []int) {
 	did := make([]bool, len(which))
 	var starting sync.WaitGroup
 	for n, i := range which {
-		r, ctx := b.runs[i], b.contexts[i]
+		r, ctx := &b.runs[i], b.contexts[i]
 		r.began = time.Now()
 		if e, next := r.claim(ctx); next != toRun {
 			endings[n] = e
@@ -153,22 +159,22 @@ func (b *together) start(which []int) (started []int) {
 			started = append(started, i)
 			continue
 		}
-		r, ctx := b.runs[i], b.contexts[i]
+		r, ctx := &b.runs[i], b.contexts[i]
 		res, err := r.end(ctx, r.settle(ctx, endings[n]))
 		b.done(i, res, err)
 	}
 	return started
 }
 
-// handle calls the handler under the leases of its runs. The error says that the batch failed as a whole.
-func (b *together) handle(ctx context.Context, which []int) (errs []error, err error) {
+// handleAll calls the handler under the leases of its runs. The error says that the batch failed as a whole.
+func (b *together) handleAll(ctx context.Context, which []int) (errs []error, err error) {
 	ctx, cancel := context.WithCancelCause(apart(ctx))
 	defer cancel(nil)
 	defer follow(b.contexts, which, cancel)()
 	runs := make([]Run, len(which))
 	for n, i := range which {
 		l := &b.runs[i].lease
-		l.workUnder(cancel)
+		l.workUnder(cancelFunc(cancel))
 		defer b.guard.heartbeat.remove(l)
 		runs[n] = runOf(l.claim)
 	}
@@ -241,8 +247,8 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 	}
 	requests, byOwner := make([]dedupstore.Request, len(which)), map[string]int{}
 	for n, i := range which {
-		r := b.runs[i]
-		requests[n], byOwner[r.owner] = g.request(b.contexts[i], r.call, r.owner), i
+		r := &b.runs[i]
+		requests[n], byOwner[r.token] = g.request(b.contexts[i], r.call, r.token), i
 	}
 	ctx, cancel := context.WithCancelCause(apart(ctx))
 	defer cancel(nil)
@@ -272,7 +278,7 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 	for _, c := range claims {
 		i := byOwner[c.Owner]
 		committed[i] = true
-		r, ctx := b.runs[i], b.contexts[i]
+		r, ctx := &b.runs[i], b.contexts[i]
 		g.count(ctx, &r.call.Key,
 			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
 		r.began = began

@@ -1,6 +1,7 @@
 package oncemill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,21 +20,36 @@ import (
 type run struct {
 	guard *Guard
 	call  *Call
+	owner owner
+	place int   // among the calls of its owner
 	wrong error // what is wrong with the call
 	began time.Time
 
-	owner  string                  // the token of its claims; a new one after ErrNotDurable
-	shard  *shard                  // that was asked last
-	sent   time.Time               // when the first claim of this owner was sent
-	first  bool                    // it may run without a claim
-	state  state                   // of the last claim
-	last   *dedupstore.ClaimResult // how it was answered
-	took   time.Duration           // how long it was under way
-	ready  func()                  // is told of the answer
-	lease  lease                   // of the granted claim
-	keeps  bool                    // it keeps the goroutines of its guard until it ends
-	turn   func()                  // leaves the turn of a suspect; nil: it has none
-	ending ending                  // how it ends
+	token    string                  // of its claims; a new one after ErrNotDurable
+	shard    *shard                  // that was asked last
+	sent     time.Time               // when the first claim with this token was sent
+	first    bool                    // it may run without a claim
+	state    state                   // of the last claim
+	last     *dedupstore.ClaimResult // how it was answered
+	took     time.Duration           // how long it was under way
+	lease    lease                   // of the granted claim
+	context  runContext              // of its handler, but for an inbox's
+	turn     func()                  // leaves the turn of a suspect; nil: it has none
+	ending   ending                  // how it ends
+	settling context.Context         // of the caller, while a plain success is being stored together with others
+}
+
+// An owner has made runs, and is told of them.
+type owner interface {
+	// claimed is told that a claim which was asked for together with others has its answer, in a goroutine that makes
+	// further claims: it must not wait for anything.
+	claimed(r *run)
+
+	// handle calls the handler of a run.
+	handle(ctx context.Context, r *run) (dedupstore.Outcome, error)
+
+	// ended is told how a run has ended, once. It must not wait for anything either.
+	ended(r *run, res Result, err error)
 }
 
 // A state is how far a claim has come.
@@ -45,15 +61,9 @@ const (
 	granted        // and claim has returned it
 )
 
-// newRun makes a run of a call, which must not be changed afterwards. It sends nothing.
-func (g *Guard) newRun(call *Call) *run {
-	r := &run{}
-	r.init(g, call)
-	return r
-}
-
-func (r *run) init(g *Guard, call *Call) {
-	r.guard, r.call, r.owner, r.last, r.first = g, call, newOwner(), &noAnswer, g.first.may(call)
+// init makes it the run of a call, which must not be changed afterwards. It sends nothing.
+func (r *run) init(g *Guard, call *Call, owner owner) {
+	r.guard, r.call, r.owner, r.token, r.last, r.first = g, call, owner, newToken(), &noAnswer, g.first.may(call)
 	if !g.policy.Shadow {
 		r.wrong = call.validate()
 	}
@@ -62,34 +72,50 @@ func (r *run) init(g *Guard, call *Call) {
 // noAnswer is the last answer of a run that has none.
 var noAnswer dedupstore.ClaimResult
 
-// claimTogether asks for the run's key, together with other calls that ask at this time, and calls ready when there is
-// an answer. Ready runs in a goroutine that makes further claims, so it must not wait for anything. A granted claim is
-// extended until the run is attempted or given back. Claim only what can start now: a crash uses up an attempt of it.
+// claimTogether asks for the run's key, together with others that ask at this time, and tells the run's owner when there
+// is an answer. A granted claim is extended until the run is attempted or given back. Claim only what can start now: a
+// crash uses up an attempt of it. If it returns a shard, the claim waits for the flush of that shard's claims.
 //
 // It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first
 // call over an inbox, whose attempt begins with a transaction.
-func (r *run) claimTogether(ctx context.Context, ready func()) {
+func (r *run) claimTogether(ctx context.Context) *shard {
 	g := r.guard
 	if g.policy.Shadow || r.wrong != nil || ctx.Err() != nil || r.first {
-		ready()
-		return
+		r.owner.claimed(r)
+		return nil
 	}
 	r.shard = g.shards.of(ctx, &r.call.Key)
 	if !r.shard.breaker.healthy.Load() {
-		ready()
-		return
+		r.owner.claimed(r)
+		return nil
 	}
-	r.sent, r.ready = time.Now(), ready
-	r.shard.claims.Go(g.request(ctx, r.call, r.owner), r.claimed)
+	r.sent = time.Now()
+	r.shard.claims.Put(g.request(ctx, r.call, r.token), r)
+	return r.shard
 }
 
-// claimed takes the answer to a claim that was sent together with others.
-func (r *run) claimed(result *dedupstore.ClaimResult) {
+// claimAll is claimTogether for several runs.
+func claimAll(runs []run, contexts []context.Context) {
+	var asked *shard
+	for i := range runs {
+		shard := runs[i].claimTogether(contexts[i])
+		if asked != nil && shard != nil && shard != asked {
+			asked.claims.Flush()
+		}
+		asked = cmp.Or(shard, asked)
+	}
+	if asked != nil {
+		asked.claims.Flush()
+	}
+}
+
+// Receive takes the answer to a claim that was sent together with others.
+func (r *run) Receive(result *dedupstore.ClaimResult) {
 	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else claim asks
 		r.answer(result, r.sent)
 		r.state = answered
 	}
-	r.ready()
+	r.owner.claimed(r)
 }
 
 // answer takes the answer to a claim that was sent at a time.
@@ -223,7 +249,7 @@ func (r *run) ask(ctx context.Context) (*Result, error) {
 		} else {
 			// its owner has settled, and replicas are not back in milliseconds
 			if errors.Is(err, dedupstore.ErrNotDurable) {
-				r.owner, r.sent, pause = newOwner(), time.Time{}, maxPoll
+				r.token, r.sent, pause = newToken(), time.Time{}, maxPoll
 			}
 			if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
 				pause, err = refusal.wait, refusal.cause
@@ -283,7 +309,7 @@ func (r *run) askOnce(ctx context.Context) error {
 		if r.sent.IsZero() {
 			r.sent = sent
 		}
-		request := r.guard.request(ctx, r.call, r.owner)
+		request := r.guard.request(ctx, r.call, r.token)
 		if r.turn != nil {
 			request.SuspectAfter = 0
 		}
@@ -312,10 +338,10 @@ func (r *run) time(ctx context.Context) {
 	}
 }
 
-func (g *Guard) request(ctx context.Context, call *Call, owner string) dedupstore.Request {
+func (g *Guard) request(ctx context.Context, call *Call, token string) dedupstore.Request {
 	r := dedupstore.Request{
 		Key:         call.Key,
-		Owner:       owner,
+		Owner:       token,
 		Lease:       g.policy.Lease,
 		Retention:   max(g.policy.Window, call.keep),
 		MaxAttempts: g.policy.MaxAttempts,
@@ -349,7 +375,7 @@ func holder(host string, _ error) string {
 	return host[max(0, len(host)+len(process)-dedupstore.MaxHolder):] + process
 }
 
-func newOwner() string { return ids.Token() }
+func newToken() string { return ids.Token() }
 
 // logRefusal logs an answer that keeps a message waiting, and of many at once only the first. The breaker logs that a
 // store is down.

@@ -228,33 +228,43 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 // hangs, that takes a sixth of the lease, at most some 5 s, as long as the store heeds contexts. Run tries for some 5 s
 // to give a granted claim back, also before StatusStoreDown, and under a policy that parks until the lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
-	r := &struct {
-		run
-		own Call
-	}{own: call}
-	r.init(g, &r.own)
+	r := &waiting{own: call, fn: fn}
+	r.init(g, &r.own, r)
 	defer r.leaveTurn()
-	return r.end(ctx, r.settle(ctx, r.begin(ctx, fn)))
+	return r.end(ctx, r.settle(ctx, r.begin(ctx)))
 }
 
+// A waiting run is one whose caller waits for it.
+type waiting struct {
+	run
+	own Call
+	fn  RunFunc
+}
+
+func (*waiting) claimed(*run) {}
+
+func (w *waiting) handle(ctx context.Context, _ *run) (dedupstore.Outcome, error) { return w.fn(ctx) }
+
+func (*waiting) ended(*run, Result, error) {}
+
 // begin does all that comes before a settlement: it claims, and attempts what it has claimed.
-func (r *run) begin(ctx context.Context, fn RunFunc) *ending {
+func (r *run) begin(ctx context.Context) *ending {
 	r.began = time.Now()
 	switch {
 	case r.guard.policy.Shadow:
-		return r.shadow(ctx, fn)
+		return r.shadow(ctx)
 	case r.wrong != nil:
 		return r.ends(ending{err: r.wrong})
 	case r.first:
-		if e, ended := r.attemptFirst(ctx, fn); ended {
+		if e, ended := r.attemptFirst(ctx); ended {
 			return e
 		}
 	}
 	switch e, next := r.claim(ctx); next {
 	case toRun:
-		return r.attempt(ctx, fn)
+		return r.attempt(ctx)
 	case toBypass:
-		return r.bypass(ctx, fn)
+		return r.bypass(ctx)
 	default:
 		return e
 	}

@@ -13,8 +13,8 @@ import (
 
 // attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed
 // together. A failure is recorded afterwards, when the effects are rolled back.
-func (r *run) attemptInTx(ctx context.Context, fn RunFunc) *ending {
-	w := &transacted{run: r, fn: fn}
+func (r *run) attemptInTx(ctx context.Context) *ending {
+	w := &transacted{run: r}
 	if err := r.inTx(ctx, w); err != nil {
 		return r.uncommitted(ctx, w, err)
 	}
@@ -74,7 +74,7 @@ func (f *first) was(duplicate bool) {
 // attemptFirst makes the first run of a key without a claim before it, if it may. It reports false if the handler was
 // not called or has to be called again. Then the run needs a claim, unless it has an answer already. A failed run is
 // settled under such a claim.
-func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ *ending, ended bool) {
+func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 	g, l := r.guard, &r.lease
 	if ctx.Err() != nil {
 		return nil, false
@@ -83,9 +83,9 @@ func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ *ending, ended bo
 	if !r.shard.breaker.healthy.Load() {
 		return nil, false
 	}
-	w := &transacted{run: r, fn: fn}
+	w := &transacted{run: r}
 	sent := time.Now()
-	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, r.call, r.owner),
+	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, r.call, r.token),
 		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
 			l.granted(&c, r.shard, sent)
 			ctx, end := g.beginFirst(ctx, l)
@@ -115,7 +115,7 @@ func (r *run) attemptFirst(ctx context.Context, fn RunFunc) (_ *ending, ended bo
 		g.heartbeat.remove(l)
 		return r.uncommitted(ctx, w, err), true
 	case next == toBypass:
-		return r.bypass(ctx, fn), true
+		return r.bypass(ctx), true
 	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
 		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}}), true
 	default:
@@ -188,7 +188,6 @@ func claimLost(ctx context.Context, err error) bool {
 // transacted is a handler's run in a transaction, which may have to be repeated.
 type transacted struct {
 	run    *run
-	fn     RunFunc
 	calls  int
 	took   time.Duration // the last call
 	res    Result
@@ -220,7 +219,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	l.handles()
 	w.res, w.result, w.proof = Result{Status: StatusDone}, nil, false
 	began := time.Now()
-	outcome, err := g.protect(ctx, w.run.call, l.claim, w.fn)
+	outcome, err := w.run.protect(g.withClaim(ctx, w.run.call, l.claim), l.claim)
 	w.took = since(began)
 	if err != nil {
 		w.result = outcome.Result

@@ -21,19 +21,31 @@ type lease struct {
 
 	mu        sync.Mutex
 	deadline  time.Time
-	renewal   time.Time               // the next is due then
-	renewing  int                     // renewals that are under way
-	sent      time.Time               // when the last of them was
-	still     chan struct{}           // closed when none is under way; nil: none is
-	started   bool                    // the handler has been called, or is about to be
-	lost      bool                    // the store said so
-	cancelled bool                    // the work was cancelled, because the claim was lost or could not be renewed
-	cancel    context.CancelCauseFunc // of the work; nil: there is none
-	err       error                   // of the last renewal
+	renewal   time.Time     // the next is due then
+	renewing  int           // renewals that are under way
+	sent      time.Time     // when the last of them was
+	still     chan struct{} // closed when none is under way; nil: none is
+	started   bool          // the handler has been called, or is about to be
+	lost      bool          // the store said so
+	cancelled bool          // the work was cancelled, because the claim was lost or could not be renewed
+	handler   canceler      // the context of the work; nil: there is none
+	err       error         // of the last renewal
 	work      work
 
 	unrecorded atomic.Bool // there is no record that could be renewed: a first run makes it in its transaction
+
+	kept       bool   // by the heartbeat, whose lock guards this
+	prev, next *lease // that it keeps
 }
+
+// A canceler is a context that can be cancelled.
+type canceler interface{ Cancel(cause error) }
+
+// cancelFunc cancels a context of package context.
+type cancelFunc context.CancelCauseFunc
+
+// Cancel calls the function.
+func (f cancelFunc) Cancel(cause error) { f(cause) }
 
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
 func (l *lease) granted(c *dedupstore.Claim, s *shard, sent time.Time) {
@@ -46,7 +58,7 @@ func (l *lease) setDeadline(sent time.Time, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
-	l.cancelled = l.cancelled && l.cancel != nil // of a claim that waited for long before it was granted
+	l.cancelled = l.cancelled && l.handler != nil // of a claim that waited for long before it was granted
 }
 
 // ends returns the deadline.
@@ -60,7 +72,7 @@ func (l *lease) ends() time.Time {
 func (l *lease) idle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cancel, l.cancelled, l.work = nil, false, work{}
+	l.handler, l.cancelled, l.work = nil, false, work{}
 }
 
 // extendRetention has the claim extended with this retention, or its own if that is longer.
@@ -124,7 +136,7 @@ func (l *lease) due(now time.Time) (renew, cut bool) {
 	if cut = !l.cancelled && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {
 		l.cancelled = true
 	}
-	ended := l.lost || l.cancelled && l.cancel != nil // the handler has been told to end: others may take over
+	ended := l.lost || l.cancelled && l.handler != nil // the handler has been told to end: others may take over
 	free := l.renewing == 0 || now.Sub(l.sent) >= operationTimeout(l.claim.Lease)
 	if renew = !ended && free && !now.Before(l.renewal); renew {
 		if l.renewing++; l.renewing == 1 {
@@ -152,7 +164,8 @@ type heartbeat struct {
 	every time.Duration
 
 	mu     sync.Mutex
-	leases map[*lease]struct{}
+	leases int
+	first  *lease
 	timer  *time.Timer
 }
 
@@ -161,15 +174,22 @@ func newHeartbeat(g *Guard) *heartbeat {
 	if g.policy.MaxRun > 0 {
 		every = min(every, g.policy.MaxRun/8)
 	}
-	return &heartbeat{guard: g, every: every, leases: map[*lease]struct{}{}}
+	return &heartbeat{guard: g, every: every}
 }
 
 // add begins to extend a lease.
 func (h *heartbeat) add(l *lease) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.leases[l] = struct{}{}
-	if len(h.leases) > 1 {
+	if l.kept {
+		return
+	}
+	l.kept, l.prev, l.next = true, nil, h.first
+	if h.first != nil {
+		h.first.prev = l
+	}
+	h.first = l
+	if h.leases++; h.leases > 1 {
 		return
 	}
 	if h.timer == nil {
@@ -186,8 +206,19 @@ func (h *heartbeat) remove(l *lease) {
 	l.mu.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.leases, l)
-	if len(h.leases) == 0 && h.timer != nil {
+	if !l.kept {
+		return
+	}
+	if l.prev == nil {
+		h.first = l.next
+	} else {
+		l.prev.next = l.next
+	}
+	if l.next != nil {
+		l.next.prev = l.prev
+	}
+	l.kept, l.prev, l.next = false, nil, nil
+	if h.leases--; h.leases == 0 {
 		h.timer.Stop()
 	}
 }
@@ -198,7 +229,7 @@ func (h *heartbeat) look() {
 	var due, cut []*lease
 	var long longRuns
 	h.mu.Lock()
-	for l := range h.leases {
+	for l := h.first; l != nil; l = l.next {
 		long.add(l, now, h.guard.policy.MaxRun)
 		renew, end := l.due(now)
 		if renew {
@@ -208,7 +239,7 @@ func (h *heartbeat) look() {
 			cut = append(cut, l)
 		}
 	}
-	if len(h.leases) > 0 {
+	if h.leases > 0 {
 		h.timer.Reset(h.every)
 	}
 	h.mu.Unlock()
@@ -217,9 +248,19 @@ func (h *heartbeat) look() {
 		h.guard.cut(l)
 	}
 	for _, l := range due {
-		l.shard.extends.Go(l.extension(l.claim.Lease), func(err *error) { h.guard.extended(l, now, *err) })
+		l.shard.extends.Go(l.extension(l.claim.Lease), &renewal{h.guard, l, now})
 	}
 }
+
+// A renewal of a lease is under way.
+type renewal struct {
+	guard *Guard
+	lease *lease
+	sent  time.Time
+}
+
+// Receive takes the store's answer.
+func (r *renewal) Receive(err *error) { r.guard.extended(r.lease, r.sent, *err) }
 
 // errUnanswered is why a lease ends that the store did not refuse to renew.
 var errUnanswered = errors.New("the store gave no answer before the lease ended")
@@ -227,15 +268,15 @@ var errUnanswered = errors.New("the store gave no answer before the lease ended"
 // cut cancels work whose lease cannot be proven to hold.
 func (g *Guard) cut(l *lease) {
 	l.mu.Lock()
-	renewed, cancel, err := !l.cancelled, l.cancel, cmp.Or(l.err, errUnanswered)
+	renewed, handler, err := !l.cancelled, l.handler, cmp.Or(l.err, errUnanswered)
 	l.mu.Unlock()
 	if renewed { // meanwhile
 		return
 	}
 	g.log.Error("oncemill: lease could not be renewed",
 		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
-	if cancel != nil {
-		cancel(ErrClaimLost)
+	if handler != nil {
+		handler.Cancel(ErrClaimLost)
 	}
 }
 
@@ -247,14 +288,14 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 		l.still = nil
 	}
 	l.err = err
-	var cancel context.CancelCauseFunc
+	var handler canceler
 	switch {
 	case err == nil && l.deadline.After(sent.Add(l.claim.Lease)): // a later one was answered before
 	case err == nil:
 		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
-		l.cancelled = l.cancelled && l.cancel != nil
+		l.cancelled = l.cancelled && l.handler != nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		l.lost, l.cancelled, cancel = true, true, l.cancel
+		l.lost, l.cancelled, handler = true, true, l.handler
 	case l.renewing == 0:
 		l.renewal = time.Now().Add(l.claim.Lease / 12)
 	}
@@ -265,8 +306,8 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 			"the store, or lengthen Policy.Lease",
 			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "took", took, "lease", l.claim.Lease, "error", err)
 	}
-	if cancel != nil {
-		cancel(ErrClaimLost)
+	if handler != nil {
+		handler.Cancel(ErrClaimLost)
 	}
 }
 
@@ -321,29 +362,29 @@ func (r *run) unrenewed(ctx context.Context, err error) *ending {
 // beginWork returns a context for work under the lease, which is cancelled when the claim is lost.
 func (l *lease) beginWork(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
-	l.workUnder(cancel)
+	l.workUnder(cancelFunc(cancel))
 	return ctx
 }
 
-// workUnder notes how to cancel the work under the lease.
-func (l *lease) workUnder(cancel context.CancelCauseFunc) {
+// workUnder notes the context of the work under the lease.
+func (l *lease) workUnder(handler canceler) {
 	l.mu.Lock()
-	l.cancel = cancel
+	l.handler = handler
 	if l.work.begins {
 		l.work = work{began: time.Now()}
 	}
 	cut := l.cancelled
 	l.mu.Unlock()
 	if cut {
-		cancel(ErrClaimLost)
+		handler.Cancel(ErrClaimLost)
 	}
 }
 
-// endWork ends the context that beginWork has returned. The lease is not extended any more.
+// endWork ends the context of the work. The lease is not extended any more.
 func (g *Guard) endWork(l *lease) {
 	g.heartbeat.remove(l)
 	l.mu.Lock()
-	cancel := l.cancel
+	handler := l.handler
 	l.mu.Unlock()
-	cancel(nil)
+	handler.Cancel(nil)
 }

@@ -19,7 +19,7 @@ func TestLease_ThatIsRenewedMeanwhileIsNotCut(t *testing.T) {
 		t.Fatal("a lease that ends now is not to be cut")
 	}
 	l.setDeadline(time.Now(), time.Minute)
-	l.cancel = func(error) { t.Error("the work of a lease that holds was cancelled") }
+	l.handler = cancelFunc(func(error) { t.Error("the work of a lease that holds was cancelled") })
 	g.cut(l)
 	if log.Len() > 0 {
 		t.Errorf("the log says %q", log.String())

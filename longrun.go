@@ -1,7 +1,6 @@
 package oncemill
 
 import (
-	"context"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -22,10 +21,10 @@ type work struct {
 
 // longRuns are runs that take long.
 type longRuns struct {
-	over   []context.CancelCauseFunc // of those that have just become longer than Policy.MaxRun
-	runs   int                       // that have been at work for longRun
-	named  dedupstore.Key            // the longest of those that the log names now; zero: it names none
-	atWork time.Duration             // how long that has been at work
+	over   []canceler     // those that have just become longer than Policy.MaxRun
+	runs   int            // that have been at work for longRun
+	named  dedupstore.Key // the longest of those that the log names now; zero: it names none
+	atWork time.Duration  // how long that has been at work
 }
 
 // add notes a run.
@@ -34,12 +33,12 @@ func (r *longRuns) add(l *lease, now time.Time, most time.Duration) {
 	defer l.mu.Unlock()
 	w := &l.work
 	took := now.Sub(w.began)
-	if w.began.IsZero() || l.cancel == nil {
+	if w.began.IsZero() || l.handler == nil {
 		return
 	}
 	if most > 0 && took >= most && !w.over {
 		w.over = true
-		r.over = append(r.over, l.cancel)
+		r.over = append(r.over, l.handler)
 	}
 	if took < longRun {
 		return
@@ -56,8 +55,8 @@ func (r *longRuns) add(l *lease, now time.Time, most time.Duration) {
 
 // see ends the runs that have taken too long, and has the log name the others.
 func (r *longRuns) see(g *Guard) {
-	for _, cancel := range r.over {
-		cancel(ErrMaxRun)
+	for _, handler := range r.over {
+		handler.Cancel(ErrMaxRun)
 	}
 	key := r.named
 	if r.atWork == 0 {
@@ -93,7 +92,7 @@ func (h *heartbeat) oldest() map[telemetry.Handler]time.Duration {
 	now, all := time.Now(), map[telemetry.Handler]time.Duration{}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for l := range h.leases {
+	for l := h.first; l != nil; l = l.next {
 		l.mu.Lock()
 		began := l.work.began
 		l.mu.Unlock()

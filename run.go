@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
@@ -56,5 +55,7 @@ func apart(ctx context.Context) context.Context {
 // withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
 // handler. The claim of an unguarded run has a key only.
 func (g *Guard) withClaim(ctx context.Context, call *Call, claim *dedupstore.Claim) context.Context {
-	return &runContext{Child: contexts.Under(ctx), claim: claim, guard: g, content: call.Fingerprint, keep: call.keep}
+	r := &runContext{}
+	r.begin(ctx, g, call, claim)
+	return r
 }

@@ -17,10 +17,10 @@ import (
 // hold what matters, and are always tried.
 type shard struct {
 	breaker *breaker
-	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]
-	probes  batch.Line[dedupstore.Request, dedupstore.ClaimResult] // claims that go alone, while others fail
-	extends batch.Line[dedupstore.Extension, error]
-	settles batch.Line[dedupstore.Settling, error]
+	claims  batch.Queue[dedupstore.Request, dedupstore.ClaimResult]
+	probes  batch.Queue[dedupstore.Request, dedupstore.ClaimResult] // claims that go alone, while others fail
+	extends batch.Queue[dedupstore.Extension, error]
+	settles batch.Queue[dedupstore.Settling, error]
 }
 
 // shards are those of a guard's store.

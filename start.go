@@ -8,18 +8,49 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Start is Run for a caller that has many calls and waits for none. The call is claimed together with others that come
-// at this time, fn runs in a goroutine of its own, and a success without outputs is stored together with others. Start
-// tells done how the call ended, once, with the results of Run, in a goroutine in which done must not wait for
-// anything. If fn ends its goroutine, or something else than fn panics, done gets a *PanicError. The call must not be
-// changed afterwards.
-func (g *Guard) Start(ctx context.Context, call *Call, fn RunFunc, done func(Result, error)) {
-	r := g.newRun(call)
-	r.keeps = true
-	g.running.Keep(1)
-	r.claimTogether(ctx, func() {
-		g.running.Go(func() { r.finish(ctx, fn, done) })
-	})
+// Start is Run for a caller that has many calls and waits for none, each with the context of its delivery. The calls are
+// claimed together, fn runs for each in a goroutine of its own, and successes without outputs are stored together. Fn and
+// done get the call's place in the slice. Start tells done how each call ended, once, with the results of Run, in a
+// goroutine in which done must not wait for anything. If fn ends its goroutine, or something else than fn panics, done
+// gets a *PanicError. The slices must not be changed afterwards.
+func (g *Guard) Start(contexts []context.Context, calls []Call,
+	fn func(ctx context.Context, i int) (dedupstore.Outcome, error), done func(i int, res Result, err error)) {
+	s := &started{guard: g, contexts: contexts, fn: fn, done: done, runs: make([]run, len(calls))}
+	for i := range calls {
+		s.runs[i].init(g, &calls[i], s)
+		s.runs[i].place = i
+	}
+	g.running.Keep(len(calls))
+	claimAll(s.runs, contexts)
+}
+
+// A started batch of runs has one owner, but each runs for itself.
+type started struct {
+	guard    *Guard
+	contexts []context.Context
+	runs     []run
+	fn       func(ctx context.Context, i int) (dedupstore.Outcome, error)
+	done     func(i int, res Result, err error)
+}
+
+func (s *started) claimed(r *run) { s.guard.running.Run((*startedRun)(r)) }
+
+func (s *started) handle(ctx context.Context, r *run) (dedupstore.Outcome, error) {
+	return s.fn(ctx, r.place)
+}
+
+func (s *started) ended(r *run, res Result, err error) {
+	defer s.guard.running.Release()
+	s.done(r.place, res, err)
+}
+
+// A startedRun is one of a started batch whose claim has its answer.
+type startedRun run
+
+// Do goes on with it.
+func (s *startedRun) Do() {
+	r := (*run)(s)
+	r.finish(r.owner.(*started).contexts[r.place])
 }
 
 // StartAhead is Start for a call whose handler has not been reached yet, such as that of a message that passes other
@@ -27,18 +58,35 @@ func (g *Guard) Start(ctx context.Context, call *Call, fn RunFunc, done func(Res
 // claims: ready must not wait for anything. Begin or give back what it is told, soon: a crash uses up an attempt of
 // what was claimed.
 func (g *Guard) StartAhead(ctx context.Context, call *Call, ready func(Ahead)) {
-	r := g.newRun(call)
-	r.claimTogether(ctx, func() { ready(Ahead{r}) })
+	a := &ahead{ready: ready}
+	a.init(g, call, a)
+	if shard := a.claimTogether(ctx); shard != nil {
+		shard.claims.Flush()
+	}
 }
 
 // An Ahead is a call whose claim was made before its handler begins. Call one of its methods, once.
-type Ahead struct{ run *run }
+type Ahead struct{ run *ahead }
+
+type ahead struct {
+	run
+	ready func(Ahead)
+	fn    RunFunc
+	done  func(Result, error)
+}
+
+func (a *ahead) claimed(*run) { a.ready(Ahead{a}) }
+
+func (a *ahead) handle(ctx context.Context, _ *run) (dedupstore.Outcome, error) { return a.fn(ctx) }
+
+func (a *ahead) ended(_ *run, res Result, err error) { a.done(res, err) }
 
 // Begin runs fn in the caller's goroutine, if it may, as Start does. If it returns false, done has been called. If it
 // returns true, a success without outputs is being stored together with others, and done is called when it is stored or
 // lost.
 func (a Ahead) Begin(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
-	return a.run.finish(ctx, fn, done)
+	a.run.fn, a.run.done = fn, done
+	return a.run.finish(ctx)
 }
 
 // GiveBack gives the claim back. It costs no attempt.
@@ -47,60 +95,59 @@ func (a Ahead) GiveBack(ctx context.Context) { a.run.giveBack(ctx) }
 // Granted reports whether there is a claim. If not, Begin asks again, and waits as the call says.
 func (a Ahead) Granted() bool { return a.run.state == answered && a.run.holds() }
 
-// finish goes on with a run that may have its answer, and tells done how it ended, as settleTold does.
-func (r *run) finish(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
-	return r.settleTold(ctx, func() *ending { return r.begin(ctx, fn) }, done)
+// finish goes on with a run that may have its answer, and tells its owner how it ended, as settleTold does.
+func (r *run) finish(ctx context.Context) (later bool) {
+	return r.settleTold(ctx, func() *ending { return r.begin(ctx) })
 }
 
-// settleTold settles how a run ends, and tells done. It reports true if done is called later, by whoever stores a plain
-// success together with others. If something panics, or the handler ends its goroutine, done gets no Result and a
-// *PanicError.
-func (r *run) settleTold(ctx context.Context, ends func() *ending, done func(Result, error)) (later bool) {
+// settleTold settles how a run ends, and tells its owner. It reports true if the owner is told later, by whoever stores
+// a plain success together with others. If something panics, or the handler ends its goroutine, the owner gets no Result
+// and a *PanicError.
+func (r *run) settleTold(ctx context.Context, ends func() *ending) (later bool) {
 	over := false
 	defer func() {
 		if !over {
 			v := recover()
 			r.leaveTurn()
-			r.tell(done, Result{}, &PanicError{Value: v, Stack: debug.Stack()})
+			r.owner.ended(r, Result{}, &PanicError{Value: v, Stack: debug.Stack()})
 		}
 	}()
 	e := ends()
 	if e.plain() {
 		over = true
-		r.settleTogether(ctx, e, done)
+		r.settling = ctx
+		l := &r.lease
+		l.shard.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, (*settlingRun)(r))
 		return true
 	}
 	e = r.settle(ctx, e)
 	over = true
 	res, err := r.end(ctx, e)
-	r.tell(done, res, err)
+	r.owner.ended(r, res, err)
 	return false
 }
 
-// tell tells done how the run has ended.
-func (r *run) tell(done func(Result, error), res Result, err error) {
-	if r.keeps {
-		defer r.guard.running.Release()
+// A settlingRun is one whose plain success is being stored together with others.
+type settlingRun run
+
+// Receive takes the store's answer.
+func (s *settlingRun) Receive(failed *error) {
+	r := (*run)(s)
+	if *failed == nil {
+		r.settled(nil)
+		return
 	}
-	done(res, err)
+	err := *failed
+	r.guard.background.Go(func() {
+		r.settled(r.guard.settleAgain(context.WithoutCancel(r.settling), &r.lease, r.ending.settlement, err))
+	})
 }
 
-// settleTogether is settle and end for a plain success, which is stored together with others.
-func (r *run) settleTogether(ctx context.Context, e *ending, done func(Result, error)) {
-	l := &r.lease
-	l.shard.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(failed *error) {
-		if *failed == nil {
-			res, err := r.end(ctx, r.stored(ctx, e, r.began, nil))
-			r.tell(done, res, err)
-			return
-		}
-		err := *failed
-		r.guard.background.Go(func() {
-			err := r.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)
-			res, err := r.end(ctx, r.stored(ctx, e, r.began, err))
-			r.tell(done, res, err)
-		})
-	})
+// settled ends a run whose plain success is stored, or could not be.
+func (r *run) settled(err error) {
+	ctx := r.settling
+	res, err := r.end(ctx, r.stored(ctx, &r.ending, r.began, err))
+	r.owner.ended(r, res, err)
 }
 
 // oneOf returns the error of a batch of one.

@@ -87,7 +87,7 @@ var (
 
 // A runContext carries what belongs to a run: its claim, and what its steps need.
 type runContext struct {
-	contexts.Child
+	contexts.Lazy
 	claim   *dedupstore.Claim
 	guard   *Guard
 	content dedupstore.Fingerprint // of the message, and so of its steps, which may outlive it
@@ -95,6 +95,12 @@ type runContext struct {
 
 	mu    sync.Mutex
 	steps map[string]bool // the names that are used; made for the first
+}
+
+// begin makes it a child of a context.
+func (r *runContext) begin(ctx context.Context, g *Guard, call *Call, claim *dedupstore.Claim) {
+	r.Begin(ctx)
+	r.claim, r.guard, r.content, r.keep = claim, g, call.Fingerprint, call.keep
 }
 
 // Value implements [context.Context].
@@ -105,7 +111,7 @@ func (r *runContext) Value(of any) any {
 	case txctx.IsKey[*runContext](of):
 		return r
 	}
-	return r.Child.Value(of)
+	return r.Lazy.Value(of)
 }
 
 func runAround(ctx context.Context) (*runContext, error) {

@@ -146,7 +146,9 @@ func TestGuard_ATurnLastsUntilTheOutcomeIsStored(t *testing.T) {
 			done(err)
 		},
 		"Start": func(g *oncemill.Guard, ctx context.Context, c oncemill.Call, fn oncemill.RunFunc, done func(error)) {
-			g.Start(ctx, &c, fn, func(_ oncemill.Result, err error) { done(err) })
+			g.Start([]context.Context{ctx}, []oncemill.Call{c},
+				func(ctx context.Context, _ int) (dedupstore.Outcome, error) { return fn(ctx) },
+				func(_ int, _ oncemill.Result, err error) { done(err) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +293,7 @@ func TestGuard_ManySuspectsNeverRunBesideEachOther(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*time.Second)
 			defer cancel()
 			c := call(id)
-			go g.Start(ctx, &c, func(context.Context) (dedupstore.Outcome, error) {
+			go g.Start([]context.Context{ctx}, []oncemill.Call{c}, func(context.Context, int) (dedupstore.Outcome, error) {
 				select {
 				case alone <- struct{}{}:
 					defer func() { <-alone }()
@@ -300,7 +302,7 @@ func TestGuard_ManySuspectsNeverRunBesideEachOther(t *testing.T) {
 				}
 				time.Sleep(100 * time.Millisecond)
 				return dedupstore.Outcome{}, nil
-			}, func(_ oncemill.Result, err error) { ended <- err })
+			}, func(_ int, _ oncemill.Result, err error) { ended <- err })
 		}
 		ran := 0
 		for range n {

@@ -10,10 +10,11 @@ import (
 )
 
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
-func (r *run) bypass(ctx context.Context, fn RunFunc) *ending {
+func (r *run) bypass(ctx context.Context) *ending {
 	g, call := r.guard, r.call
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
-	o, err := g.protect(ctx, call, &dedupstore.Claim{Key: call.Key}, fn)
+	claim := &dedupstore.Claim{Key: call.Key}
+	o, err := r.protect(g.withClaim(ctx, call, claim), claim)
 	if err != nil {
 		return r.ends(ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}})
 	}
@@ -45,7 +46,7 @@ const shadowPrefix = "~"
 
 // shadow runs every call and counts what a guard would have done. Whatever happens at the store, the handler runs once,
 // with the caller's context, and its error is returned as it is.
-func (r *run) shadow(ctx context.Context, fn RunFunc) *ending {
+func (r *run) shadow(ctx context.Context) *ending {
 	g, call := r.guard, r.call
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
@@ -53,14 +54,14 @@ func (r *run) shadow(ctx context.Context, fn RunFunc) *ending {
 	e := r.ends(ending{err: errors.New("the handler did not return")})
 	defer func() { settle(e.err) }()
 	e.res = Result{Status: StatusDone, Bypassed: true}
-	e.res.Outcome, e.err = fn(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}))
+	e.res.Outcome, e.err = r.owner.handle(g.withClaim(ctx, call, &dedupstore.Claim{Key: call.Key}), r)
 	e.res.Outcome.Kind = dedupstore.Succeeded
 	return e
 }
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
 func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key) func(handler error) {
-	request := g.request(ctx, call, newOwner())
+	request := g.request(ctx, call, newToken())
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
 	shard := g.shards.of(ctx, &key)

@@ -26,14 +26,15 @@ func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, conte
 	var place []int // of each call among the deliveries
 	for i, d := range deliveries {
 		in, ctx := p.inbound(contexts[i], d)
+		in.place, in.done = i, done
 		b.all, b.contexts = append(b.all, in), append(b.contexts, ctx)
 		if in.guarded() {
-			calls, within, place = append(calls, in.found.call), append(within, in.within(ctx)), append(place, i)
+			calls, within, place = append(calls, *in.found.call), append(within, in.within(ctx)), append(place, i)
 			continue
 		}
 		one := Handler(func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) })
 		p.running.Go(func() {
-			in.tell(ctx, func(d Decision) { done(i, d) }, func() Decision { return in.unguarded(ctx, one) })
+			in.tell(ctx, func() Decision { return in.unguarded(ctx, one) })
 		})
 	}
 	p.guard.StartBatch(ctx, calls, within, func(ctx context.Context, which []int) []error {
@@ -44,7 +45,7 @@ func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, conte
 		return b.measure(ctx, places)
 	}, func(call int, res oncemill.Result, err error) {
 		i := place[call]
-		b.all[i].ended(b.contexts[i], Handler(nil), func(d Decision) { done(i, d) })(res, err)
+		b.all[i].ended(b.contexts[i], Handler(nil), res, err)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -21,18 +22,60 @@ type inbound struct {
 	decision  *Decision             // known already; nil: none is
 	observed  *telemetry.Processing // nil: nobody wants to know
 	over      bool                  // its span has ended
+	inside    inside                // the context for the guard
+
+	place int                 // among those that were started together
+	done  func(int, Decision) // is told what to do with it, unless somebody waits for that
 }
 
 // Start is Process, but it does not wait. The delivery is claimed together with others, its handler runs in a goroutine
 // of its own, and its outcome is stored together with others. Start tells done what to do with the delivery, once, in a
 // goroutine in which done must not wait for anything.
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
-	in, ctx := p.inbound(ctx, d)
-	if !in.guarded() {
-		p.running.Go(func() { in.tell(ctx, done, func() Decision { return in.unguarded(ctx, handle) }) })
-		return
+	p.StartAll(ctx, []Delivery{d}, func(ctx context.Context, _ int) error { return handle(ctx) },
+		func(_ int, d Decision) { done(d) })
+}
+
+// StartAll is Start for several deliveries that have come together. Handle and done get the delivery's place in the
+// slice.
+func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle func(ctx context.Context, i int) error,
+	done func(i int, d Decision)) {
+	s := &started{handle: handle, all: make([]inbound, len(deliveries)), contexts: make([]context.Context, len(deliveries))}
+	calls := make([]oncemill.Call, len(deliveries))
+	within, places := make([]context.Context, 0, len(deliveries)), make([]int, 0, len(deliveries))
+	for i := range deliveries {
+		in := &s.all[i]
+		in.place, in.done, in.found.call = i, done, &calls[len(places)]
+		s.contexts[i] = p.receive(ctx, deliveries[i], in)
+		if in.guarded() {
+			within, places = append(within, in.within(s.contexts[i])), append(places, i)
+			continue
+		}
+		calls[len(places)], in.found.call = oncemill.Call{}, &oncemill.Call{Key: in.found.call.Key}
+		p.running.Go(func() { in.tell(s.contexts[i], func() Decision { return in.unguarded(s.contexts[i], s) }) })
 	}
-	p.guard.Start(in.within(ctx), &in.found.call, in.timed(ctx, handle), in.ended(ctx, handle, done))
+	p.guard.Start(within, calls[:len(places)], func(ctx context.Context, call int) (dedupstore.Outcome, error) {
+		i := places[call]
+		return s.all[i].measure(ctx, s.contexts[i], s, !p.policy.Shadow)
+	}, func(call int, res oncemill.Result, err error) {
+		i := places[call]
+		s.all[i].ended(s.contexts[i], s, res, err)
+	})
+}
+
+// A started batch of deliveries has one handler, which is called for each.
+type started struct {
+	handle   func(ctx context.Context, i int) error
+	all      []inbound
+	contexts []context.Context // with the deliveries' spans
+}
+
+func (s *started) do(ctx context.Context, in *inbound, _ bool) (dedupstore.Outcome, error) {
+	return dedupstore.Outcome{}, s.handle(ctx, in.place)
+}
+
+func (s *started) decided(ctx context.Context, in *inbound, d Decision) Decision {
+	return Handler(nil).decided(ctx, in, d)
 }
 
 // StartAhead is Start for a delivery whose handler is not reached yet, such as one that passes middlewares first. It
@@ -46,7 +89,7 @@ func (p *Processor) StartAhead(ctx context.Context, d Delivery, ready func(conte
 		ready(ctx, a)
 		return
 	}
-	p.guard.StartAhead(ctx, &in.found.call, func(claimed oncemill.Ahead) {
+	p.guard.StartAhead(ctx, in.found.call, func(claimed oncemill.Ahead) {
 		a.claimed = claimed
 		ready(ctx, a)
 	})
@@ -67,7 +110,8 @@ type Ahead struct {
 // stored or lost, in another goroutine, and must not wait for anything.
 func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, done func(Decision)) (later, same bool) {
 	in := a.inbound
-	var now identified
+	in.done = func(_ int, d Decision) { done(d) }
+	now := identified{call: &oncemill.Call{}}
 	now.err = in.processor.identify(&d, &now)
 	key, content, known := in.processor.compare(&in.found, &now)
 	same = !known || key && content
@@ -75,10 +119,12 @@ func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, don
 	case same, key && in.guarded() && a.claimed.Granted():
 		in.delivery.Header, in.delivery.Payload, in.delivery.UUID = d.Header, d.Payload, d.UUID
 		if !in.guarded() {
-			in.tell(ctx, done, func() Decision { return in.unguarded(ctx, handle) })
+			in.tell(ctx, func() Decision { return in.unguarded(ctx, handle) })
 			return false, same
 		}
-		return a.claimed.Begin(in.within(ctx), in.timed(ctx, handle), in.ended(ctx, handle, done)), same
+		return a.claimed.Begin(in.within(ctx), in.timed(ctx, handle), func(res oncemill.Result, err error) {
+			in.ended(ctx, handle, res, err)
+		}), same
 	}
 	a.GiveBack(ctx)
 	done(in.processor.ProcessOutputs(ctx, d, handle))
@@ -122,13 +168,23 @@ func (h Handler) do(ctx context.Context, _ *inbound, _ bool) (dedupstore.Outcome
 	return dedupstore.Outcome{}, h(ctx)
 }
 
-// inbound finds out what a delivery is. It returns a context with its span.
+// inbound makes an inbound of a delivery. It returns a context with its span.
 func (p *Processor) inbound(ctx context.Context, d Delivery) (*inbound, context.Context) {
-	in := &inbound{processor: p, delivery: d}
+	in := &struct {
+		inbound
+		call oncemill.Call
+	}{}
+	in.found.call = &in.call
+	return &in.inbound, p.receive(ctx, d, &in.inbound)
+}
+
+// receive finds out what a delivery is. It returns a context with its span.
+func (p *Processor) receive(ctx context.Context, d Delivery, in *inbound) context.Context {
+	in.processor, in.delivery = p, d
 	if d.Handler == "" && !p.policy.Shadow {
 		decision := p.unguardable(&in.delivery, errNoHandler)
 		in.decision = &decision
-		return in, ctx
+		return ctx
 	}
 	p.Announce(d.Handler)
 	in.found.err = p.identify(&in.delivery, &in.found)
@@ -138,14 +194,14 @@ func (p *Processor) inbound(ctx context.Context, d Delivery) (*inbound, context.
 		ctx = p.telemetry.Propagate(ctx, d.Header)
 	}
 	if in.found.err != nil {
-		return in, ctx
+		return ctx
 	}
 	if outer := insideOf(ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == in.found.call.Key &&
 		outer.delivery.Message == d.Message {
 		decision := p.guardedTwice(ctx, &in.delivery, in.found.call.Key.ID)
 		in.decision = &decision
 	}
-	return in, ctx
+	return ctx
 }
 
 // guarded reports whether the guard is asked about the delivery.
@@ -157,7 +213,7 @@ func (in *inbound) process(ctx context.Context, do work) Decision {
 	if !in.guarded() {
 		return in.unguarded(ctx, do)
 	}
-	res, err := in.processor.guard.Run(in.within(ctx), in.found.call, in.timed(ctx, do))
+	res, err := in.processor.guard.Run(in.within(ctx), *in.found.call, in.timed(ctx, do))
 	return in.concluded(ctx, do, res, err)
 }
 
@@ -168,20 +224,18 @@ func (in *inbound) concluded(ctx context.Context, do work, res oncemill.Result, 
 	return do.decided(ctx, in, d)
 }
 
-// ended takes how the guarded run of the delivery ended, and tells done what to do with the delivery.
-func (in *inbound) ended(ctx context.Context, do work, done func(Decision)) func(oncemill.Result, error) {
-	return func(res oncemill.Result, err error) {
-		if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
-			in.end(ctx, nil)
-			done(in.processor.unreturned(ctx, &in.delivery, why))
-			return
-		}
-		in.tell(ctx, done, func() Decision { return in.concluded(ctx, do, res, err) })
+// ended takes how the guarded run of the delivery ended, and tells what to do with the delivery.
+func (in *inbound) ended(ctx context.Context, do work, res oncemill.Result, err error) {
+	if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
+		in.end(ctx, nil)
+		in.done(in.place, in.processor.unreturned(ctx, &in.delivery, why))
+		return
 	}
+	in.tell(ctx, func() Decision { return in.concluded(ctx, do, res, err) })
 }
 
-// tell tells done what was decided, also if deciding panics or ends its goroutine.
-func (in *inbound) tell(ctx context.Context, done func(Decision), decide func() Decision) {
+// tell tells what was decided, also if deciding panics or ends its goroutine.
+func (in *inbound) tell(ctx context.Context, decide func() Decision) {
 	returned := false
 	defer func() {
 		if returned {
@@ -189,11 +243,11 @@ func (in *inbound) tell(ctx context.Context, done func(Decision), decide func() 
 		}
 		why := &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
 		in.end(ctx, nil)
-		done(in.processor.unreturned(ctx, &in.delivery, why))
+		in.done(in.place, in.processor.unreturned(ctx, &in.delivery, why))
 	}()
 	d := decide()
 	returned = true
-	done(d)
+	in.done(in.place, d)
 }
 
 // unguarded is what to do with a delivery that no guard is asked about.
@@ -213,12 +267,13 @@ func (in *inbound) within(ctx context.Context) context.Context {
 	if in.processor.policy.Shadow { // which guards nothing
 		return ctx
 	}
-	return context.WithValue(ctx, insideKey{}, in)
+	in.inside = inside{contexts.Under(ctx), in}
+	return &in.inside
 }
 
 // conclude says what to do with a delivery by how its guarded run ended.
 func (in *inbound) conclude(ctx context.Context, res oncemill.Result, err error) Decision {
-	p, d, call := in.processor, &in.delivery, &in.found.call
+	p, d, call := in.processor, &in.delivery, in.found.call
 	if p.policy.Shadow {
 		return shadowed(res, err)
 	}

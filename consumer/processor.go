@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -109,7 +110,7 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 // Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. It is
 // not known if neither can be identified.
 func (p *Processor) Same(a, b Delivery) (same, known bool) {
-	var one, other identified
+	one, other := identified{call: &oncemill.Call{}}, identified{call: &oncemill.Call{}}
 	one.err, other.err = p.identify(&a, &one), p.identify(&b, &other)
 	key, content, known := p.compare(&one, &other)
 	return key && content, known
@@ -142,6 +143,20 @@ var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which o
 
 type insideKey struct{}
 
+// inside is a context that shows whose guard it is in.
+type inside struct {
+	contexts.Child
+	inbound *inbound
+}
+
+// Value implements [context.Context].
+func (i *inside) Value(key any) any {
+	if key == (insideKey{}) {
+		return i.inbound
+	}
+	return i.Child.Value(key)
+}
+
 // insideOf returns the delivery in whose guard a context is, or nil. A broker that keeps contexts may let one outlive
 // its delivery. So the key alone does not show that a handler is guarded twice.
 func insideOf(ctx context.Context) *inbound {
@@ -155,7 +170,7 @@ var errNoHandler = errors.New("consumer: no handler name: set Delivery.Handler; 
 
 // An identified is what was found out about a delivery.
 type identified struct {
-	call   oncemill.Call
+	call   *oncemill.Call
 	source producer.Source // of its ID
 	err    error           // why it cannot be guarded
 }
@@ -177,7 +192,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 			err = &panicError{v, debug.Stack()}
 		}
 	}()
-	call := &found.call
+	call := found.call
 	call.MaxWait, call.WaitLimit, call.Stopping = p.config.MaxWait, d.WaitLimit, d.Stopping
 	call.First = d.Count == 1 && p.system(d) != telemetry.SystemKafka // which does not count
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,

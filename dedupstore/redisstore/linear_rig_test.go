@@ -46,18 +46,18 @@ func newRig(t *testing.T, server *redistest.Server) *rig {
 
 // A coalescing store sends the operations of its callers together.
 type coalescing struct {
-	claims     *batch.Line[dedupstore.Request, dedupstore.ClaimResult]
-	extensions *batch.Line[dedupstore.Extension, error]
-	settlings  *batch.Line[dedupstore.Settling, error]
+	claims     *batch.Queue[dedupstore.Request, dedupstore.ClaimResult]
+	extensions *batch.Queue[dedupstore.Extension, error]
+	settlings  *batch.Queue[dedupstore.Settling, error]
 }
 
 func together(s *Store) coalescing {
 	failed := func(err error) error { return err }
 	return coalescing{
-		&batch.Line[dedupstore.Request, dedupstore.ClaimResult]{Send: s.Claim, Timeout: time.Minute,
+		&batch.Queue[dedupstore.Request, dedupstore.ClaimResult]{Send: s.Claim, Timeout: time.Minute,
 			Failed: func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }},
-		&batch.Line[dedupstore.Extension, error]{Send: s.Extend, Timeout: time.Minute, Failed: failed},
-		&batch.Line[dedupstore.Settling, error]{Send: s.Settle, Timeout: time.Minute, Failed: failed},
+		&batch.Queue[dedupstore.Extension, error]{Send: s.Extend, Timeout: time.Minute, Failed: failed},
+		&batch.Queue[dedupstore.Settling, error]{Send: s.Settle, Timeout: time.Minute, Failed: failed},
 	}
 }
 

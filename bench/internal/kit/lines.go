@@ -10,18 +10,18 @@ import (
 
 // Lines are those that a guard has before its store, on which operations of many callers travel together.
 type Lines struct {
-	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]
-	settles batch.Line[dedupstore.Settling, error]
+	claims  batch.Queue[dedupstore.Request, dedupstore.ClaimResult]
+	settles batch.Queue[dedupstore.Settling, error]
 }
 
 // NewLines returns the lines of a guard whose leases last so long.
 func NewLines(store dedupstore.Store, lease time.Duration) *Lines {
 	return &Lines{
-		claims: batch.Line[dedupstore.Request, dedupstore.ClaimResult]{
+		claims: batch.Queue[dedupstore.Request, dedupstore.ClaimResult]{
 			Send: store.Claim, Timeout: lease / 6,
 			Failed: func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} },
 		},
-		settles: batch.Line[dedupstore.Settling, error]{
+		settles: batch.Queue[dedupstore.Settling, error]{
 			Send: store.Settle, Timeout: lease / 6, Failed: func(err error) error { return err },
 		},
 	}

@@ -49,12 +49,16 @@ func (s *server) sizes() (sizes []int) {
 	return sizes
 }
 
-func line(s *server) *Line[int, result] {
-	return &Line[int, result]{Send: s.send, Timeout: 5 * time.Second,
+type told func(*result)
+
+func (t told) Receive(r *result) { t(r) }
+
+func queueOf(s *server) *Queue[int, result] {
+	return &Queue[int, result]{Send: s.send, Timeout: 5 * time.Second,
 		Failed: func(err error) result { return result{err: err} }}
 }
 
-func TestLine_WhatComesMeanwhileTravelsTogether(t *testing.T) {
+func TestQueue_WhatComesMeanwhileTravelsTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -63,11 +67,11 @@ func TestLine_WhatComesMeanwhileTravelsTogether(t *testing.T) {
 				<-release
 			}
 		}}
-		l := line(s)
+		q := queueOf(s)
 		var group sync.WaitGroup
 		for i := range 301 {
 			group.Go(func() {
-				if r := l.Do(t.Context(), i); r.n != 2*i || r.err != nil {
+				if r := q.Do(t.Context(), i); r.n != 2*i || r.err != nil {
 					t.Errorf("%d was answered %+v", i, r)
 				}
 			})
@@ -78,20 +82,20 @@ func TestLine_WhatComesMeanwhileTravelsTogether(t *testing.T) {
 		if got := s.sizes(); !slices.Equal(got, []int{1, 256, 44}) {
 			t.Errorf("batches of %v, want 1, 256 and 44", got)
 		}
-		l.Wait()
+		q.Wait()
 	})
 }
 
-func TestLine_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
+func TestQueue_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{}
-		l := line(s)
+		q := queueOf(s)
 		got := make([]result, 1000)
 		for i := range got {
-			l.Go(i, func(r *result) { got[i] = *r })
+			q.Go(i, told(func(r *result) { got[i] = *r }))
 		}
-		l.Wait()
+		q.Wait()
 		for i, r := range got {
 			if r.n != 2*i {
 				t.Fatalf("%d was answered %+v", i, r)
@@ -100,7 +104,7 @@ func TestLine_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
 	})
 }
 
-func TestLine_ALoneOperationGoesAtOnceInItsOwnGoroutine(t *testing.T) {
+func TestQueue_ALoneOperationGoesAtOnceInItsOwnGoroutine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		type key struct{}
@@ -111,13 +115,13 @@ func TestLine_ALoneOperationGoesAtOnceInItsOwnGoroutine(t *testing.T) {
 		}}
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "mine"))
 		cancel() // who has gone is waited for
-		if r := line(s).Do(ctx, 1); r.n != 2 || r.err != nil {
+		if r := queueOf(s).Do(ctx, 1); r.n != 2 || r.err != nil {
 			t.Errorf("answered %+v", r)
 		}
 	})
 }
 
-func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
+func TestQueue_ABatchThatHangsIsPassed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -126,12 +130,12 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 				<-release
 			}
 		}}
-		l := line(s)
+		q := queueOf(s)
 		var hung sync.WaitGroup
-		hung.Go(func() { l.Do(t.Context(), 1) })
+		hung.Go(func() { q.Do(t.Context(), 1) })
 		synctest.Wait()
 		began := time.Now()
-		if r := l.Do(t.Context(), 21); r.n != 42 {
+		if r := q.Do(t.Context(), 21); r.n != 42 {
 			t.Errorf("answered %+v", r)
 		}
 		if took := time.Since(began); took != stuckAfter {
@@ -139,11 +143,11 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 		}
 		close(release)
 		hung.Wait()
-		l.Wait()
+		q.Wait()
 	})
 }
 
-func TestLine_WhatHangsTakesOnePlaceMore(t *testing.T) {
+func TestQueue_WhatHangsTakesOnePlaceMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		releases := []chan struct{}{make(chan struct{}), make(chan struct{})}
@@ -152,12 +156,12 @@ func TestLine_WhatHangsTakesOnePlaceMore(t *testing.T) {
 				<-releases[n-1]
 			}
 		}}
-		l := line(s)
-		l.Timeout = time.Hour
+		q := queueOf(s)
+		q.Timeout = time.Hour
 		var group sync.WaitGroup
 		ask := func(op int) {
 			group.Go(func() {
-				if r := l.Do(t.Context(), op); r.n != 2*op {
+				if r := q.Do(t.Context(), op); r.n != 2*op {
 					t.Errorf("%d was answered %+v", op, r)
 				}
 			})
@@ -178,57 +182,57 @@ func TestLine_WhatHangsTakesOnePlaceMore(t *testing.T) {
 		ask(5)
 		close(releases[1])
 		group.Wait()
-		l.Wait()
+		q.Wait()
 	})
 }
 
 // A slow send holds up nobody.
-func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
+func TestQueue_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		s := &server{}
-		l := line(s)
-		l.Alone = func(op int) bool { return op > 100 }
+		q := queueOf(s)
+		q.Alone = func(op int) bool { return op > 100 }
 		s.keep = func(_ context.Context, n int) {
 			if n <= 2 {
 				<-release
 			}
 		}
-		l.Go(101, func(*result) {})
+		q.Go(101, told(func(*result) {}))
 		synctest.Wait()
 		var group sync.WaitGroup
-		group.Go(func() { l.Do(t.Context(), 102) })
+		group.Go(func() { q.Do(t.Context(), 102) })
 		synctest.Wait()
-		if r := l.Do(t.Context(), 1); r.n != 2 {
+		if r := q.Do(t.Context(), 1); r.n != 2 {
 			t.Errorf("a small one was answered %+v", r)
 		}
 		close(release)
 		group.Wait()
-		l.Wait()
+		q.Wait()
 		if got := s.sizes(); !slices.Equal(got, []int{1, 1, 1}) {
 			t.Errorf("batches of %v, want each alone", got)
 		}
 	})
 }
 
-func TestLine_ABatchIsBounded(t *testing.T) {
+func TestQueue_ABatchIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{keep: func(ctx context.Context, _ int) { <-ctx.Done() }}
 		began := time.Now()
-		r := line(s).Do(t.Context(), 1)
+		r := queueOf(s).Do(t.Context(), 1)
 		if took := time.Since(began); took != 5*time.Second || !errors.Is(r.err, context.DeadlineExceeded) {
 			t.Errorf("after %v: %v, want a deadline exceeded after 5 s", took, r.err)
 		}
 	})
 }
 
-func TestLine_PanicsAndMissingResultsAreErrorsOfTheirBatch(t *testing.T) {
+func TestQueue_PanicsAndMissingResultsAreErrorsOfTheirBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
-		l := &Line[int, result]{Timeout: time.Second, Failed: func(err error) result { return result{err: err} },
+		q := &Queue[int, result]{Timeout: time.Second, Failed: func(err error) result { return result{err: err} },
 			Send: func(_ context.Context, ops []int) []result {
 				switch calls.Add(1) {
 				case 1:
@@ -239,7 +243,7 @@ func TestLine_PanicsAndMissingResultsAreErrorsOfTheirBatch(t *testing.T) {
 				return make([]result, len(ops))
 			}}
 		for _, want := range []string{"the client panicked: a hook", "1 operations were answered with 0 results", "<nil>"} {
-			if got, _, _ := strings.Cut(fmt.Sprint(l.Do(t.Context(), 1).err), "\n"); got != want {
+			if got, _, _ := strings.Cut(fmt.Sprint(q.Do(t.Context(), 1).err), "\n"); got != want {
 				t.Errorf("error %q, want %q", got, want)
 			}
 		}
