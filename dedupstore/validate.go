@@ -150,14 +150,20 @@ func validOwner(field, owner string) error {
 // isToken reports whether a text is of letters, digits, '-', '_' and further bytes.
 func isToken(s, further string) bool {
 	for i := range len(s) {
-		c := s[i]
-		known := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
-		if !known && strings.IndexByte(further, c) < 0 {
+		if c := s[i]; !ofTokens[c] && strings.IndexByte(further, c) < 0 {
 			return false
 		}
 	}
 	return true
 }
+
+// ofTokens has the bytes that every token may have.
+var ofTokens = func() (known [256]bool) {
+	for _, c := range []byte("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") {
+		known[c] = true
+	}
+	return known
+}()
 
 // maxDuration keeps sums of a time, a lease and a retention far from overflow in every store.
 const maxDuration = 100 * 365 * 24 * time.Hour

@@ -72,9 +72,6 @@ func (s *Store) ClaimWait() time.Duration {
 // late copy of the release must not meet a run of theirs. A claim that cannot be given back ends with its lease and
 // counts as an attempt.
 func (s *Store) giveBack(ctx context.Context, ops []*operation) {
-	if len(ops) == 0 {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	s.send(ctx, ops, barrier{})

@@ -75,7 +75,7 @@ func (op *operation) finishConditionally(record string) {
 	}
 	op.known = record
 	op.packed = append(op.packed, record[headSize:len(record)-1-leaseSize]...)
-	op.args = [...]any{"set", op.name, op, "ifeq", &op.known, "px", op.args[5]} // the retention
+	op.args = [...]any{"set", &op.name, op, "ifeq", &op.known, "px", &op.ms[0]} // the retention
 }
 
 // refused tells whether a conditional finish wrote nothing, so that the script has to be asked.

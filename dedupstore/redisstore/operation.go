@@ -18,7 +18,8 @@ type operation struct {
 	name   string    // of the record
 	packed []byte    // the script's first argument, or the record that is written
 	space  [128]byte // for packed, as long as it suffices
-	args   [7]any    // of the command; the last may be nil
+	args   [7]any    // of the command; the last may be nil; numbers and texts are pointed to, which takes no memory
+	ms     [2]int64  // times among them
 	cmd    redis.StringCmd
 	stamp  stamp  // of a plain claim
 	known  string // of a conditional finish: the record that it replaces
@@ -38,9 +39,10 @@ func (op *operation) plain() bool { return op.stamp.clock != nil }
 
 // with gives it the numbers that the script gets behind the packed argument.
 func (op *operation) with(ms ...int64) {
-	op.args = [...]any{"evalsha", op.script.sha, 1, op.name, op, ms[0], nil}
+	copy(op.ms[:], ms)
+	op.args = [...]any{"evalsha", op.script.sha, 1, &op.name, op, &op.ms[0], nil}
 	if len(ms) > 1 {
-		op.args[6] = ms[1]
+		op.args[6] = &op.ms[1]
 	}
 }
 

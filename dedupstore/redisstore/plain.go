@@ -40,8 +40,8 @@ func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, no
 	b[len(b)-leaseSize-1] = 'l'
 	op.packed, op.stamp = b, stamp{clock: &s.clock, lease: 1000 * uint64(milliseconds(r.Lease))}
 	least, most := s.clock.bounds(now)
-	ms := milliseconds(r.Lease) + milliseconds(r.Retention) + int64(most-least)/1000 + 1
-	op.args = [...]any{"set", op.name, op, "nx", "get", "px", ms}
+	op.ms[0] = milliseconds(r.Lease) + milliseconds(r.Retention) + int64(most-least)/1000 + 1
+	op.args = [...]any{"set", &op.name, op, "nx", "get", "px", &op.ms[0]}
 }
 
 // plainAnswer reads the reply of a plain claim. Known is false if the script must be asked.

@@ -25,14 +25,23 @@ func distinct(ops []*operation) (first, others []*operation) {
 	if len(ops) < 2 {
 		return ops, nil
 	}
-	first = make([]*operation, 0, len(ops))
 	names := make(map[string]struct{}, len(ops))
-	for _, op := range ops {
-		if _, known := names[op.name]; known {
+	for i, op := range ops {
+		_, known := names[op.name]
+		switch {
+		case known && first == nil:
+			first = slices.Clone(ops[:i])
+			fallthrough
+		case known:
 			others = append(others, op)
 			continue
+		case first != nil:
+			first = append(first, op)
 		}
-		names[op.name], first = struct{}{}, append(first, op)
+		names[op.name] = struct{}{}
+	}
+	if first == nil {
+		return ops, nil
 	}
 	return first, others
 }
@@ -81,9 +90,12 @@ func (s *Store) within(ctx context.Context, do func()) bool {
 
 // pipelines says what travels together: large ones travel alone, behind the others.
 func pipelines(ops []*operation) [][]*operation {
+	if len(ops) <= maxBatch && !slices.ContainsFunc(ops, (*operation).large) {
+		return [][]*operation{ops}
+	}
 	var small, large []*operation
 	for _, op := range ops {
-		if len(op.packed) > maxShared {
+		if op.large() {
 			large = append(large, op)
 		} else {
 			small = append(small, op)
@@ -91,6 +103,8 @@ func pipelines(ops []*operation) [][]*operation {
 	}
 	return slices.AppendSeq(slices.Collect(slices.Chunk(small, maxBatch)), slices.Chunk(large, 1))
 }
+
+func (op *operation) large() bool { return len(op.packed) > maxShared }
 
 // exchange sends a pipeline, or, if it waits for replicas of a Cluster, one to each node: WAIT has no key to find the
 // node by.

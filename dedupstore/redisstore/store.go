@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ type Store struct {
 	deaf       bool  // the client may wait for the network although the context has ended
 	clock      clock // of the server; a cluster has many
 	background batch.Background
+	rounds     sync.Pool
 
 	cluster *redis.ClusterClient // nil: a single server
 	loaded  atomic.Bool          // the cluster's layout has been seen: looking at it asks nobody any more
@@ -74,11 +76,12 @@ func (s *Store) Close() { s.background.Wait() }
 // that time.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
-	made, ops := make([]operation, len(requests)), make([]*operation, 0, len(requests))
+	round := s.begin(len(requests))
+	ops := round.ops
 	var ready error
 	now := time.Now()
 	for i := range requests {
-		r, op := &requests[i], &made[i]
+		r, op := &requests[i], &round.made[i]
 		err := r.Validate()
 		if err == nil && ready == nil && !s.ready.Load() {
 			ready = s.check(ctx)
@@ -97,10 +100,11 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	for len(ops) > 0 {
 		asked, others := distinct(ops)
 		for len(asked) > 0 {
-			asked = s.ask(ctx, requests, asked, results)
+			asked = s.ask(ctx, round, requests, asked, results)
 		}
 		ops = others
 	}
+	s.end(round)
 	s.foresee(results)
 	return results
 }
@@ -125,9 +129,11 @@ func (s *Store) foresee(results []dedupstore.ClaimResult) {
 
 // ask sends claims and reads their answers. It returns those that must be asked again, by script.
 func (s *Store) ask(
-	ctx context.Context, requests []dedupstore.Request, ops []*operation, results []dedupstore.ClaimResult,
+	ctx context.Context, round *round, requests []dedupstore.Request, ops []*operation,
+	results []dedupstore.ClaimResult,
 ) (again []*operation) {
 	if !s.send(ctx, ops, s.barrier) {
+		round.kept = true
 		for _, op := range ops {
 			results[op.index].Err = ctx.Err()
 		}
@@ -153,7 +159,10 @@ func (s *Store) ask(
 			s.claimed.keep(answer.Claim.Fence, op)
 		}
 	}
-	s.giveBack(ctx, back)
+	if len(back) > 0 {
+		round.kept = true
+		s.giveBack(ctx, back)
+	}
 	return again
 }
 
@@ -195,15 +204,17 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 // run runs operations with a yes or no as the answer. One makes each of them.
 func (s *Store) run(ctx context.Context, n int, one func(op *operation, i int) error) []error {
 	errs := make([]error, n)
-	made, ops := make([]operation, n), make([]*operation, 0, n)
-	for i := range made {
-		if errs[i] = one(&made[i], i); errs[i] == nil {
-			ops = append(ops, &made[i])
+	round := s.begin(n)
+	ops := round.ops
+	for i := range round.made {
+		if errs[i] = one(&round.made[i], i); errs[i] == nil {
+			ops = append(ops, &round.made[i])
 		}
 	}
 	for len(ops) > 0 {
 		sent, others := distinct(ops)
 		known := s.send(ctx, sent, barrier{})
+		round.kept = round.kept || !known
 		var again []*operation
 		for _, op := range sent {
 			switch {
@@ -218,6 +229,7 @@ func (s *Store) run(ctx context.Context, n int, one func(op *operation, i int) e
 		}
 		ops = append(again, others...)
 	}
+	s.end(round)
 	return errs
 }
 

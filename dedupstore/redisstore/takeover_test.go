@@ -39,7 +39,7 @@ func TestClaim_TakesOverInOneWay(t *testing.T) {
 				if err := rdb.Set(t.Context(), op.name, raw, 0).Err(); err != nil {
 					rt.Fatal(err)
 				}
-				said, err := rdb.Eval(t.Context(), source, []string{op.name}, op.packed, op.args[5]).Result()
+				said, err := rdb.Eval(t.Context(), source, []string{op.name}, op.packed, op.ms[0]).Result()
 				return fmt.Sprintf("%q, %v", said, err), rdb.Get(t.Context(), op.name).Val()
 			}
 			gotReply, got := run(quick)
