@@ -56,9 +56,8 @@ func (r *run) attempt(ctx context.Context) *ending {
 	if r.guard.inbox != nil {
 		return r.attemptInTx(ctx)
 	}
-	began := time.Now()
-	outcome, err := r.handle(ctx)
-	return r.over(ctx, outcome, err, since(began))
+	outcome, took, err := r.handle(ctx)
+	return r.over(ctx, outcome, err, took)
 }
 
 // start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as
@@ -81,13 +80,14 @@ func (r *run) start(ctx context.Context) (e *ending, started bool) {
 	return e, false
 }
 
-// handle calls the handler under its lease.
-func (r *run) handle(ctx context.Context) (dedupstore.Outcome, error) {
+// handle calls the handler under its lease, and measures how long it took.
+func (r *run) handle(ctx context.Context) (o dedupstore.Outcome, took time.Duration, err error) {
 	inside := &r.context
 	inside.begin(apart(ctx), r.guard, r.call, r.lease.claim)
-	r.lease.workUnder(inside)
+	began := r.lease.workUnder(inside)
 	defer r.guard.endWork(&r.lease)
-	return r.protect(inside, r.lease.claim)
+	o, err = r.protect(inside, r.lease.claim)
+	return o, since(began), err
 }
 
 // since is how long a run took: at least a millisecond, because stores count those, and take zero for unknown.

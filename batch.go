@@ -141,7 +141,6 @@ func (b *together) start(which []int) (started []int) {
 	var starting sync.WaitGroup
 	for n, i := range which {
 		r, ctx := &b.runs[i], b.contexts[i]
-		r.began = time.Now()
 		if e, next := r.claim(ctx); next != toRun {
 			endings[n] = e
 			continue
@@ -281,7 +280,6 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 		r, ctx := &b.runs[i], b.contexts[i]
 		g.count(ctx, &r.call.Key,
 			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
-		r.began = began
 		res, err := r.end(ctx, r.ends(ending{res: Result{
 			Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
 			Fence: c.Fence, Attempt: 1, took: took,

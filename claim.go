@@ -23,7 +23,6 @@ type run struct {
 	owner owner
 	place int   // among the calls of its owner
 	wrong error // what is wrong with the call
-	began time.Time
 
 	token    string                  // of its claims; a new one after ErrNotDurable
 	shard    *shard                  // that was asked last
@@ -78,7 +77,7 @@ var noAnswer dedupstore.ClaimResult
 //
 // It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first
 // call over an inbox, whose attempt begins with a transaction.
-func (r *run) claimTogether(ctx context.Context) *shard {
+func (r *run) claimTogether(ctx context.Context, now time.Time) *shard {
 	g := r.guard
 	if g.policy.Shadow || r.wrong != nil || ctx.Err() != nil || r.first {
 		r.owner.claimed(r)
@@ -89,7 +88,7 @@ func (r *run) claimTogether(ctx context.Context) *shard {
 		r.owner.claimed(r)
 		return nil
 	}
-	r.sent = time.Now()
+	r.sent = now
 	r.shard.claims.Put(g.request(ctx, r.call, r.token), r)
 	return r.shard
 }
@@ -97,8 +96,9 @@ func (r *run) claimTogether(ctx context.Context) *shard {
 // claimAll is claimTogether for several runs.
 func claimAll(runs []run, contexts []context.Context) {
 	var asked *shard
+	now := time.Now()
 	for i := range runs {
-		shard := runs[i].claimTogether(contexts[i])
+		shard := runs[i].claimTogether(contexts[i], now)
 		if asked != nil && shard != nil && shard != asked {
 			asked.claims.Flush()
 		}

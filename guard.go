@@ -249,7 +249,6 @@ func (*waiting) ended(*run, Result, error) {}
 
 // begin does all that comes before a settlement: it claims, and attempts what it has claimed.
 func (r *run) begin(ctx context.Context) *ending {
-	r.began = time.Now()
 	switch {
 	case r.guard.policy.Shadow:
 		return r.shadow(ctx)

@@ -366,18 +366,20 @@ func (l *lease) beginWork(ctx context.Context) context.Context {
 	return ctx
 }
 
-// workUnder notes the context of the work under the lease.
-func (l *lease) workUnder(handler canceler) {
+// workUnder notes the context of the work under the lease, and when that began.
+func (l *lease) workUnder(handler canceler) (began time.Time) {
+	began = time.Now()
 	l.mu.Lock()
 	l.handler = handler
 	if l.work.begins {
-		l.work = work{began: time.Now()}
+		l.work = work{began: began}
 	}
 	cut := l.cancelled
 	l.mu.Unlock()
 	if cut {
 		handler.Cancel(ErrClaimLost)
 	}
+	return began
 }
 
 // endWork ends the context of the work. The lease is not extended any more.

@@ -133,7 +133,7 @@ func (r *run) log(ctx context.Context, e *ending) {
 		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
 	case res.Outcome.Kind == dedupstore.Succeeded:
 		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
-			"took", time.Since(r.began))
+			"took", res.took)
 	}
 }
 

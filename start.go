@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -60,7 +61,7 @@ func (s *startedRun) Do() {
 func (g *Guard) StartAhead(ctx context.Context, call *Call, ready func(Ahead)) {
 	a := &ahead{ready: ready}
 	a.init(g, call, a)
-	if shard := a.claimTogether(ctx); shard != nil {
+	if shard := a.claimTogether(ctx, time.Now()); shard != nil {
 		shard.claims.Flush()
 	}
 }
@@ -146,7 +147,7 @@ func (s *settlingRun) Receive(failed *error) {
 // settled ends a run whose plain success is stored, or could not be.
 func (r *run) settled(err error) {
 	ctx := r.settling
-	res, err := r.end(ctx, r.stored(ctx, &r.ending, r.began, err))
+	res, err := r.end(ctx, r.stored(ctx, &r.ending, time.Time{}, err))
 	r.owner.ended(r, res, err)
 }
 

@@ -17,7 +17,7 @@ import (
 // An inbound is a delivery on its way through a Processor. It is for one goroutine at a time.
 type inbound struct {
 	processor *Processor
-	delivery  Delivery
+	delivery  *Delivery
 	found     identified
 	decision  *Decision             // known already; nil: none is
 	observed  *telemetry.Processing // nil: nobody wants to know
@@ -46,7 +46,7 @@ func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle 
 	for i := range deliveries {
 		in := &s.all[i]
 		in.place, in.done, in.found.call = i, done, &calls[len(places)]
-		s.contexts[i] = p.receive(ctx, deliveries[i], in)
+		s.contexts[i] = p.receive(ctx, &deliveries[i], in)
 		if in.guarded() {
 			within, places = append(within, in.within(s.contexts[i])), append(places, i)
 			continue
@@ -172,22 +172,23 @@ func (h Handler) do(ctx context.Context, _ *inbound, _ bool) (dedupstore.Outcome
 func (p *Processor) inbound(ctx context.Context, d Delivery) (*inbound, context.Context) {
 	in := &struct {
 		inbound
-		call oncemill.Call
-	}{}
+		call     oncemill.Call
+		delivery Delivery
+	}{delivery: d}
 	in.found.call = &in.call
-	return &in.inbound, p.receive(ctx, d, &in.inbound)
+	return &in.inbound, p.receive(ctx, &in.delivery, &in.inbound)
 }
 
 // receive finds out what a delivery is. It returns a context with its span.
-func (p *Processor) receive(ctx context.Context, d Delivery, in *inbound) context.Context {
+func (p *Processor) receive(ctx context.Context, d *Delivery, in *inbound) context.Context {
 	in.processor, in.delivery = p, d
 	if d.Handler == "" && !p.policy.Shadow {
-		decision := p.unguardable(&in.delivery, errNoHandler)
+		decision := p.unguardable(in.delivery, errNoHandler)
 		in.decision = &decision
 		return ctx
 	}
 	p.Announce(d.Handler)
-	in.found.err = p.identify(&in.delivery, &in.found)
+	in.found.err = p.identify(in.delivery, &in.found)
 	if p.telemetry.On(ctx) {
 		ctx = in.begin(ctx)
 	} else {
@@ -198,7 +199,7 @@ func (p *Processor) receive(ctx context.Context, d Delivery, in *inbound) contex
 	}
 	if outer := insideOf(ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == in.found.call.Key &&
 		outer.delivery.Message == d.Message {
-		decision := p.guardedTwice(ctx, &in.delivery, in.found.call.Key.ID)
+		decision := p.guardedTwice(ctx, in.delivery, in.found.call.Key.ID)
 		in.decision = &decision
 	}
 	return ctx
@@ -228,7 +229,7 @@ func (in *inbound) concluded(ctx context.Context, do work, res oncemill.Result, 
 func (in *inbound) ended(ctx context.Context, do work, res oncemill.Result, err error) {
 	if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
 		in.end(ctx, nil)
-		in.done(in.place, in.processor.unreturned(ctx, &in.delivery, why))
+		in.done(in.place, in.processor.unreturned(ctx, in.delivery, why))
 		return
 	}
 	in.tell(ctx, func() Decision { return in.concluded(ctx, do, res, err) })
@@ -243,7 +244,7 @@ func (in *inbound) tell(ctx context.Context, decide func() Decision) {
 		}
 		why := &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
 		in.end(ctx, nil)
-		in.done(in.place, in.processor.unreturned(ctx, &in.delivery, why))
+		in.done(in.place, in.processor.unreturned(ctx, in.delivery, why))
 	}()
 	d := decide()
 	returned = true
@@ -273,7 +274,7 @@ func (in *inbound) within(ctx context.Context) context.Context {
 
 // conclude says what to do with a delivery by how its guarded run ended.
 func (in *inbound) conclude(ctx context.Context, res oncemill.Result, err error) Decision {
-	p, d, call := in.processor, &in.delivery, in.found.call
+	p, d, call := in.processor, in.delivery, in.found.call
 	if p.policy.Shadow {
 		return shadowed(res, err)
 	}
@@ -323,7 +324,7 @@ func (Handler) decided(ctx context.Context, in *inbound, d Decision) Decision {
 
 // begin begins the span of the delivery. It returns a context with it.
 func (in *inbound) begin(ctx context.Context) context.Context {
-	p, d, found := in.processor, &in.delivery, &in.found
+	p, d, found := in.processor, in.delivery, &in.found
 	ctx, in.observed = p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: found.call.Key.ID, KeySource: string(found.source), Header: d.Header,

@@ -235,7 +235,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 
 // unguarded deals with a delivery that cannot be guarded.
 func (p *Processor) unguarded(ctx context.Context, in *inbound, do work) Decision {
-	d, err := in.delivery, in.found.err
+	d, err := *in.delivery, in.found.err
 	if p.policy.Shadow {
 		o, err := in.measure(ctx, ctx, do, false)
 		o.Kind = dedupstore.Succeeded
@@ -284,7 +284,7 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 		o.Kind = dedupstore.Succeeded
 		return Decision{Action: Ack, Result: oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}}
 	case own && permanent:
-		return p.undeliverable(ctx, in.delivery, "", string(dedupstore.Failed), err)
+		return p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
 	case own && delayed:
 		return Decision{Action: RetryLater, Delay: after.RetryAfter(), Err: err}
 	}

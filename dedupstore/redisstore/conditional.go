@@ -33,7 +33,7 @@ type claimed struct {
 func (c *claimed) keep(fence uint64, op *operation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Now().Before(c.resume) {
+	if !c.resume.IsZero() && time.Now().Before(c.resume) {
 		return
 	}
 	if c.records == nil || len(c.records) >= maxClaimed {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -112,9 +113,22 @@ func appendRequest(b []byte, r *dedupstore.Request) []byte {
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
 	const most = 200 // that it takes no memory for
 	text := append(append(append(make([]byte, 0, most), f.Scheme...), ':'), f.Sum...)
-	scheme, sum := sha256.Sum256(text[:len(f.Scheme)]), sha256.Sum256(text)
-	return append(append(b, scheme[:4]...), sum[:16]...)
+	last := lastScheme.Load()
+	if last == nil || last.scheme != f.Scheme {
+		last = &schemeSum{f.Scheme, sha256.Sum256(text[:len(f.Scheme)])}
+		lastScheme.Store(last)
+	}
+	sum := sha256.Sum256(text)
+	return append(append(b, last.sum[:4]...), sum[:16]...)
 }
+
+// A schemeSum is the SHA-256 of a scheme's name. Most programs have one scheme.
+type schemeSum struct {
+	scheme string
+	sum    [sha256.Size]byte
+}
+
+var lastScheme atomic.Pointer[schemeSum]
 
 // appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.
 func appendTrace(b []byte, trace string) []byte {

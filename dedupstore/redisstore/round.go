@@ -2,16 +2,24 @@ package redisstore
 
 // A round is the memory of one call of the store: an operation takes half a kilobyte.
 type round struct {
-	made []operation
-	ops  []*operation // empty, with room for all
-	kept bool         // the client may still have them
+	made  []operation
+	ops   []*operation // empty, with room for all
+	names map[string]struct{}
+	kept  bool // the client may still have them
 }
+
+// keptRounds is how many rounds a store keeps: as many calls are under way at once, of one guard, while all is well.
+const keptRounds = 4
 
 // begin returns a round for n operations.
 func (s *Store) begin(n int) *round {
-	r, _ := s.rounds.Get().(*round)
+	var r *round
+	select {
+	case r = <-s.rounds:
+	default:
+	}
 	if r == nil || cap(r.made) < n {
-		r = &round{made: make([]operation, n), ops: make([]*operation, 0, n)}
+		r = &round{made: make([]operation, n), ops: make([]*operation, 0, n), names: map[string]struct{}{}}
 	}
 	r.made = r.made[:n]
 	return r
@@ -24,5 +32,8 @@ func (s *Store) end(r *round) {
 		return
 	}
 	clear(r.made)
-	s.rounds.Put(r)
+	select {
+	case s.rounds <- r:
+	default:
+	}
 }

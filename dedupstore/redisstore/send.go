@@ -20,12 +20,12 @@ const (
 )
 
 // distinct parts operations into the first on each record and the others, which have to wait. Otherwise a first one
-// that is sent again, because the server forgot its script, would come after them.
-func distinct(ops []*operation) (first, others []*operation) {
+// that is sent again, because the server forgot its script, would come after them. Names are its own to use.
+func distinct(ops []*operation, names map[string]struct{}) (first, others []*operation) {
 	if len(ops) < 2 {
 		return ops, nil
 	}
-	names := make(map[string]struct{}, len(ops))
+	clear(names)
 	for i, op := range ops {
 		_, known := names[op.name]
 		switch {

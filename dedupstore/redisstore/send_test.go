@@ -86,7 +86,7 @@ func TestPipelines_CutsWhatMayNotTravelTogether(t *testing.T) {
 		}
 		var got []string
 		for len(ops) > 0 {
-			first, others := distinct(ops)
+			first, others := distinct(ops, map[string]struct{}{})
 			for _, together := range pipelines(first) {
 				var names []string
 				for _, op := range together {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +29,7 @@ type Store struct {
 	deaf       bool  // the client may wait for the network although the context has ended
 	clock      clock // of the server; a cluster has many
 	background batch.Background
-	rounds     sync.Pool
+	rounds     chan *round // for the next calls
 
 	cluster *redis.ClusterClient // nil: a single server
 	loaded  atomic.Bool          // the cluster's layout has been seen: looking at it asks nobody any more
@@ -50,7 +49,7 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	s := &Store{rdb: rdb, config: c, scripts: allScripts}
+	s := &Store{rdb: rdb, config: c, scripts: allScripts, rounds: make(chan *round, keptRounds)}
 	s.ready.Store(c.SkipCheck)
 	t, known := timeoutsOf(rdb)
 	s.barrier, s.deaf = barrier{c.Replicas, t.replicas()}, !known || t.deaf()
@@ -98,7 +97,7 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 		ops = append(ops, op)
 	}
 	for len(ops) > 0 {
-		asked, others := distinct(ops)
+		asked, others := distinct(ops, round.names)
 		for len(asked) > 0 {
 			asked = s.ask(ctx, round, requests, asked, results)
 		}
@@ -212,7 +211,7 @@ func (s *Store) run(ctx context.Context, n int, one func(op *operation, i int) e
 		}
 	}
 	for len(ops) > 0 {
-		sent, others := distinct(ops)
+		sent, others := distinct(ops, round.names)
 		known := s.send(ctx, sent, barrier{})
 		round.kept = round.kept || !known
 		var again []*operation
