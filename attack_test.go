@@ -477,3 +477,39 @@ func TestGuard_TheEndOfADeliveryIsNotThatOfASettlement(t *testing.T) {
 		c.want(t, 1)
 	})
 }
+
+// panickyStore is a store whose client panics.
+type panickyStore struct {
+	dedupstore.Store
+	claim, settle bool
+}
+
+func (p *panickyStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	if p.claim {
+		panic("a hook of the client")
+	}
+	return p.Store.Claim(ctx, requests)
+}
+
+func (p *panickyStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	if p.settle {
+		panic("a hook of the client")
+	}
+	return p.Store.Settle(ctx, settlings)
+}
+
+func TestShadow_AStoreThatPanicsIsNoticedByNobody(t *testing.T) {
+	for name, store := range map[string]*panickyStore{"claim": {claim: true}, "settle": {settle: true}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store.Store = newStore(t)
+				g := newGuard(t, store, oncemill.Policy{Shadow: true})
+				var h counter
+				if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || !res.Bypassed {
+					t.Errorf("%+v, %v", res, err)
+				}
+				h.want(t, 1)
+			})
+		})
+	}
+}

@@ -50,9 +50,7 @@ func (r *run) attempt(ctx context.Context) *ending {
 	if e, started := r.start(ctx); !started {
 		return e
 	}
-	if r.turn != nil {
-		ctx = context.WithValue(ctx, turnKey{}, r.guard)
-	}
+	ctx = r.withTurn(ctx)
 	if r.guard.inbox != nil {
 		return r.attemptInTx(ctx)
 	}

@@ -68,6 +68,7 @@ func (b *together) claim(calls []Call) {
 		b.runs[i].init(b.guard, &calls[i], b)
 		b.runs[i].place = i
 	}
+	b.guard.running.Keep(len(calls))
 	b.asked.Add(len(calls))
 	claimAll(b.runs, b.contexts)
 	b.asked.Wait()
@@ -80,7 +81,10 @@ func (b *together) handle(ctx context.Context, r *run) (dedupstore.Outcome, erro
 	return dedupstore.Outcome{}, oneOf(b.fn(ctx, []int{r.place}))
 }
 
-func (b *together) ended(r *run, res Result, err error) { b.done(r.place, res, err) }
+func (b *together) ended(r *run, res Result, err error) {
+	defer b.guard.running.Release()
+	b.done(r.place, res, err)
+}
 
 // alone runs one of the batch by itself.
 func (b *together) alone(i int) {
@@ -160,7 +164,7 @@ func (b *together) start(which []int) (started []int) {
 		}
 		r, ctx := &b.runs[i], b.contexts[i]
 		res, err := r.end(ctx, r.settle(ctx, endings[n]))
-		b.done(i, res, err)
+		b.ended(r, res, err)
 	}
 	return started
 }
@@ -253,7 +257,8 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 	defer cancel(nil)
 	defer follow(b.contexts, which, cancel)()
 	began, took := time.Now(), time.Duration(0)
-	claims, err := g.first.inbox.FirstsInTx(ctx, requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+	var claims []dedupstore.Claim
+	work := func(ctx context.Context, claims []dedupstore.Claim) error {
 		runs, calls := make([]Run, len(claims)), make([]int, len(claims))
 		for n, c := range claims {
 			runs[n], calls[n] = runOf(&c), byOwner[c.Owner]
@@ -266,6 +271,10 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 		errs, err := b.call(ctx, runs, calls)
 		took = since(began)
 		return errors.Join(append(errs, err)...)
+	}
+	err := shielded(func() (err error) {
+		claims, err = g.first.inbox.FirstsInTx(ctx, requests, work)
+		return err
 	})
 	if err != nil {
 		g.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
@@ -284,7 +293,7 @@ func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int)
 			Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
 			Fence: c.Fence, Attempt: 1, took: took,
 		}}))
-		b.done(i, res, err)
+		b.ended(r, res, err)
 	}
 	return slices.DeleteFunc(which, func(i int) bool { return committed[i] })
 }

@@ -66,7 +66,9 @@ func (d *duplicates) tell() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), noteTimeout)
 	defer cancel()
-	_ = d.store.NoteDuplicates(ctx, slices.Collect(maps.Values(seen))) // it says nothing that anybody waits for
+	_ = shielded(func() error { // it says nothing that anybody waits for
+		return d.store.NoteDuplicates(ctx, slices.Collect(maps.Values(seen)))
+	})
 }
 
 // close tells the store of what is left, and returns when the store has been told of everything before.

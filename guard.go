@@ -230,8 +230,15 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	r := &waiting{own: call, fn: fn}
 	r.init(g, &r.own, r)
-	defer r.leaveTurn()
-	return r.end(ctx, r.settle(ctx, r.begin(ctx)))
+	returned := false
+	defer func() {
+		if !returned {
+			r.leave()
+		}
+	}()
+	res, err := r.end(ctx, r.settle(ctx, r.begin(ctx)))
+	returned = true
+	return res, err
 }
 
 // A waiting run is one whose caller waits for it.

@@ -387,3 +387,31 @@ func TestFirst_DuplicatesAreClaimedTogether(t *testing.T) {
 		}
 	})
 }
+
+type panickyFirsts struct{ *firstInbox }
+
+func (panickyFirsts) FirstsInTx(context.Context, []dedupstore.Request,
+	func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
+	panic("a hook of the driver")
+}
+
+func TestStartBatch_AnInboxThatPanicsLeavesEachCallAnAnswer(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, panickyFirsts{newFirstInbox(t)}, oncemill.Policy{})
+		calls := []oncemill.Call{call("a"), call("b")}
+		calls[0].First, calls[1].First = true, true
+		var told atomic.Int32
+		g.StartBatch(t.Context(), calls, slices.Repeat([]context.Context{t.Context()}, 2),
+			func(context.Context, []int) []error { return nil },
+			func(i int, res oncemill.Result, err error) {
+				told.Add(1)
+				if err != nil || res.Status != oncemill.StatusDone {
+					t.Errorf("call %d ended with %+v, %v", i, res, err)
+				}
+			})
+		g.Close()
+		if told.Load() != 2 {
+			t.Errorf("told of %d of 2 calls", told.Load())
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -435,6 +436,29 @@ func TestGuard_WhoPublishesAnOutcomeCountsItsWindowAnew(t *testing.T) {
 				t.Errorf("%d runs, %v; want %d", h.runs.Load(), err, want)
 			}
 			time.Sleep(2 * time.Hour)
+		}
+	})
+}
+
+// A dead letter's function that ends its goroutine holds the key no longer than its lease.
+func TestStart_ADeadLetterThatExitsLeavesTheKey(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "m1")
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 2, Lease: 3 * time.Second})
+		c := call("m1")
+		c.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced { runtime.Goexit(); return nil }
+		done := make(chan error, 1)
+		g.Start([]context.Context{t.Context()}, []oncemill.Call{c},
+			func(context.Context, int) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil },
+			func(_ int, _ oncemill.Result, err error) { done <- err })
+		if err := <-done; err == nil {
+			t.Error("told of a success")
+		}
+		time.Sleep(time.Minute) // virtual
+		res, err := newGuard(t, store, oncemill.Policy{MaxAttempts: 2}).Run(t.Context(), call("m1"), (&counter{}).run)
+		if err != nil || res.Outcome.Kind != dedupstore.Failed {
+			t.Errorf("a minute later %+v, %v, want the failure", res, err)
 		}
 	})
 }

@@ -163,7 +163,7 @@ func (s *scopes) work() {
 func (s *scopes) within(ask func(ctx context.Context) error) (answered bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), noteTimeout)
 	defer cancel()
-	err := ask(ctx)
+	err := shielded(func() error { return ask(ctx) })
 	if err != nil {
 		s.failed.Do(func() {
 			s.log.WarnContext(ctx, "oncemill: the store does not remember the names of handlers: one that changes is "+

@@ -109,7 +109,7 @@ func (r *run) settleTold(ctx context.Context, ends func() *ending) (later bool) 
 	defer func() {
 		if !over {
 			v := recover()
-			r.leaveTurn()
+			r.leave()
 			r.owner.ended(r, Result{}, &PanicError{Value: v, Stack: debug.Stack()})
 		}
 	}()
@@ -121,11 +121,16 @@ func (r *run) settleTold(ctx context.Context, ends func() *ending) (later bool) 
 		l.shard.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, (*settlingRun)(r))
 		return true
 	}
-	e = r.settle(ctx, e)
+	res, err := r.end(ctx, r.settle(ctx, e))
 	over = true
-	res, err := r.end(ctx, e)
 	r.owner.ended(r, res, err)
 	return false
+}
+
+// leave leaves a run that a panic has ended, or the end of its goroutine: its lease ends by itself.
+func (r *run) leave() {
+	r.leaveTurn()
+	r.guard.heartbeat.remove(&r.lease)
 }
 
 // A settlingRun is one whose plain success is being stored together with others.

@@ -41,6 +41,14 @@ func (r *run) waitTurn(ctx context.Context) bool {
 	return true
 }
 
+// withTurn returns a context in which calls of the same guard have the run's turn, if it has one.
+func (r *run) withTurn(ctx context.Context) context.Context {
+	if r.turn == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, turnKey{}, r.guard)
+}
+
 // leaveTurn lets the next suspect run.
 func (r *run) leaveTurn() {
 	if r.turn != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -315,5 +316,32 @@ func TestGuard_ManySuspectsNeverRunBesideEachOther(t *testing.T) {
 		if ran < n/4 {
 			t.Errorf("%d of %d ran", ran, n)
 		}
+	})
+}
+
+// A suspect whose claim fails in its turn is bypassed, where the policy fails open, and still has the turn.
+func TestGuard_ABypassedSuspectDoesNotWaitForItself(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "outer", "inner")
+		var claims atomic.Int32
+		store.claim = func(apply func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			if claims.Add(1) == 2 { // the claim in its turn
+				return dedupstore.Answer{}, errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var inner counter
+		_, err := g.Run(ctx, call("outer"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			_, err := g.Run(ctx, call("inner"), inner.run)
+			return dedupstore.Outcome{}, err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		inner.want(t, 1)
 	})
 }

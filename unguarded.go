@@ -3,9 +3,11 @@ package oncemill
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -14,7 +16,7 @@ func (r *run) bypass(ctx context.Context) *ending {
 	g, call := r.guard, r.call
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
 	claim := &dedupstore.Claim{Key: call.Key}
-	o, err := r.protect(g.withClaim(ctx, call, claim), claim)
+	o, err := r.protect(g.withClaim(r.withTurn(ctx), call, claim), claim)
 	if err != nil {
 		return r.ends(ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}})
 	}
@@ -71,7 +73,11 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	err := shard.breaker.claim(patient, &key, func(together bool) (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
-		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
+		err = shielded(func() (err error) {
+			answer, err = dedupstore.ClaimOne(quick, g.store, request)
+			return err
+		})
+		if err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
 			if together {
 				shard.breaker.report(&key, sent, err)
@@ -99,10 +105,21 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowTimeout)
 		defer cancel()
-		if err := dedupstore.SettleOne(ctx, g.store, answer.Claim, s); err != nil {
+		err := shielded(func() error { return dedupstore.SettleOne(ctx, g.store, answer.Claim, s) })
+		if err != nil {
 			g.meter.StoreError(ctx, "settle", "shadow", storeFailure(err))
 		}
 	}
+}
+
+// shielded makes an error of a panic of the store, such as one in a hook of its client.
+func shielded(ask func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &batch.PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return ask()
 }
 
 // shadowTimeout is how long shadow mode waits for the store, which must not delay what it shadows.

@@ -3,9 +3,15 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -110,4 +116,60 @@ func TestStartBatch_APublisherThatDoesNotReturnEndsNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// somebody takes spans, unlike a noop.TracerProvider that the policy is given itself.
+type somebody struct{ noop.TracerProvider }
+
+type panickyIs struct{ text *string }
+
+func (e *panickyIs) Error() string { return "cannot be compared" }
+func (e *panickyIs) Is(error) bool { return *e.text == "" }
+
+// Telemetry looks into errors. One that panics then must not make the batch fail as a whole.
+func TestStartBatch_AnErrorThatPanicsSteersItsOwnMessage(t *testing.T) {
+	for name, bad := range map[string]error{"unwrap": (*declined)(nil), "is": &panickyIs{}} {
+		for _, provider := range []trace.TracerProvider{nil, somebody{}} {
+			t.Run(fmt.Sprintf("%s, telemetry %t", name, provider != nil), func(t *testing.T) {
+				virtual(t, func(t *testing.T) {
+					p := newProcessor(t, newStore(t), consumer.Config{
+						Policy: oncemill.Policy{Telemetry: oncemill.Telemetry{TracerProvider: provider}},
+					})
+					var effects [3]atomic.Int32
+					togethers(t, p, []int{1, 1, 1}, func(_ context.Context, which []int) []error {
+						errs := make([]error, len(which))
+						for n, i := range which {
+							if effects[i].Add(1); i == 1 {
+								errs[n] = bad
+							}
+						}
+						return errs
+					})
+					if effects[0].Load() != 1 || effects[2].Load() != 1 {
+						t.Errorf("its neighbours ran %d and %d times", effects[0].Load(), effects[2].Load())
+					}
+				})
+			})
+		}
+	}
+}
+
+type slowDeadLetters struct{ sent atomic.Bool }
+
+func (s *slowDeadLetters) Publish(context.Context, ...producer.Message) error {
+	time.Sleep(time.Second)
+	s.sent.Store(true)
+	return nil
+}
+
+func TestProcessor_CloseWaitsForDeliveriesThatNoGuardIsAskedAbout(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		dead := &slowDeadLetters{}
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: dead, DeadLetterTopic: "dead"})
+		p.Start(t.Context(), consumer.Delivery{Topic: "orders", Handler: "charge"},
+			func(context.Context) error { return nil }, func(consumer.Decision) {})
+		if err := p.Close(t.Context()); err != nil || !dead.sent.Load() {
+			t.Errorf("Close returned %v, with a dead letter on its way", err)
+		}
+	})
 }

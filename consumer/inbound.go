@@ -112,7 +112,14 @@ func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, don
 	in := a.inbound
 	in.done = func(_ int, d Decision) { done(d) }
 	now := identified{call: &oncemill.Call{}}
+	returned := false
+	defer func() { // unless a user's function ends the goroutine
+		if !returned {
+			a.GiveBack(ctx)
+		}
+	}()
 	now.err = in.processor.identify(&d, &now)
+	returned = true
 	key, content, known := in.processor.compare(&in.found, &now)
 	same = !known || key && content
 	switch {
@@ -375,9 +382,15 @@ func (in *inbound) measure(
 	return o, err
 }
 
-// failureIn is the kind of a handler's error that was returned in a context.
-func failureIn(ctx context.Context, err error) telemetry.Failure {
-	failure := handlerFailure(err)
+// failureIn is the kind of a handler's error that was returned in a context. An error that panics when it is looked at
+// must not count as the handler's panic.
+func failureIn(ctx context.Context, err error) (failure telemetry.Failure) {
+	defer func() {
+		if recover() != nil {
+			failure = telemetry.FailedOther
+		}
+	}()
+	failure = handlerFailure(err)
 	if failure == telemetry.FailedOther && interrupted(ctx, err) {
 		return telemetry.FailedCanceled
 	}

@@ -285,10 +285,12 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 		return Decision{Action: Ack, Result: oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}}
 	case own && permanent:
 		return p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
-	case own && delayed:
-		return Decision{Action: RetryLater, Delay: after.RetryAfter(), Err: err}
 	}
-	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
+	res := oncemill.Result{Status: oncemill.StatusRetry, Bypassed: true, Wait: p.policy.Backoff.Min, Handler: err}
+	if own && delayed {
+		res.Wait = after.RetryAfter()
+	}
+	return Decision{Action: RetryLater, Delay: res.Wait, Result: res, Err: &oncemill.Error{Result: res}}
 }
 
 // protect turns a panic into an error, as the guard does.

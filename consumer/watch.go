@@ -55,6 +55,12 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 				"others; the Router's log says why",
 			"uuid", d.UUID, "topic", d.Topic, "to", outputs[0].Topic, "outputs", len(outputs))
 	case <-p.closed:
+		select {
+		case <-acked: // at the same time
+			_ = publication.Done()
+			return
+		default:
+		}
 	case <-limit.C:
 		p.log.ErrorContext(ctx, "oncemill: message was neither acked nor nacked: a redelivery publishes its outputs",
 			"uuid", d.UUID, "after", longestPublish)
@@ -73,6 +79,7 @@ func (p *Processor) Close(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
+		p.running.Wait()
 		p.watchers.Wait()
 		p.guard.Close()
 	}()

@@ -13,10 +13,24 @@ type Background struct {
 func (b *Background) Go(work func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.current().Go(work)
+}
+
+// Enter counts the caller's goroutine, until it calls Done of what it gets.
+func (b *Background) Enter() *sync.WaitGroup {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.current()
+	now.Add(1)
+	return now
+}
+
+// current has what begins now. It is locked.
+func (b *Background) current() *sync.WaitGroup {
 	if b.now == nil {
 		b.now = new(sync.WaitGroup)
 	}
-	b.now.Go(work)
+	return b.now
 }
 
 // Wait returns when all that began before has ended.

@@ -19,6 +19,7 @@ type Pool struct {
 	idle    []chan struct{} // of goroutines without work
 	coming  bool            // a goroutine is on its way to the queue
 	busy    int             // pieces of work that are not done, and Keeps
+	free    chan struct{}   // closed when there are none; nil: nobody waits for that
 	running sync.WaitGroup
 }
 
@@ -118,6 +119,10 @@ func (p *Pool) done() {
 		close(more)
 	}
 	p.idle = nil
+	if p.free != nil {
+		close(p.free)
+		p.free = nil
+	}
 }
 
 // Keep keeps goroutines without work until Release is called as often: so much more work is about to come.
@@ -134,5 +139,16 @@ func (p *Pool) Release() {
 	p.done()
 }
 
-// Wait waits until all work has returned and the goroutines have ended.
-func (p *Pool) Wait() { p.running.Wait() }
+// Wait waits until all work has returned, each Keep is released, and the goroutines have ended.
+func (p *Pool) Wait() {
+	p.mu.Lock()
+	if p.busy > 0 && p.free == nil {
+		p.free = make(chan struct{})
+	}
+	free := p.free
+	p.mu.Unlock()
+	if free != nil {
+		<-free
+	}
+	p.running.Wait()
+}

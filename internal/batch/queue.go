@@ -84,6 +84,7 @@ func (q *Queue[Op, Res]) Do(ctx context.Context, op Op) *Res {
 	if q.number == 0 {
 		number := q.begin()
 		q.mu.Unlock()
+		defer q.background.Enter().Done()
 		defer q.end(number)
 		return &q.send(context.WithoutCancel(ctx), []Op{op})[0]
 	}
@@ -124,10 +125,10 @@ func (q *Queue[Op, Res]) alone(op Op) bool { return q.Alone != nil && q.Alone(op
 // Wait returns when nothing that was handed over is under way.
 func (q *Queue[Op, Res]) Wait() {
 	for again := true; again; {
-		q.mu.Lock()
-		again = q.full != nil // what is held up begins meanwhile
-		q.mu.Unlock()
 		q.background.Wait()
+		q.mu.Lock()
+		again = q.full != nil || q.flying > 0 || len(q.waiting) > 0 // what is held up begins meanwhile
+		q.mu.Unlock()
 	}
 }
 

@@ -90,8 +90,8 @@ var bugs = []bug{
 	},
 	{
 		"an ack before the store's answer", "start.go",
-		"	l := &r.lease\n	l.shard.settles.Go(",
-		"	l := &r.lease\n	done(e.res, nil)\n	done = func(Result, error) {}\n	l.shard.settles.Go(",
+		"		l := &r.lease\n		l.shard.settles.Go(",
+		"		l := &r.lease\n		r.owner.ended(r, e.res, nil)\n		r.owner = &waiting{}\n		l.shard.settles.Go(",
 	},
 	{
 		"a run is not marked as started under a policy that parks", "attempt.go",

@@ -546,3 +546,26 @@ func TestMiddleware_SpanBelongsToTheMessagesTrace(t *testing.T) {
 		})
 	}
 }
+
+// A message without an ID runs unguarded. Its handler returns the failure of a guard that it used, which says nothing
+// of this message.
+func TestChain_ANestedFailureUnderABypassIsNoPoison(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		b := &broker{}
+		steps, err := oncewatermill.Chain(oncewatermill.PoisonQueue(b, "poison"), oncewatermill.Guarded(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
+		stop := over(t, s, func(*message.Message) error {
+			return &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}}
+		}, steps...)
+		time.Sleep(10 * time.Second) // virtual
+		synctest.Wait()
+		if n := len(b.by["poison"]); n > 0 {
+			t.Errorf("%d copies of it are poison", n)
+		}
+		stop()
+	})
+}

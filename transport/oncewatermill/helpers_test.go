@@ -82,7 +82,8 @@ var routed = func() context.Context {
 	}
 	found := make(chan context.Context, 1)
 	r.AddHandler("charge", "orders", ps, "receipts", ps, func(m *message.Message) ([]*message.Message, error) {
-		found <- context.WithoutCancel(m.Context())
+		// values over values, as in a Router
+		found <- context.WithValue(context.WithoutCancel(m.Context()), routedKey{}, true)
 		return nil, nil
 	})
 	go func() { _ = r.Run(context.Background()) }()
@@ -101,6 +102,8 @@ var routed = func() context.Context {
 func inRouter(uuid string, payload []byte) *message.Message {
 	return message.NewMessageWithContext(routed, uuid, payload)
 }
+
+type routedKey struct{}
 
 // order is a stamped message, as the Router gives it to a handler.
 func order(id string) *message.Message {
