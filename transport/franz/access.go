@@ -61,8 +61,7 @@ var (
 		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and " +
 			"group.max.session.timeout.ms"},
 		{kerr.FencedInstanceID, "another member uses the same instance ID: give each its own"},
-		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or " +
-			"run fewer members"},
+		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size, or run fewer members"},
 	}
 )
 

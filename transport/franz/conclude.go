@@ -37,7 +37,7 @@ func (r *record) conclude(ctx context.Context, decision consumer.Decision) (sett
 		return false, delay
 	case len(r.retry) > 0 && failedAttempt(decision) && !isDeadLetter(d): // its copy would not say of what it is one
 		next := r.nextRetry(r.Topic)
-		_, err := r.publisher.forward(ctx, copyOf(r.Record, d, next.Topic, time.Now().Add(max(next.Delay, delay))))
+		err := r.publisher.forward(ctx, copyOf(r.Record, d, next.Topic, time.Now().Add(max(next.Delay, delay))))
 		if err == nil {
 			return true, 0
 		}

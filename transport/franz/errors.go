@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ErrUnconfirmed says that the broker has not confirmed what is settled: offsets, or acknowledgements of a share group.
-// Nothing is lost: these records are delivered again, and duplicates are suppressed.
+// ErrUnconfirmed says that the broker has not confirmed what is settled. Nothing is lost: these records are
+// delivered again, and duplicates are suppressed.
 var ErrUnconfirmed = errors.New("franz: what was settled is not confirmed, and is delivered again")
 
 func unconfirmed(group string, err error) error {

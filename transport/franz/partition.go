@@ -79,7 +79,7 @@ func (p *partition) take() {
 		rec := p.queue[0]
 		p.queue[0] = nil
 		p.queue = p.queue[1:]
-		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: entryOf(rec),
+		r := &record{Record: rec, handling: p.s.handling, running: p.running, of: p, entry: entryOf(rec),
 			key: p.s.config.orderKey(rec)}
 		if back := p.tracker.take(r.entry); back {
 			p.s.log.Error(
@@ -111,7 +111,7 @@ func (p *partition) resume() {
 }
 
 // settle notes that a record is settled, and starts what comes after it.
-func (p *partition) settle(r *record, _ bool) {
+func (p *partition) settle(r *record) {
 	p.mu.Lock()
 	p.tracker.settle(r.entry)
 	p.order.Done(r.key)
@@ -120,10 +120,6 @@ func (p *partition) settle(r *record, _ bool) {
 	p.mu.Unlock()
 	p.s.places.fill()
 }
-
-func (p *partition) giveBack(context.Context, *record) {} // it is not committed
-
-func (p *partition) waits(int) {}
 
 // halt starts nothing more, and drops what waits. Handlers that run go on.
 func (p *partition) halt() {

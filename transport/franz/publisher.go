@@ -177,11 +177,11 @@ func (p *Publisher) prepare(ctx context.Context, m producer.Message) *produced {
 	return f
 }
 
-// forward sends a record as it is. It reports whether the record itself was refused, and would be again.
-func (p *Publisher) forward(ctx context.Context, record *kgo.Record) (refused bool, err error) {
+// forward sends a record as it is.
+func (p *Publisher) forward(ctx context.Context, record *kgo.Record) error {
 	f := &produced{record: record}
 	p.deliver(ctx, []*produced{f})
-	return f.err != nil && !f.unknown, f.err
+	return f.err
 }
 
 const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log " +

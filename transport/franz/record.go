@@ -1,7 +1,6 @@
 package franz
 
 import (
-	"context"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -9,30 +8,22 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 )
 
-// A holder has records in its hands: a partition, or a run in a share group.
-type holder interface {
-	settle(r *record, rejected bool)
-	giveBack(ctx context.Context, r *record) // nothing starts any more
-	waits(more int)                          // so many more records wait for their time, or fewer
-}
-
-// A record is one that its holder has taken. It is offered until it is settled, or until the holder halts.
+// A record is one that its partition has taken. It is offered until it is settled, or until the partition is given up.
 type record struct {
 	*kgo.Record
 	*handling
-	*running // the holder's: those that have a place, wait for their time, or whose decisions are being carried out
-	holder   holder
-	entry    *entry // of a partition; by itself, because it may stay there for much longer than the record
+	*running // the partition's: those that have a place, wait for their time, or whose decisions are being carried out
+	of       *partition
+	entry    *entry // by itself, because it may stay in the partition for much longer than the record
 	key      string // records of a partition with the same one are handled in order; empty: no order
-	offers   int    // with those of earlier deliveries
-	started  bool   // its handler has been called in this offer
+	offers   int
+	started  bool // its handler has been called in this offer
 }
 
 // start offers the record, for which there is a place. It reports false if it does not need that: the record is not
 // due, or nothing starts any more.
 func (r *record) start() bool {
 	if !r.begin() {
-		r.holder.giveBack(r.context(), r)
 		return false
 	}
 	d, due, err := r.intake.delivery(r.Record)
@@ -59,24 +50,15 @@ func (r *record) starts() bool {
 	return r.started
 }
 
-// rest has the record offered when it is due, or given back if nothing starts any more by then. It takes no place.
+// rest has the record offered when it is due, unless nothing starts any more by then. It takes no place.
 func (r *record) rest(due time.Time) {
 	if !r.begin() {
-		r.holder.giveBack(r.context(), r)
 		return
 	}
-	r.holder.waits(1)
-	over := func() {
-		r.holder.waits(-1)
-		r.end()
-	}
-	prevent := r.onHalt(func() {
-		defer over()
-		r.holder.giveBack(r.context(), r)
-	})
+	prevent := r.onHalt(r.end)
 	after(r.halted, func() time.Duration { return time.Until(due) }, func() {
 		if prevent() {
-			defer over()
+			defer r.end()
 			r.places.add(r)
 			r.places.fill()
 		}
@@ -87,7 +69,7 @@ func (r *record) rest(due time.Time) {
 func (r *record) decided(decision consumer.Decision) {
 	r.places.leave()
 	if decision.Action == consumer.Ack {
-		r.holder.settle(r, false)
+		r.of.settle(r)
 		r.end()
 		return
 	}
@@ -99,7 +81,7 @@ func (r *record) carryOut(decision consumer.Decision) {
 	r.pool.Go(func() {
 		defer r.end()
 		if settled, delay := r.conclude(r.context(), decision); settled {
-			r.holder.settle(r, decision.Action == consumer.Reject)
+			r.of.settle(r)
 		} else {
 			r.rest(time.Now().Add(delay))
 		}

@@ -137,7 +137,7 @@ func TestPartition_WhatIsSettledBehindAGapIsNotKept(t *testing.T) { // not paral
 	p := &partition{s: &session{handling: h, config: Config{MaxInFlight: 2}}, running: newRunning(t.Context()), room: 2}
 	p.add([]*kgo.Record{{Offset: 1}, {Offset: 2, Value: make([]byte, 1<<10)}})
 	settled := weak.Make(offered[1].Record)
-	p.settle(offered[1], false)
+	p.settle(offered[1])
 	offered[1] = nil
 	runtime.GC()
 	if settled.Value() != nil {

@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/internal/pace"
@@ -104,19 +102,4 @@ func membership(cl *kgo.Client, timeout time.Duration) func(context.Context) err
 		}
 		return nil
 	}
-}
-
-// hasMembers returns an error if a share group has no members: kgo does not say whether this one is.
-func hasMembers(ctx context.Context, cl *kgo.Client, group string) error {
-	found, err := kadm.NewClient(cl).DescribeShareGroups(ctx, group)
-	if errors.Is(err, kerr.TopicAuthorizationFailed) {
-		return nil // it has members, one of them with a topic that is not for this one to see
-	}
-	if err == nil {
-		err = found[group].Err
-	}
-	if err == nil && len(found[group].Members) == 0 {
-		return errNoMember
-	}
-	return err
 }

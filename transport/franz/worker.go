@@ -35,7 +35,7 @@ type Worker struct {
 	process func(*handling) process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-	client  binding[session]
+	client  binding
 }
 
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
