@@ -1,4 +1,3 @@
-// Package worker has what the workers of all transports share.
 package worker
 
 import "sync"
