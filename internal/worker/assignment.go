@@ -160,7 +160,8 @@ func (a *Assignment) release() {
 	a.end()
 }
 
-// end ends the assignment if it is halted and nothing goes on any more, and lets the next one begin. The loop is locked.
+// end ends the assignment if it is halted and nothing goes on any more, and lets the next one begin. The loop is
+// locked.
 func (a *Assignment) end() {
 	if a.pending > 0 || !closed(a.halted) || closed(a.ended) {
 		return

@@ -72,7 +72,8 @@ func (i *Item) starts() bool {
 
 // errStopping keeps a handler from starting whose assignment was halted while its message was claimed. The claim is
 // given back at once, and counts as no attempt.
-var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0, errors.New("worker: the message is being given back"))))
+var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
+	errors.New("worker: the message is being given back"))))
 
 // Work is what is done with messages: one of Each, Batch and Source.
 type Work struct {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
@@ -40,8 +39,3 @@ var (
 	errLost    = errors.New("franz: partition was lost: the member was put out of its group")
 	errGrace   = errors.New("franz: shutdown, and Config.Grace is over")
 )
-
-// errStopping keeps a handler from starting when its partition is being given up. The attempt is given back, for the
-// next owner at once.
-var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
-	errors.New("franz: partition is being given up"))))

@@ -78,7 +78,9 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, c
 }
 
 // warn logs what is unwise about a consumer. A nil stream is not known.
-func (e *engine) warn(ctx context.Context, l consumerInfo, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
+func (e *engine) warn(
+	ctx context.Context, l consumerInfo, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig,
+) {
 	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
 		l.log.WarnContext(ctx, "natsjs: the server deletes the consumer, and forgets what was acknowledged, when "+
@@ -108,8 +110,8 @@ func (e *engine) warn(ctx context.Context, l consumerInfo, info *jetstream.Consu
 	}
 }
 
-// sameConsumer returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that was
-// looked at. A consumer of another domain or account would not answer, or its namesake here would.
+// sameConsumer returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that
+// was looked at. A consumer of another domain or account would not answer, or its namesake here would.
 func (e *engine) sameConsumer(ctx context.Context, l consumerInfo) error {
 	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
 	switch {

@@ -19,9 +19,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// An ackWaiter sends the messages of one call of Publish at a time and gets the answers. Each message has a subject for its
-// answer that is never used again, because an answer may come when nobody waits any more. Only take runs outside the
-// call's goroutine. The subscription ends with the connection.
+// An ackWaiter sends the messages of one call of Publish at a time and gets the answers. Each message has a subject for
+// its answer that is never used again, because an answer may come when nobody waits any more. Only take runs outside
+// the call's goroutine. The subscription ends with the connection.
 type ackWaiter struct {
 	publisher *Publisher
 	prefix    string // of the subjects for answers, with the dot

@@ -87,8 +87,8 @@ func (m *message) warnOfLoss(ctx context.Context, d *consumer.Decision) {
 	if d == nil { // it has not run
 		d = &consumer.Decision{}
 	}
-	m.log().ErrorContext(m.located(ctx), "natsjs: message has no outcome after its last delivery: the server keeps it, "+
-		"and gives it to nobody; set MaxDeliver to -1", "id", d.ID, "action", string(d.Action), "error", d.Err)
+	m.log().ErrorContext(m.located(ctx), "natsjs: message has no outcome after its last delivery: the server keeps "+
+		"it, and gives it to nobody; set MaxDeliver to -1", "id", d.ID, "action", string(d.Action), "error", d.Err)
 }
 
 // log is for lines about the message.

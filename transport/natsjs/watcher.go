@@ -81,9 +81,9 @@ func (w *watcher) watch(ctx context.Context) {
 			blind = 0
 		}
 		if blind == blindLooks {
-			w.s.info.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so changes of it go unseen; if other "+
-				"calls are answered, the server has refused the client's subscription to answers: connect anew, or "+
-				"restart the process",
+			w.s.info.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so changes of it go unseen; if "+
+				"other calls are answered, the server has refused the client's subscription to answers: connect anew, "+
+				"or restart the process",
 				"error", withRefusal(err, w.s.nc))
 		}
 		if missing(err) {
@@ -94,8 +94,8 @@ func (w *watcher) watch(ctx context.Context) {
 	}
 }
 
-// refreshConsumer asks the server for the consumer. If that has changed, or is gone for good, the run cannot rely on it any more:
-// refreshConsumer stops the run, and returns its error.
+// refreshConsumer asks the server for the consumer. If that has changed, or is gone for good, the run cannot
+// rely on it any more: refreshConsumer stops the run, and returns its error.
 func (w *watcher) refreshConsumer(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -229,8 +229,8 @@ func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscr
 		err = await(answer)
 	}
 	if errors.Is(err, nats.ErrNoResponders) {
-		w.s.stop(setupError(err, w.s.info.name(), "has acks that reach nobody, and messages come again for ever: import "+
-			"$JS.ACK.> from the account of the JetStream"))
+		w.s.stop(setupError(err, w.s.info.name(), "has acks that reach nobody, and messages come again for ever: "+
+			"import $JS.ACK.> from the account of the JetStream"))
 	}
 	return false
 }
@@ -251,8 +251,8 @@ func await(answer *nats.Subscription) error {
 	return err
 }
 
-// listenForMaxDeliveries logs and counts messages that the server gives up, until the function that it returns is called.
-// They are told to everybody who listens, once.
+// listenForMaxDeliveries logs and counts messages that the server gives up, until the function that it returns is
+// called. They are told to everybody who listens, once.
 func (e *engine) listenForMaxDeliveries(ctx context.Context, info consumerInfo) (stop func()) {
 	if info.maxDeliver == 0 {
 		return func() {}
