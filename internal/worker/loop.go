@@ -93,6 +93,7 @@ type Loop struct {
 	batcher *batcher // nil: there are no batches
 	pool    batch.Pool
 	waits   *oncemill.WaitLimit
+	until   func(time.Time) time.Duration // time.Until; the clock may be set
 
 	mu       sync.Mutex
 	free     int       // slots
@@ -103,7 +104,10 @@ type Loop struct {
 
 // New returns a loop with so many slots.
 func New(work Work, slots int) *Loop {
-	l := &Loop{work: work, free: slots, waits: oncemill.NewWaitLimit(max(1, slots/2))} // others need the room
+	l := &Loop{
+		work: work, free: slots, until: time.Until,
+		waits: oncemill.NewWaitLimit(max(1, slots/2)), // others need the room
+	}
 	if work.Batch != nil {
 		l.batcher = &batcher{
 			Batches: work.Batches, atOnce: max(1, slots/work.Batches.Most), pool: &l.pool, run: l.runBatch,
@@ -152,7 +156,7 @@ func (l *Loop) start(messages []Message) {
 			continue
 		}
 		d, due := m.Delivery()
-		if !due.IsZero() && time.Until(due) > 0 {
+		if !due.IsZero() && l.until(due) > 0 {
 			l.wait(m, due)
 			continue
 		}
@@ -218,7 +222,7 @@ func (l *Loop) await(m Message, due time.Time) {
 		l.giveUp(m)
 	} else {
 		i.assignment.waiting[m] = struct{}{}
-		i.timer = time.AfterFunc(min(time.Until(due), lookAgain), func() { l.look(m) })
+		i.timer = time.AfterFunc(min(l.until(due), lookAgain), func() { l.look(m) })
 	}
 	l.mu.Unlock()
 	l.fill()
@@ -229,7 +233,7 @@ func (l *Loop) look(m Message) {
 	i := m.item()
 	l.mu.Lock()
 	if _, waits := i.assignment.waiting[m]; waits {
-		if left := time.Until(i.due); left > 0 {
+		if left := l.until(i.due); left > 0 {
 			i.timer.Reset(min(left, lookAgain))
 		} else {
 			delete(i.assignment.waiting, m)

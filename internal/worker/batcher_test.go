@@ -1,0 +1,199 @@
+package worker
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/consumertest"
+)
+
+// batches makes the loop one of a handler of batches.
+func (r *rig) batches(slots int, b Batches, handle func(ctx context.Context, ids []string) []error) {
+	r.t.Helper()
+	policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Second}}
+	once := consumertest.NewProcessor(r.t, consumertest.NewStore(r.t), consumer.Config{Policy: policy})
+	r.loop = New(Work{
+		Once: once, Handler: "insert", Batches: b.WithDefaults(),
+		Batch: func(ctx context.Context, messages []Message) []error {
+			var ids []string
+			for _, m := range messages {
+				ids = append(ids, fakeOf(m).id)
+			}
+			r.mu.Lock()
+			r.began = append(r.began, strings.Join(ids, "+"))
+			r.mu.Unlock()
+			return handle(ctx, ids)
+		},
+	}, slots)
+}
+
+func succeed(context.Context, []string) []error { return nil }
+
+func TestBatches_AreBounded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan struct{})
+		r.batches(100, Batches{Most: 100, Bytes: 100}, func(context.Context, []string) []error { <-release; return nil })
+		a := r.assign()
+		a.Receive(r.messages("0")) // one at a time
+		synctest.Wait()
+		messages := r.messages("1", "2", "3", "4", "5", "6", "7")
+		for i, size := range []int{10, 10, 70, 60, 50, 300, 1} {
+			messages[i].(*fake).payload = make([]byte, size)
+		}
+		a.Receive(messages)
+		close(release)
+		r.wants("batches", &r.began, "0", "1+2+3", "4", "5", "6", "7")
+		r.ends(a)
+	})
+}
+
+func TestBatches_SeveralAtOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan struct{})
+		r.batches(5, Batches{Most: 2}, func(context.Context, []string) []error { <-release; return nil })
+		a := r.assign()
+		a.Receive(r.messages(numbered(7)...))
+		r.wants("batches", &r.began, "0+1", "2+3") // the fifth slot is that of 4, which waits for a batch to end
+		close(release)
+		r.wants("acked", &r.acked, numbered(7)...)
+		r.ends(a)
+	})
+}
+
+func TestBatches_LingerForMore(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(12, Batches{Most: 3, Linger: time.Second}, succeed)
+		a := r.assign()
+		a.Receive(r.messages("1"))
+		time.Sleep(900 * time.Millisecond)
+		a.Receive(r.messages("2"))
+		r.wants("batches", &r.began)
+		time.Sleep(100 * time.Millisecond)
+		r.wants("batches", &r.began, "1+2")
+		a.Receive(r.messages("3", "4", "5"))
+		r.wants("batches", &r.began, "1+2", "3+4+5")
+		r.ends(a)
+	})
+}
+
+// Nothing lingers after a halt, neither what is given back then nor what runs because it is on its last delivery.
+func TestBatches_NothingLingersInTheDrain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{Most: 4, Linger: time.Hour}, succeed)
+		a := r.assign()
+		messages := r.returnable("1", "a1", "a2")
+		messages[1].item().Last, messages[2].item().Last = true, true
+		a.Receive(messages)
+		synctest.Wait()
+		began := time.Now()
+		r.ends(a)
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("the drain took %v", took)
+		}
+		r.wants("batches", &r.began, "a1", "a2")
+		r.wants("given back", &r.back, "1")
+	})
+}
+
+// Batches of what is halted do not start, and those of others go on.
+func TestBatches_AHaltStartsNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan struct{})
+		r.batches(4, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
+		halted, other := r.assign(), r.assign()
+		halted.Receive(r.messages("1"))
+		synctest.Wait()
+		halted.Receive(r.messages("2"))
+		other.Receive(r.messages("3"))
+		halted.Halt()
+		close(release)
+		r.wants("batches", &r.began, "1", "3")
+		r.wants("acked", &r.acked, "1", "3")
+		r.ends(halted)
+		r.ends(other)
+	})
+}
+
+func TestBatches_EachErrorSteersItsOwnMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, func(_ context.Context, ids []string) []error {
+			if len(ids) < 3 {
+				return nil
+			}
+			errs := make([]error, len(ids))
+			errs[1], errs[2] = errFailed, oncemill.Permanent(errFailed)
+			return errs
+		})
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("acked", &r.acked, "1")
+		r.wants("rejected", &r.settled, "3")
+		time.Sleep(time.Minute)
+		r.wants("acked", &r.acked, "1", "2")
+		r.wants("batches", &r.began, "1+2+3", "2")
+		r.ends(a)
+	})
+}
+
+// A batch that fails as a whole is handled one by one, which costs no attempt.
+func TestBatches_ThatFailAsAWhole(t *testing.T) {
+	for name, fail := range map[string]func() []error{
+		"panic":     func() []error { panic("of the handler") },
+		"one error": func() []error { return []error{errFailed} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				r := newRig(t)
+				r.batches(8, Batches{}, func(ctx context.Context, ids []string) []error {
+					if len(ids) > 1 {
+						return fail()
+					}
+					if n := oncemill.FromContext(ctx).Attempt; n != 1 {
+						t.Errorf("attempt %d of %v, want the first", n, ids)
+					}
+					return nil
+				})
+				a := r.assign()
+				a.Receive(r.messages("1", "2"))
+				r.wants("acked", &r.acked, "1", "2")
+				r.ends(a)
+			})
+		})
+	}
+}
+
+func TestBatches_HaveAtMostOneOfAKey(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		a := r.assign()
+		a.Receive(r.messages("a1", "a2", "b1", "b2", "1"))
+		r.wants("batches", &r.began, "a1+b1+1", "a2+b2")
+		r.ends(a)
+	})
+}
+
+func TestBatches_Problem(t *testing.T) {
+	t.Parallel()
+	for want, b := range map[string]Batches{
+		"MaxBatch is -1": {Most: -1}, "MaxBatchBytes is -1": {Bytes: -1}, "Linger is -1ns": {Linger: -1},
+	} {
+		if got := b.WithDefaults().Problem(); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := (Batches{}.WithDefaults()).Problem(); got != "" {
+		t.Errorf("the defaults: %q", got)
+	}
+}
