@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/consumertest"
 )
 
@@ -16,7 +19,7 @@ import (
 func (r *rig) batches(slots int, b Batches, handle func(ctx context.Context, ids []string) []error) {
 	r.t.Helper()
 	policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Second}}
-	once := consumertest.NewProcessor(r.t, consumertest.NewStore(r.t), consumer.Config{Policy: policy})
+	once := consumertest.NewProcessor(r.t, r.store, consumer.Config{Policy: policy})
 	r.loop = New(Work{
 		Once: once, Handler: "insert", Batches: b.WithDefaults(),
 		Batch: func(ctx context.Context, messages []Message) []error {
@@ -146,31 +149,100 @@ func TestBatches_EachErrorSteersItsOwnMessage(t *testing.T) {
 	})
 }
 
-// A batch that fails as a whole is handled one by one, which costs no attempt.
+// A poison message in a batch, however that fails, costs the others nothing: no attempt, no second effect of what counts
+// as one.
 func TestBatches_ThatFailAsAWhole(t *testing.T) {
 	for name, fail := range map[string]func() []error{
-		"panic":     func() []error { panic("of the handler") },
+		"panic":     func() []error { panic("of row 17") },
 		"one error": func() []error { return []error{errFailed} },
+		"no return": func() []error { runtime.Goexit(); return nil },
+		"too many":  func() []error { return make([]error, 99) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				r := newRig(t)
-				r.batches(8, Batches{}, func(ctx context.Context, ids []string) []error {
-					if len(ids) > 1 {
-						return fail()
+				attempts := map[string][]int{}
+				r.batches(64, Batches{}, func(ctx context.Context, ids []string) []error {
+					r.mu.Lock()
+					for i, run := range oncemill.RunsFromContext(ctx) {
+						attempts[ids[i]] = append(attempts[ids[i]], run.Attempt)
 					}
-					if n := oncemill.FromContext(ctx).Attempt; n != 1 {
-						t.Errorf("attempt %d of %v, want the first", n, ids)
+					r.mu.Unlock()
+					switch {
+					case len(ids) > 1:
+						return fail()
+					case ids[0] == "17":
+						return []error{oncemill.Permanent(errFailed)}
 					}
 					return nil
 				})
 				a := r.assign()
-				a.Receive(r.messages("1", "2"))
-				r.wants("acked", &r.acked, "1", "2")
+				ids := numbered(64)
+				a.Receive(r.messages(ids...))
+				r.wants("rejected", &r.settled, "17")
+				r.wants("acked", &r.acked, slices.DeleteFunc(numbered(64), func(id string) bool { return id == "17" })...)
+				if want := strings.Join(ids, "+"); r.began[0] != want {
+					t.Errorf("the first batch is %s, want all", r.began[0])
+				}
+				for id, n := range attempts {
+					if !slices.Equal(n, []int{1, 1}) { // in the batch that failed, and alone
+						t.Errorf("%s ran as attempts %v, want twice as the first", id, n)
+					}
+				}
 				r.ends(a)
 			})
 		})
 	}
+}
+
+// claimed has others claim a message, each for so long.
+func (r *rig) claimed(id string, lease time.Duration, owners ...string) (last dedupstore.Answer) {
+	r.t.Helper()
+	for _, owner := range owners {
+		var err error
+		last, err = dedupstore.ClaimOne(r.t.Context(), r.store, dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "insert", ID: id},
+			Owner: owner, Lease: lease, Retention: time.Hour, MaxAttempts: 5,
+		})
+		if err != nil || last.Status != dedupstore.AcquiredRun {
+			r.t.Fatalf("%+v, %v", last, err)
+		}
+		if lease < time.Second {
+			time.Sleep(2 * lease)
+		}
+	}
+	return last
+}
+
+// A message whose last two runs ended with their processes could end this one, too, and spend the attempts of others.
+func TestBatches_MessageWhoseLastRunsCrashedRunsAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		r.claimed("2", 10*time.Millisecond, "dead-process-0001", "dead-process-0002")
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("batches", &r.began, "1+3", "2")
+		r.ends(a)
+	})
+}
+
+// A message that waits for a busy key holds up nobody else.
+func TestBatches_ABusyMessageHoldsUpNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		busy := r.claimed("2", time.Minute, "another-owner-01")
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("batches", &r.began, "1+3")
+		if err := dedupstore.SettleOne(t.Context(), r.store, busy.Claim, dedupstore.Release{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		r.wants("acked", &r.acked, "1", "2", "3")
+		r.ends(a)
+	})
 }
 
 func TestBatches_HaveAtMostOneOfAKey(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -21,6 +22,7 @@ import (
 type rig struct {
 	t       *testing.T
 	loop    *Loop
+	store   dedupstore.Store
 	retries func(m *fake, d consumer.Decision) (due time.Time, again bool) // of Decided; nil: here, after the delay
 
 	mu      sync.Mutex
@@ -91,14 +93,14 @@ func (m *fake) Left() {
 }
 
 func newRig(t *testing.T) *rig {
-	return &rig{t: t, dues: map[string]time.Time{}, keys: map[orderKey]int{}}
+	return &rig{t: t, store: consumertest.NewStore(t), dues: map[string]time.Time{}, keys: map[orderKey]int{}}
 }
 
 // each makes the loop one of a handler of single messages. It has a second between two attempts.
 func (r *rig) each(slots int, handle func(ctx context.Context, id string) error) {
 	r.t.Helper()
 	policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Second}}
-	once := consumertest.NewProcessor(r.t, consumertest.NewStore(r.t), consumer.Config{Policy: policy})
+	once := consumertest.NewProcessor(r.t, r.store, consumer.Config{Policy: policy})
 	r.loop = New(Work{Once: once, Handler: "charge", Each: func(ctx context.Context, m Message) error {
 		f := fakeOf(m)
 		r.enter(f)
