@@ -232,9 +232,6 @@ func TestSettings_WhatCanNeverWorkIsRefused(t *testing.T) {
 		c.Handler = "a"
 		refused("franz: BatchConfig."+names, second(franz.NewBatchWorker(once, records, c)))
 	}
-	refused("franz: ", second(franz.NewShareWorker(nil, record, franz.ShareConfig{Handler: "a", RetryTopic: "b"})))
-	refused("franz: ShareConfig.RetryTopic", second(franz.NewShareWorker(once, record, franz.ShareConfig{Handler: "a"})))
-	refused("franz: ShareConfig.Handler", second(franz.NewShareWorker(once, record, franz.ShareConfig{RetryTopic: "b"})))
 	refused("franz: ", second(franz.NewPublisher(nil, franz.PublisherConfig{})))
 	refused("franz: ", second(franz.NewSource(nil, franz.SourceConfig{})))
 	refused("oncewatermill: ", second(oncewatermill.NewSubscriber(nil, "charge")))

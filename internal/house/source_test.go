@@ -37,7 +37,10 @@ func TestSource_NoStructHoldsAContext(t *testing.T) {
 		if r, _ := house.row(p.path()); r.testCode() && r.floor < programs {
 			continue
 		}
-		if p.path() == "internal/contexts" { // they are contexts
+		switch p.path() {
+		case "internal/contexts": // they are contexts
+			continue
+		case ".", "internal/worker", "transport/natsjs", "transport/franz": // a run has one, and ends before its struct does
 			continue
 		}
 		var files []string

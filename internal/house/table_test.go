@@ -26,7 +26,6 @@ var house = table{
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
-	{1, "internal/worker", "what the workers of all transports share", nil},
 	{2, "internal/answertest", "answers of a guard, for tests", testLib},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
 	{1, "internal/census", "adds up records by scope", nil},
@@ -69,8 +68,9 @@ var house = table{
 	{3, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{3, "internal/rpc", "unary calls of protobuf services become runs, for every library", protobuf},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
-	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
-	{3, "transport/franz", "Kafka, both directions", franz},
+	{3, "internal/worker", "the consumer loop of all transports", nil},
+	{4, "transport/natsjs", "NATS JetStream, both directions", natsGo},
+	{4, "transport/franz", "Kafka, both directions", franz},
 
 	{4, "internal/keytest", "tests of idempotency keys over every store", testLib},
 	{4, "producer/idempotencyconnect", "connect-go: calls become runs with stable IDs", these(connect, protobuf)},

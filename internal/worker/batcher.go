@@ -1,68 +1,97 @@
 package worker
 
 import (
+	"cmp"
+	"context"
+	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/batch"
 )
 
-// A Batcher makes batches of what is there, and hands them to Run, several at once. Without a Linger there is no timer:
-// what comes alone goes alone.
-type Batcher[T any] struct {
-	Most   int           // items in a batch
-	Bytes  int           // in a batch of more than one item
-	AtOnce int           // batches
+// Batches bounds batches.
+type Batches struct {
+	Most   int           // messages in a batch; zero: 64
+	Bytes  int           // of payload in a batch of more than one message; zero: 1 MiB
 	Linger time.Duration // how long a batch that is not full waits for more
-	Pool   *batch.Pool
-	Run    func([]T)
+}
+
+// WithDefaults fills in what is zero.
+func (b Batches) WithDefaults() Batches {
+	b.Most = cmp.Or(b.Most, 64)
+	b.Bytes = cmp.Or(b.Bytes, 1<<20)
+	return b
+}
+
+// Problem says which field of a transport's BatchConfig is wrong, or "".
+func (b Batches) Problem() string {
+	switch {
+	case b.Most < 0:
+		return fmt.Sprintf("MaxBatch is %d, want at least 1, or zero", b.Most)
+	case b.Bytes < 0:
+		return fmt.Sprintf("MaxBatchBytes is %d, want at least 1, or zero", b.Bytes)
+	case b.Linger < 0:
+		return fmt.Sprintf("Linger is %v, want at least 0", b.Linger)
+	}
+	return ""
+}
+
+// A batcher makes batches of what is there, and runs them, several at once. Without a Linger there is no timer: what
+// comes alone goes alone.
+type batcher struct {
+	Batches
+	atOnce int // batches
+	pool   *batch.Pool
+	run    func([]offered)
 
 	mu      sync.Mutex
-	queue   []sized[T]
-	running int // goroutines
+	queue   []offered
+	since   []time.Time // since when each of them waits; zero: it waits no longer
+	working int         // goroutines
 	timer   *time.Timer
 }
 
-type sized[T any] struct {
-	item  T
-	bytes int
-	since time.Time
+// An offered is a message that waits for its batch.
+type offered struct {
+	Message
+	delivery consumer.Delivery
 }
 
-// Add adds an item of so many bytes. It waits for nothing.
-func (b *Batcher[T]) Add(item T, bytes int) {
+// add adds a message. It waits for nothing.
+func (b *batcher) add(o offered) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	added := sized[T]{item: item, bytes: bytes}
-	if b.Linger > 0 {
-		added.since = time.Now()
+	var since time.Time
+	if b.Linger > 0 && !closed(o.item().assignment.halted) { // the flush may have been before
+		since = time.Now()
 	}
-	b.queue = append(b.queue, added)
+	b.queue, b.since = append(b.queue, o), append(b.since, since)
 	b.start()
 }
 
 // start starts a goroutine if there is a batch for it. The batcher is locked.
-func (b *Batcher[T]) start() {
-	if n := b.next(); n > 0 && b.running < b.AtOnce {
-		b.running++
-		b.Pool.Go(b.work)
+func (b *batcher) start() {
+	if n := b.next(); n > 0 && b.working < b.atOnce {
+		b.working++
+		b.pool.Go(b.work)
 	}
 }
 
-// next is how many items the next batch has; zero: it waits for more. The batcher is locked.
-func (b *Batcher[T]) next() (n int) {
-	bytes := 0
-	for n < min(len(b.queue), b.Most) {
-		if bytes += b.queue[n].bytes; bytes > b.Bytes && n > 0 {
+// next is how many messages the next batch has; zero: it waits for more. The batcher is locked.
+func (b *batcher) next() (n int) {
+	for bytes := 0; n < min(len(b.queue), b.Most); n++ {
+		if bytes += len(b.queue[n].delivery.Payload); bytes > b.Bytes && n > 0 {
 			return n
 		}
-		n++
 	}
 	if n == 0 || n == b.Most || b.Linger == 0 {
 		return n
 	}
-	left := b.Linger - time.Since(b.queue[0].since)
+	left := b.Linger - time.Since(b.since[0])
 	if left <= 0 {
 		return n
 	}
@@ -74,49 +103,66 @@ func (b *Batcher[T]) next() (n int) {
 	return 0
 }
 
-// Flush lets nothing that is here linger any longer.
-func (b *Batcher[T]) Flush() {
+// flush lets nothing that is here linger any longer.
+func (b *batcher) flush() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.queue {
-		b.queue[i].since = time.Time{}
-	}
+	clear(b.since)
 	b.start()
 }
 
-func (b *Batcher[T]) lingered() {
+func (b *batcher) lingered() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.start()
 }
 
 // work runs batches until there is none.
-func (b *Batcher[T]) work() {
+func (b *batcher) work() {
 	runtime.Gosched() // more of the same may be about to come
-	for {
-		batch := b.take()
-		if batch == nil {
-			return
-		}
-		b.Run(batch)
+	for batch := b.take(); batch != nil; batch = b.take() {
+		b.run(batch)
 	}
 }
 
-func (b *Batcher[T]) take() []T {
+func (b *batcher) take() (batch []offered) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := b.next()
 	if n == 0 {
-		b.running--
+		b.working--
 		return nil
 	}
-	batch := make([]T, n)
-	for i := range batch {
-		batch[i] = b.queue[i].item
-	}
-	rest := copy(b.queue, b.queue[n:])
-	clear(b.queue[rest:])
-	b.queue = b.queue[:rest]
+	batch = slices.Clone(b.queue[:n])
+	b.queue, b.since = slices.Delete(b.queue, 0, n), slices.Delete(b.since, 0, n)
 	b.start()
 	return batch
+}
+
+// runBatch has a batch handled, without messages that may not start any more.
+func (l *Loop) runBatch(batch []offered) {
+	var deliveries []consumer.Delivery
+	var contexts []context.Context
+	batch = slices.DeleteFunc(batch, func(o offered) bool {
+		if closed(o.item().stopping()) {
+			l.wait(o.Message, time.Time{})
+			return true
+		}
+		deliveries, contexts = append(deliveries, o.delivery), append(contexts, o.item().assignment.ctx)
+		return false
+	})
+	if len(batch) == 0 {
+		return
+	}
+	l.work.Once.StartBatch(context.WithoutCancel(contexts[0]), deliveries, contexts,
+		func(ctx context.Context, which []int) []error {
+			messages := make([]Message, len(which))
+			for n, i := range which {
+				if !batch[i].item().starts() {
+					return slices.Repeat([]error{errStopping}, len(which)) // others begin where they are
+				}
+				messages[n] = batch[i].Message
+			}
+			return l.work.Batch(ctx, messages)
+		}, func(i int, d consumer.Decision) { l.decided(batch[i].Message, d) })
 }

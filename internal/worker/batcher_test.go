@@ -1,97 +1,271 @@
-package worker_test
+package worker
 
 import (
+	"context"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/batch"
-	"github.com/oncemill/oncemill/internal/worker"
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 )
 
-// batcher returns a batcher of ints, which hold until release is closed, and what it ran.
-func batcher(most, bytes, atOnce int, linger time.Duration, release <-chan struct{}) (
-	*worker.Batcher[int], *batch.Pool, <-chan []int,
-) {
-	ran := make(chan []int, 100)
-	pool := &batch.Pool{}
-	return &worker.Batcher[int]{Most: most, Bytes: bytes, AtOnce: atOnce, Linger: linger, Pool: pool,
-		Run: func(batch []int) {
-			ran <- slices.Clone(batch)
-			<-release
-		}}, pool, ran
+// batches makes the loop one of a handler of batches.
+func (r *rig) batches(slots int, b Batches, handle func(ctx context.Context, ids []string) []error) {
+	r.t.Helper()
+	policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Second}}
+	once := consumertest.NewProcessor(r.t, r.store, consumer.Config{Policy: policy})
+	r.loop = New(Work{
+		Once: once, Handler: "insert", Batches: b.WithDefaults(),
+		Batch: func(ctx context.Context, messages []Message) []error {
+			var ids []string
+			for _, m := range messages {
+				ids = append(ids, fakeOf(m).id)
+			}
+			r.mu.Lock()
+			r.began = append(r.began, strings.Join(ids, "+"))
+			r.mu.Unlock()
+			return handle(ctx, ids)
+		},
+	}, slots)
 }
 
-func TestBatcher_BatchesAreBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+func succeed(context.Context, []string) []error { return nil }
+
+func TestBatches_AreBounded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
 		release := make(chan struct{})
-		b, pool, ran := batcher(3, 100, 1, 0, release)
-		b.Add(0, 1)
+		r.batches(100, Batches{Most: 100, Bytes: 100}, func(context.Context, []string) []error { <-release; return nil })
+		a := r.assign()
+		a.Receive(r.messages("0")) // one at a time
 		synctest.Wait()
-		for i, bytes := range []int{10, 10, 10, 60, 50, 300, 1} { // 3 by number; 60; 50 alone; 300 alone; 1
-			b.Add(i+1, bytes)
+		messages := r.messages("1", "2", "3", "4", "5", "6", "7")
+		for i, size := range []int{10, 10, 70, 60, 50, 300, 1} {
+			messages[i].(*fake).payload = make([]byte, size)
 		}
+		a.Receive(messages)
 		close(release)
-		synctest.Wait()
-		pool.Wait()
-		var got [][]int
-		for len(ran) > 0 {
-			got = append(got, <-ran)
-		}
-		want := [][]int{{0}, {1, 2, 3}, {4}, {5}, {6}, {7}}
-		if !slices.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("batches of %v, want %v", got, want)
-		}
+		r.wants("batches", &r.began, "0", "1+2+3", "4", "5", "6", "7")
+		r.ends(a)
 	})
 }
 
-func TestBatcher_SeveralAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+func TestBatches_SeveralAtOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
 		release := make(chan struct{})
-		b, pool, ran := batcher(2, 100, 2, 0, release)
-		for i := range 7 {
-			b.Add(i, 1)
-			synctest.Wait()
-		}
-		if len(ran) != 2 {
-			t.Errorf("%d batches are under way, want 2", len(ran))
-		}
+		r.batches(5, Batches{Most: 2}, func(context.Context, []string) []error { <-release; return nil })
+		a := r.assign()
+		a.Receive(r.messages(numbered(7)...))
+		r.wants("batches", &r.began, "0+1", "2+3") // the fifth slot is that of 4, which waits for a batch to end
 		close(release)
-		synctest.Wait()
-		pool.Wait()
-		if len(ran) != 5 {
-			t.Errorf("%d batches, want 0, 1, and then 2, 2 and 1", len(ran))
-		}
+		r.wants("acked", &r.acked, numbered(7)...)
+		r.ends(a)
 	})
 }
 
-func TestBatcher_LingersForMore(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		release := make(chan struct{})
-		close(release)
-		b, pool, ran := batcher(3, 100, 4, time.Second, release)
+func TestBatches_LingerForMore(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(12, Batches{Most: 3, Linger: time.Second}, succeed)
+		a := r.assign()
+		a.Receive(r.messages("1"))
+		time.Sleep(900 * time.Millisecond)
+		a.Receive(r.messages("2"))
+		r.wants("batches", &r.began)
+		time.Sleep(100 * time.Millisecond)
+		r.wants("batches", &r.began, "1+2")
+		a.Receive(r.messages("3", "4", "5"))
+		r.wants("batches", &r.began, "1+2", "3+4+5")
+		r.ends(a)
+	})
+}
+
+// Nothing lingers after a halt, neither what is given back then nor what runs because it is on its last delivery.
+func TestBatches_NothingLingersInTheDrain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{Most: 4, Linger: time.Hour}, succeed)
+		a := r.assign()
+		messages := r.returnable("1", "a1", "a2")
+		messages[1].item().Last, messages[2].item().Last = true, true
+		a.Receive(messages)
+		synctest.Wait()
 		began := time.Now()
-		b.Add(1, 1)
-		time.Sleep(900 * time.Millisecond) // virtual
-		b.Add(2, 1)
-		synctest.Wait()
-		if len(ran) != 0 {
-			t.Fatalf("%v did not linger", <-ran)
+		r.ends(a)
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("the drain took %v", took)
 		}
-		if got := <-ran; !slices.Equal(got, []int{1, 2}) || time.Since(began) != time.Second {
-			t.Errorf("%v after %v, want both after a second", got, time.Since(began))
-		}
-		for i := range 3 {
-			b.Add(i, 1)
-		}
-		synctest.Wait()
-		if len(ran) != 1 {
-			t.Error("a full batch lingers")
-		}
-		pool.Wait()
+		r.wants("batches", &r.began, "a1", "a2")
+		r.wants("given back", &r.back, "1")
 	})
+}
+
+// Batches of what is halted do not start, and those of others go on.
+func TestBatches_AHaltStartsNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		release := make(chan struct{})
+		r.batches(4, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
+		halted, other := r.assign(), r.assign()
+		halted.Receive(r.messages("1"))
+		synctest.Wait()
+		halted.Receive(r.messages("2"))
+		other.Receive(r.messages("3"))
+		halted.Halt()
+		close(release)
+		r.wants("batches", &r.began, "1", "3")
+		r.wants("acked", &r.acked, "1", "3")
+		r.ends(halted)
+		r.ends(other)
+	})
+}
+
+func TestBatches_EachErrorSteersItsOwnMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, func(_ context.Context, ids []string) []error {
+			if len(ids) < 3 {
+				return nil
+			}
+			errs := make([]error, len(ids))
+			errs[1], errs[2] = errFailed, oncemill.Permanent(errFailed)
+			return errs
+		})
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("acked", &r.acked, "1")
+		r.wants("rejected", &r.settled, "3")
+		time.Sleep(time.Minute)
+		r.wants("acked", &r.acked, "1", "2")
+		r.wants("batches", &r.began, "1+2+3", "2")
+		r.ends(a)
+	})
+}
+
+// A poison message in a batch, however that fails, costs the others nothing: no attempt, no second effect of what counts
+// as one.
+func TestBatches_ThatFailAsAWhole(t *testing.T) {
+	for name, fail := range map[string]func() []error{
+		"panic":     func() []error { panic("of row 17") },
+		"one error": func() []error { return []error{errFailed} },
+		"no return": func() []error { runtime.Goexit(); return nil },
+		"too many":  func() []error { return make([]error, 99) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				r := newRig(t)
+				attempts := map[string][]int{}
+				r.batches(64, Batches{}, func(ctx context.Context, ids []string) []error {
+					r.mu.Lock()
+					for i, run := range oncemill.RunsFromContext(ctx) {
+						attempts[ids[i]] = append(attempts[ids[i]], run.Attempt)
+					}
+					r.mu.Unlock()
+					switch {
+					case len(ids) > 1:
+						return fail()
+					case ids[0] == "17":
+						return []error{oncemill.Permanent(errFailed)}
+					}
+					return nil
+				})
+				a := r.assign()
+				ids := numbered(64)
+				a.Receive(r.messages(ids...))
+				r.wants("rejected", &r.settled, "17")
+				r.wants("acked", &r.acked, slices.DeleteFunc(numbered(64), func(id string) bool { return id == "17" })...)
+				if want := strings.Join(ids, "+"); r.began[0] != want {
+					t.Errorf("the first batch is %s, want all", r.began[0])
+				}
+				for id, n := range attempts {
+					if !slices.Equal(n, []int{1, 1}) { // in the batch that failed, and alone
+						t.Errorf("%s ran as attempts %v, want twice as the first", id, n)
+					}
+				}
+				r.ends(a)
+			})
+		})
+	}
+}
+
+// claimed has others claim a message, each for so long.
+func (r *rig) claimed(id string, lease time.Duration, owners ...string) (last dedupstore.Answer) {
+	r.t.Helper()
+	for _, owner := range owners {
+		var err error
+		last, err = dedupstore.ClaimOne(r.t.Context(), r.store, dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "insert", ID: id},
+			Owner: owner, Lease: lease, Retention: time.Hour, MaxAttempts: 5,
+		})
+		if err != nil || last.Status != dedupstore.AcquiredRun {
+			r.t.Fatalf("%+v, %v", last, err)
+		}
+		if lease < time.Second {
+			time.Sleep(2 * lease)
+		}
+	}
+	return last
+}
+
+// A message whose last two runs ended with their processes could end this one, too, and spend the attempts of others.
+func TestBatches_MessageWhoseLastRunsCrashedRunsAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		r.claimed("2", 10*time.Millisecond, "dead-process-0001", "dead-process-0002")
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("batches", &r.began, "1+3", "2")
+		r.ends(a)
+	})
+}
+
+// A message that waits for a busy key holds up nobody else.
+func TestBatches_ABusyMessageHoldsUpNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		busy := r.claimed("2", time.Minute, "another-owner-01")
+		a := r.assign()
+		a.Receive(r.messages("1", "2", "3"))
+		r.wants("batches", &r.began, "1+3")
+		if err := dedupstore.SettleOne(t.Context(), r.store, busy.Claim, dedupstore.Release{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		r.wants("acked", &r.acked, "1", "2", "3")
+		r.ends(a)
+	})
+}
+
+func TestBatches_HaveAtMostOneOfAKey(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(8, Batches{}, succeed)
+		a := r.assign()
+		a.Receive(r.messages("a1", "a2", "b1", "b2", "1"))
+		r.wants("batches", &r.began, "a1+b1+1", "a2+b2")
+		r.ends(a)
+	})
+}
+
+func TestBatches_Problem(t *testing.T) {
+	t.Parallel()
+	for want, b := range map[string]Batches{
+		"MaxBatch is -1": {Most: -1}, "MaxBatchBytes is -1": {Bytes: -1}, "Linger is -1ns": {Linger: -1},
+	} {
+		if got := b.WithDefaults().Problem(); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := (Batches{}.WithDefaults()).Problem(); got != "" {
+		t.Errorf("the defaults: %q", got)
+	}
 }

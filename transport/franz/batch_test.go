@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -100,91 +99,6 @@ func TestBatchWorker_BatchesOfWhatIsThere(t *testing.T) {
 	if largest < 2 || largest > 16 {
 		t.Errorf("the largest batch had %d records, want at most 16, and more than one", largest)
 	}
-}
-
-func TestBatchWorker_KeepsTheOrderOfEachKey(t *testing.T) {
-	t.Parallel()
-	const n, keys = 300, 10
-	b := newBench(t, 1)
-	b.produce(0, n, 1, keys)
-	var l batchLedger
-	m := b.countBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
-	b.commits(n)
-	m.leave()
-	next := map[int]int{}
-	for _, batch := range l.got() {
-		for _, id := range batch {
-			var i int
-			if _, err := fmt.Sscanf(id, "o%d", &i); err != nil {
-				t.Fatal(err)
-			}
-			if i/keys != next[i%keys] {
-				t.Fatalf("%s came as number %d of its key", id, next[i%keys])
-			}
-			next[i%keys]++
-		}
-	}
-}
-
-// A poison record in a batch of 64 costs the others nothing, and each error steers its own record.
-func TestBatchWorker_APoisonRecordCostsNobodyElseAnAttempt(t *testing.T) {
-	t.Parallel()
-	const n = 64
-	b := newBench(t, 1)
-	b.produce(0, n, 1, 0)
-	var l batchLedger
-	config := franz.BatchConfig{MaxBatch: n, Linger: 5 * time.Second}
-	m := b.countBatches(&l, config, oncemill.Policy{MaxAttempts: 3}, func(ids []string) []error {
-		switch {
-		case len(ids) > 1 && slices.Contains(ids, "o17"):
-			return []error{errors.New("syntax error in row 17")}
-		case slices.Contains(ids, "o17"):
-			return []error{oncemill.Permanent(errors.New("row 17"))}
-		}
-		return nil
-	})
-	b.commits(n)
-	m.leave()
-	if first := l.got()[0]; len(first) != n {
-		t.Fatalf("the first batch has %d records, want %d", len(first), n)
-	}
-	for id, attempts := range l.attempts {
-		if !slices.Equal(attempts, []int{1, 1}) { // in the batch that failed, and alone
-			t.Errorf("%s ran as attempts %v, want twice as the first", id, attempts)
-		}
-	}
-	answer, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{
-		Key:   dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: "o17"},
-		Owner: "another-owner-01", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
-	})
-	if err != nil || answer.Outcome.Kind != dedupstore.Failed {
-		t.Errorf("o17 is %+v, %v, want failed", answer, err)
-	}
-}
-
-// Records that wait for a batch do not hold up a rebalance or a drain, and are not started any more.
-func TestBatchWorker_WhatLingersIsGivenUpWithItsPartition(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, 1)
-	b.produce(0, 5, 1, 0)
-	var l batchLedger
-	config := franz.BatchConfig{MaxBatch: 64, Linger: time.Hour}
-	first := b.countBatches(&l, config, oncemill.Policy{}, func([]string) []error { return nil })
-	until(t, "the records to be fetched", func() bool {
-		fetched, err := b.admin.Lag(t.Context(), group)
-		return err == nil && len(fetched.Sorted()) > 0
-	})
-	began := time.Now()
-	first.leave()
-	if took := time.Since(began); took > waitLimit/2 {
-		t.Errorf("the drain took %v", took)
-	}
-	if got := l.got(); len(got) > 0 {
-		t.Errorf("batches %v ran after the drain began", got)
-	}
-	second := b.countBatches(&l, franz.BatchConfig{}, oncemill.Policy{}, func([]string) []error { return nil })
-	b.commits(5)
-	second.leave()
 }
 
 // inbox is a store with transactions of one record.

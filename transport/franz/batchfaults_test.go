@@ -2,8 +2,6 @@ package franz_test
 
 import (
 	"context"
-	"errors"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -101,71 +99,6 @@ func TestBatchWorker_MembersComeAndGoAndNothingThatFinishedRunsAgain(t *testing.
 	b.wantCommitted(n, partitions)
 	if most := largest(); most < 2 || most > 16 {
 		t.Errorf("the largest batch had %d records, want at most 16, and more than one", most)
-	}
-}
-
-func TestBatchWorker_EachErrorSteersItsOwnRecord(t *testing.T) {
-	t.Parallel()
-	const n = 60
-	b := newBench(t, 2)
-	b.produce(0, n, 2, 0)
-	var mu sync.Mutex
-	failed := map[string]bool{}
-	handle, _ := b.batchHandler(func(_ context.Context, ids []string) []error {
-		mu.Lock()
-		defer mu.Unlock()
-		errs := make([]error, len(ids))
-		for i, id := range ids {
-			if !failed[id] && len(id)%2 == 0 {
-				failed[id], errs[i] = true, errors.New("again")
-			}
-		}
-		return errs
-	})
-	m := b.startBatches(b.processor(consumer.Config{}), handle, franz.BatchConfig{MaxBatch: 8})
-	until(t, "all records", func() bool { return b.finished() == n })
-	m.leave()
-	b.wantOnce(t, n)
-	b.wantCommitted(n, 2)
-	if runs := b.started(); runs != n+len(failed) {
-		t.Errorf("%d runs, want %d", runs, n+len(failed))
-	}
-}
-
-// A batch that fails as a whole, however it does, costs no attempt, and is handled one by one.
-func TestBatchWorker_ABatchThatFailsAsAWholeIsHandledOneByOne(t *testing.T) {
-	t.Parallel()
-	for name, fail := range map[string]func() []error{
-		"one error": func() []error { return []error{errors.New("no")} },
-		"a panic":   func() []error { panic("no") },
-		"no return": func() []error { runtime.Goexit(); return nil },
-		"too many":  func() []error { return make([]error, 99) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const n = 40
-			b := newBench(t, 1)
-			b.produce(0, n, 1, 0)
-			var attempts sync.Map
-			handle, _ := b.batchHandler(func(ctx context.Context, ids []string) []error {
-				if len(ids) > 1 {
-					return fail()
-				}
-				attempts.Store(oncemill.FromContext(ctx).Attempt, true)
-				return nil
-			})
-			m := b.startBatches(b.processor(consumer.Config{}), handle,
-				franz.BatchConfig{MaxBatch: 8, Linger: 50 * time.Millisecond})
-			until(t, "all records", func() bool { return b.finished() == n })
-			m.leave()
-			b.wantCommitted(n, 1)
-			attempts.Range(func(attempt, _ any) bool {
-				if attempt != 1 {
-					t.Errorf("attempt %v, want the first alone", attempt)
-				}
-				return true
-			})
-		})
 	}
 }
 

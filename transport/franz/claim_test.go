@@ -2,13 +2,10 @@ package franz_test
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -126,50 +123,5 @@ func TestWorker_ClaimsWhatCanStart(t *testing.T) {
 	}
 	if len(store.batches) > n/2 {
 		t.Errorf("claimed in batches of %v, want them to travel together", store.batches)
-	}
-}
-
-// Two of a key, or of a partition, never run at once. Each waits here for one of the others, which does run beside it.
-func TestWorker_OrderHoldsUpNoOthers(t *testing.T) {
-	t.Parallel()
-	const others, depth = 3, 10
-	for _, c := range []struct {
-		order            franz.Order
-		by               func(*kgo.Record) string
-		partitions, keys int
-	}{{franz.PerPartition, byPartition, others, 0}, {franz.PerKey, byKey, 1, others}} {
-		t.Run(string(c.order), func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t, int32(c.partitions))
-			b.produce(0, others*depth, c.partitions, c.keys)
-			var mu sync.Mutex
-			meet := make([]chan struct{}, depth)
-			met := make([]int, depth)
-			for i := range meet {
-				meet[i] = make(chan struct{})
-			}
-			m := b.start(b.processor(consumer.Config{}), b.handler(c.by, func(ctx context.Context, id string, _ int) error {
-				var number int
-				if _, err := fmt.Sscanf(id, "o%d", &number); err != nil {
-					return err
-				}
-				row := number / others
-				mu.Lock()
-				if met[row]++; met[row] == others {
-					close(meet[row])
-				}
-				mu.Unlock()
-				select {
-				case <-meet[row]:
-					return nil
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-			}), franz.Config{Order: c.order, Grace: 100 * time.Millisecond})
-			until(t, "all records", func() bool { return b.finished() == others*depth })
-			m.leave()
-			b.wantOnce(t, others*depth)
-			b.wantOrder(t)
-		})
 	}
 }

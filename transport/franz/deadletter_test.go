@@ -137,8 +137,7 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, 1, kfake.SeedTopics(1, "dead", "later"))
-			shareGroup(b, nil)
+			b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
 			b.produce(0, 1, 1, 0)
 			once := b.processor(tc.config(b))
 			s := b.source(once, franz.SourceConfig{})
@@ -155,19 +154,12 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 				}
 				return
 			}
-			share, err := franz.NewShareWorker(once, nothing,
-				franz.ShareConfig{Handler: "charge", RetryTopic: "later", Logger: b.logger})
-			if err != nil {
-				t.Fatal(err)
-			}
-			sharing := b.newClient(append(share.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later"))...)
 			for who, err := range map[string]error{
 				"Worker.Run": b.start(once, nothing, franz.Config{}).wait(),
 				"Source.Run": s.Run(t.Context(), "orders", func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
 					done(consumer.Decision{Action: consumer.Ack})
 				}),
-				"Source.Check":    s.Check(t.Context(), "orders"),
-				"ShareWorker.Run": share.Run(t.Context(), sharing),
+				"Source.Check": s.Check(t.Context(), "orders"),
 			} {
 				if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("%s: %q, want %q", who, err, tc.want)

@@ -6,8 +6,8 @@
 //		kgo.ConsumeTopics("orders"))...)
 //	err = w.Run(ctx, cl)
 //
-// [NewBatchWorker] takes a handler of batches. A [Source] does a worker's job for a Watermill Router. The comments of
-// [ShareWorker] (share groups) and [Publisher] say what those promise.
+// [NewBatchWorker] takes a handler of batches. A [Source] does a worker's job for a Watermill Router. The comment of
+// [Publisher] says what that promises. There is no worker for share groups (KIP-932).
 //
 // # Guarantees of Worker and Source
 //

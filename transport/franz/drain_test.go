@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -333,46 +332,4 @@ lines:
 		return
 	}
 	t.Errorf("no line of the log has %q:\n%s", parts, b.log.String())
-}
-
-// A late store answers claims when it is told to, whatever becomes of the context.
-type late struct {
-	dedupstore.Store
-	asked  chan struct{}
-	answer chan struct{}
-	once   sync.Once
-}
-
-func (l *late) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, l.claimOne)
-}
-
-func (l *late) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	l.once.Do(func() { close(l.asked) })
-	<-l.answer
-	return dedupstore.ClaimOne(context.WithoutCancel(ctx), l.Store, r)
-}
-
-func TestWorker_NoHandlerStartsInADrain(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, 1)
-	store := &late{Store: b.store, asked: make(chan struct{}), answer: make(chan struct{})}
-	b.store = store
-	b.produce(0, 1, 1, 0)
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1}})
-	m := b.start(once, b.handler(byPartition, nil), franz.Config{})
-	<-store.asked
-	m.stop()
-	lasts(50 * time.Millisecond)
-	close(store.answer)
-	if err := m.wait(); err != nil {
-		t.Fatal(err)
-	}
-	m.cl.CloseAllowingRebalance()
-	if runs := b.started(); runs != 0 {
-		t.Errorf("%d handlers started in the drain", runs)
-	}
-	again := b.start(once, b.handler(byPartition, nil), franz.Config{})
-	until(t, "the record, whose only attempt was not used up", func() bool { return b.finished() == 1 })
-	again.leave()
 }

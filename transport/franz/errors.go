@@ -4,12 +4,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ErrUnconfirmed says that the broker has not confirmed what is settled: offsets, or acknowledgements of a share group.
-// Nothing is lost: these records are delivered again, and duplicates are suppressed.
+// ErrUnconfirmed says that the broker has not confirmed what is settled. Nothing is lost: these records are
+// delivered again, and duplicates are suppressed.
 var ErrUnconfirmed = errors.New("franz: what was settled is not confirmed, and is delivered again")
 
 func unconfirmed(group string, err error) error {
@@ -40,8 +39,3 @@ var (
 	errLost    = errors.New("franz: partition was lost: the member was put out of its group")
 	errGrace   = errors.New("franz: shutdown, and Config.Grace is over")
 )
-
-// errStopping keeps a handler from starting when its partition is being given up. The attempt is given back, for the
-// next owner at once.
-var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
-	errors.New("franz: partition is being given up"))))

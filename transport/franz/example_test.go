@@ -17,7 +17,7 @@ import (
 
 // A program has its own brokers, a store that outlives it, such as redisstore, and handles errors.
 func broker() (*kfake.Cluster, kgo.Opt) {
-	cluster := kfake.MustCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "orders", "billing-retry"))
+	cluster := kfake.MustCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "orders"))
 	return cluster, kgo.SeedBrokers(cluster.ListenAddrs()...)
 }
 
@@ -66,40 +66,6 @@ func ExampleNewWorker() {
 	// Output:
 	// order-17: two shoes
 	// order-18: a hat
-	// <nil>
-}
-
-func ExampleNewShareWorker() {
-	cluster, seed := broker()
-	defer cluster.Close()
-	// kafka-configs --alter --entity-type groups --entity-name billing --add-config ...
-	cluster.SetGroupConfigs("billing", map[string]string{
-		"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed",
-		"share.record.lock.duration.ms": "30000", "share.delivery.count.limit": "5",
-	})
-	once := producer.Message{ID: "order-17", Topic: "orders", Payload: []byte("two shoes")}
-	publish(seed, once, once)
-
-	ctx, stop := context.WithCancel(context.Background())
-	charge := func(ctx context.Context, rec *kgo.Record) error {
-		fmt.Printf("%s: %s\n", oncemill.FromContext(ctx).Key.ID, rec.Value)
-		stop()
-		return nil
-	}
-	w, err := franz.NewShareWorker(processor(), charge, franz.ShareConfig{Handler: "charge", RetryTopic: "billing-retry", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	cl, err := kgo.NewClient(append(w.Opts(), seed, kgo.ShareGroup("billing"), kgo.ConsumeTopics("orders", "billing-retry"))...)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer cl.Close()
-	fmt.Println(w.Run(ctx, cl))
-	// Output:
-	// order-17: two shoes
 	// <nil>
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,16 +29,15 @@ import (
 
 // Nothing that the tests start outlives them.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == shareMember {
-		beShareMember(os.Args[2:])
-		return
-	}
 	flag.Parse()
 	if err := flag.Set("test.parallel", "10"); err != nil { // they wait most of the time
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
+
+// topics counts those of the shared broker.
+var topics atomic.Int64
 
 // proof says whether time does not matter.
 var proof = os.Getenv("ONCEMILL_PROOF") == "1"

@@ -490,7 +490,7 @@ func TestWorker_OutageOfSeveralBrokersFloodsNoLog(t *testing.T) {
 	}
 }
 
-// Of the new protocol, or of share groups, nothing else says that a member is not let in.
+// Of the new protocol nothing else says that a member is not let in.
 func TestWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
 	t.Parallel()
 	const said = "nothing may be consumed for now"

@@ -37,16 +37,3 @@ func TestWorker_WarnsOfANewNameInAnOldGroup(t *testing.T) {
 		})
 	}
 }
-
-func TestShareWorker_WarnsOfANewNameInAnOldGroup(t *testing.T) {
-	t.Parallel()
-	b := newShareBench(t, 1)
-	consumertest.Renamed(t, b.store)
-	began := time.Now()
-	b.begin(b.processor(consumer.Config{Policy: oncemill.Policy{Logger: b.logger}}),
-		func(context.Context, *kgo.Record) error { return nil }, franz.ShareConfig{})
-	until(t, "the warning", func() bool { return strings.Contains(b.log.String(), consumertest.RenamedLine) })
-	if took := time.Since(began); took > waitLimit/4 {
-		t.Errorf("the warning came after %v", took)
-	}
-}

@@ -51,19 +51,6 @@ func TestWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	wantLog(t, b, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "position=0-0-", "stack=")
 }
 
-func TestShareWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
-	t.Parallel()
-	b := newShareBench(t, 1)
-	b.put(0, 2, 1)
-	deadLetters := &panickyPublisher{Publisher: b.publisher()}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: deadLetters, DeadLetterTopic: b.dead})
-	m := b.begin(once, b.handler(byRecord, refused), franz.ShareConfig{})
-	b.wantSettled(b.topic)
-	m.leave()
-	b.only(b.dead)
-	wantLog(t, b.bench, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "position=0-0-", "stack=")
-}
-
 // A handler that ends its goroutine, as the assertions of tests do, takes nothing along: its record comes again, in its
 // place, and the attempt counts.
 func TestWorker_HandlerThatEndsItsGoroutineRunsAgain(t *testing.T) {
@@ -94,26 +81,4 @@ func TestWorker_HandlerThatEndsItsGoroutineRunsAgain(t *testing.T) {
 			wantLog(t, b, "level=ERROR", "runtime.Goexit", "id="+orderID(0), "position=0-0-")
 		})
 	}
-}
-
-func TestShareWorker_HandlerThatEndsItsGoroutineRunsAgain(t *testing.T) {
-	t.Parallel()
-	b := newShareBench(t, 1)
-	b.put(0, 2, 1)
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}})
-	var runs atomic.Int32
-	handle := b.handler(byRecord, nil)
-	m := b.begin(once, func(ctx context.Context, rec *kgo.Record) error {
-		if string(rec.Value) == orderID(0) && runs.Add(1) == 1 {
-			runtime.Goexit()
-		}
-		return handle(ctx, rec)
-	}, franz.ShareConfig{})
-	b.wantSettled(b.topic)
-	m.leave()
-	b.wantOnce(t, 2)
-	if n := runs.Load(); n != 2 {
-		t.Errorf("%d runs, want 2", n)
-	}
-	wantLog(t, b.bench, "level=ERROR", "runtime.Goexit", "id="+orderID(0))
 }

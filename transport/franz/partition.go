@@ -14,24 +14,16 @@ import (
 // A partition is one assignment of a partition to this worker, from its first record until it is given up. A partition
 // that comes back is another one.
 type partition struct {
-	*running
-	s      *session
-	topic  string
-	number int32
-	cancel context.CancelCauseFunc // ends the context of its handlers
-
+	*worker.Assignment
+	partitionID
+	s        *session
 	expected int64        // the next offset to be fetched; 0: not known
 	gaps     pace.Limiter // of lines about what waits for too long
-	order    worker.Order
 
 	mu      sync.Mutex
-	queue   []*kgo.Record // fetched, not taken
-	paused  bool          // for fetching, because the queue is long
-	room    int           // how many more may be taken
-	tracker tracker       // of what was taken
+	paused  bool    // for fetching, because the queue is long
+	tracker tracker // of what was received
 }
-
-func (p *partition) name() string { return placeName(p.topic, p.number) }
 
 // expect looks whether records were deleted that should have come first, or come that the group has passed. Only the
 // poll loop calls it.
@@ -42,104 +34,69 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 		if first < p.expected {
 			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost "+
 				"records, or the offset was set too far: the partition is consumed from from_offset", "partition",
-				p.name(), "group", p.s.group,
+				p.String(), "group", p.s.group,
 				"from_offset", first, "committed", p.expected)
 		}
 	}
 	if start := fetched.LogStartOffset; 0 < p.expected && p.expected < min(start, first) {
 		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this "+
-			"group read it: those records are not handled", "partition", p.name(), "group", p.s.group,
+			"group read it: those records are not handled", "partition", p.String(), "group", p.s.group,
 			"from_offset", p.expected, "to_offset", start)
 	}
 	p.expected = last + 1
 }
 
-// add queues records that were fetched, and has those handled that can be now, and others when something is settled.
+// add has records handled that were fetched.
 func (p *partition) add(records []*kgo.Record) {
+	messages := make([]worker.Message, len(records))
+	now := time.Now()
 	p.mu.Lock()
-	if !closed(p.halted) {
-		p.queue = append(p.queue, records...)
-		p.take()
-	}
-	p.mu.Unlock()
-	p.s.places.fill()
-}
-
-// admit lets so many more records be taken.
-func (p *partition) admit(more int) {
-	p.mu.Lock()
-	p.room += more
-	p.mu.Unlock()
-	p.add(nil)
-}
-
-// take takes records from the queue as long as there is room. A long queue pauses fetching. The partition is locked.
-func (p *partition) take() {
-	for ; p.room > 0 && len(p.queue) > 0; p.room-- {
-		rec := p.queue[0]
-		p.queue[0] = nil
-		p.queue = p.queue[1:]
-		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: entryOf(rec),
-			key: p.s.config.orderKey(rec)}
+	for i, rec := range records {
+		r := &record{Item: worker.Item{Key: p.s.config.orderKey(rec)}, rec: rec, of: p, entry: newEntry(rec, now)}
 		if back := p.tracker.take(r.entry); back {
 			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
-				"partition", p.name(), "offset", rec.Offset)
+				"partition", p.String(), "offset", rec.Offset)
 		}
-		if r.key == "" { // it needs no closure
-			p.s.places.add(r)
-		} else {
-			p.order.Start(r.key, func() { p.s.places.add(r) })
-		}
+		messages[i] = r
 	}
-	switch most := p.s.config.MaxInFlight; {
-	case !p.paused && len(p.queue) > most:
+	p.mu.Unlock()
+	p.Receive(messages)
+	p.throttle()
+}
+
+// settle notes that a record is settled.
+func (p *partition) settle(e *entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tracker.settle(e)
+}
+
+// throttle pauses fetching while the queue is long.
+func (p *partition) throttle() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch queued, most := p.Queued(), p.s.config.MaxInFlight; {
+	case !p.paused && queued > most:
 		p.paused = true
 		p.s.cl.PauseFetchPartitions(p.only())
-	case p.paused && len(p.queue) <= most/2:
-		p.resume()
+	case p.paused && queued <= most/2:
+		p.paused = false
+		p.s.cl.ResumeFetchPartitions(p.only())
 	}
 }
 
-func (p *partition) only() map[string][]int32 { return map[string][]int32{p.topic: {p.number}} }
-
+// resume lets the partition be fetched, as long as it does not add records.
 func (p *partition) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.paused {
 		p.paused = false
 		p.s.cl.ResumeFetchPartitions(p.only())
 	}
 }
 
-// settle notes that a record is settled, and starts what comes after it.
-func (p *partition) settle(r *record, _ bool) {
-	p.mu.Lock()
-	p.tracker.settle(r.entry)
-	p.order.Done(r.key)
-	p.room++
-	p.take()
-	p.mu.Unlock()
-	p.s.places.fill()
-}
-
-func (p *partition) giveBack(context.Context, *record) {} // it is not committed
-
-func (p *partition) waits(int) {}
-
-// halt starts nothing more, and drops what waits. Handlers that run go on.
-func (p *partition) halt() {
-	p.running.halt()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.queue = nil
-	p.s.hurry()
-}
-
-// forget makes kgo fetch the partition again should it come back. It is called when it is not fetched any more.
-func (p *partition) forget() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.resume()
-}
+func (p *partition) only() map[string][]int32 { return map[string][]int32{p.topic: {p.number}} }
 
 func (p *partition) due() (kgo.EpochOffset, bool) {
 	p.mu.Lock()
@@ -166,6 +123,6 @@ func (p *partition) warnOfGap(ctx context.Context) {
 	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: "+
 		"what is settled behind it is not committed, and what was settled longer than that ago runs again after a "+
 		"restart or a rebalance",
-		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window",
-		forgets)
+		"partition", p.String(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second),
+		"window", forgets)
 }

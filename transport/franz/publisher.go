@@ -5,14 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -177,11 +182,11 @@ func (p *Publisher) prepare(ctx context.Context, m producer.Message) *produced {
 	return f
 }
 
-// forward sends a record as it is. It reports whether the record itself was refused, and would be again.
-func (p *Publisher) forward(ctx context.Context, record *kgo.Record) (refused bool, err error) {
+// forward sends a record as it is.
+func (p *Publisher) forward(ctx context.Context, record *kgo.Record) error {
 	f := &produced{record: record}
 	p.deliver(ctx, []*produced{f})
-	return f.err != nil && !f.unknown, f.err
+	return f.err
 }
 
 const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log " +
@@ -372,4 +377,89 @@ func refusesBatch(err error) bool {
 // refusesMessage reports whether an error says that the message itself was refused, so that it would be refused again.
 func refusesMessage(err error) bool {
 	return refusesBatch(err) || errors.Is(err, kerr.InvalidTopicException)
+}
+
+// encode turns a stamped message into a record.
+func encode(m producer.Message) (*kgo.Record, error) {
+	if problem := topicProblem(m.Topic); problem != "" {
+		return nil, invalid("Message.Topic", problem)
+	}
+	record := &kgo.Record{Topic: m.Topic, Value: m.Payload}
+	key := m.Key
+	// of several spellings one: dead letters have those of their messages
+	switch value := m.Header.Get(producer.HeaderKey); {
+	case key == "":
+		key = value
+	case value != "" && value != key:
+		return nil, invalid("header "+producer.HeaderKey, "differs from Message.Key")
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		value := m.Header[name]
+		switch {
+		case name == "":
+			return nil, invalid("a header", "has no name")
+		case !utf8.ValidString(name):
+			return nil, invalid(fmt.Sprintf("header %.80q", name), "has a name that is not UTF-8")
+		case strings.EqualFold(name, producer.HeaderKey):
+			continue
+		}
+		record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
+	}
+	if key != "" {
+		record.Key = []byte(key)
+	}
+	return record, nil
+}
+
+const maxTopic = 249 // the longest name that Kafka's brokers accept
+
+// topicProblem says why Kafka has no such topic, or "".
+func topicProblem(topic string) string {
+	switch {
+	case topic == "":
+		return "is empty"
+	case topic == ".", topic == "..":
+		return fmt.Sprintf("is %q, which Kafka does not allow", topic)
+	case len(topic) > maxTopic:
+		return fmt.Sprintf("has %d bytes, Kafka allows %d", len(topic), maxTopic)
+	case strings.ContainsFunc(topic, func(r rune) bool {
+		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune("._-", r)
+	}):
+		return fmt.Sprintf("is %.80q: Kafka allows letters, digits, dot, underscore and hyphen", topic)
+	}
+	return ""
+}
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Package: "franz", Field: field, Problem: problem}
+}
+
+// unanswered are messages that the client still has although nobody waits for their answers any more, by topic. While a
+// partition has no leader, or too few replicas in sync, kgo (1.22.2) gives up no message that a broker may have had,
+// and none behind it. Each repetition adds more. Without a bound they would fill the client's buffer, and nothing could
+// be published to any topic. Try without this when kgo is raised:
+// TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers fails as long as it is needed.
+type unanswered struct {
+	most int64
+
+	mu     sync.Mutex
+	all    int64
+	topics map[string]int64
+}
+
+var errUnanswered = errors.New("franz: a tenth of the client's buffer (kgo.MaxBufferedRecords) is full of messages " +
+	"that got no answer, some of them to this topic, which gets no more until some are answered; " + whyUnacknowledged)
+
+// full reports whether there are so many that a topic with some of them gets no more.
+func (u *unanswered) full(topic string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.all >= u.most && u.topics[topic] > 0
+}
+
+func (u *unanswered) add(topic string, n int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.all += n
+	u.topics[topic] += n
 }

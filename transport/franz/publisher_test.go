@@ -277,7 +277,7 @@ func (r *produceRequests) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, _ int, 
 // Each message by itself takes kgo's linger, in which nobody else may send.
 func TestPublisher_BatchesLargerThanATopicTakesAreNotSentMessageByMessage(t *testing.T) {
 	t.Parallel()
-	topic := fmt.Sprintf("small-batches-%d", shareBenches.Add(1)) // of the shared broker
+	topic := fmt.Sprintf("small-batches-%d", topics.Add(1)) // of the shared broker
 	server := kafkatest.Shared(t)
 	server.CreateTopic(topic, 1)
 	changed, err := kadm.NewClient(server.Client()).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: kadm.StringPtr("20000")}}, topic)

@@ -3,83 +3,54 @@ package franz
 import (
 	"cmp"
 	"context"
-	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// handling is shared by the runs of both workers: how records in hand are handled.
-type handling struct {
-	*watching
+// A session is one Run: what a worker has while it is a member of a group.
+type session struct {
+	*health
+	config    Config
 	policy    oncemill.Policy
-	process   process
-	hurry     func() // is called when a partition is given up: nothing of it is to wait for more records
 	cl        *kgo.Client
-	retry     []RetryTopic // nil: there are none
-	publisher *Publisher   // to the retry topics, on the same client; nil: there are none
-	intake    intake
-	places    places
-	pool      batch.Pool
+	publisher *Publisher    // to the retry topics, on the same client; nil: there are none
+	rebalance time.Duration // the rebalance timeout
+	look      time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
+	loop      *worker.Loop
+	decoder   decoder
+	poller    poller
+	committer committer
 	stalled   pace.Limiter // of lines about records that wait
 	uncopied  pace.Limiter // of lines about copies that cannot be made
 }
 
-func newHandling(once *consumer.Processor, with func(*handling) process, cl *kgo.Client, group string, log *slog.Logger,
-	maxInFlight int, retry []RetryTopic) (*handling, error) {
-	h := &handling{
-		watching: newWatching(group, log), policy: once.Policy(), cl: cl, retry: retry,
-		hurry:  func() {},
-		places: places{free: maxInFlight},
+func newSession(w *Worker, cl *kgo.Client) (s *session, err error) {
+	s = &session{
+		health: newHealth(option[string](cl, kgo.ConsumerGroup), w.config.Logger),
+		config: w.config, policy: w.work.Once.Policy(), cl: cl, look: w.look,
+		rebalance: option[time.Duration](cl, kgo.RebalanceTimeout),
+		loop:      worker.New(w.work, w.config.MaxInFlight),
+		decoder: decoder{
+			copies:   func(topic string) bool { return retryIndex(w.config.Retry, topic) >= 0 },
+			consumed: consumed(cl),
+		},
 	}
-	h.process = with(h)
-	h.intake = intake{
-		copies:   func(topic string) bool { return retryIndex(retry, topic) >= 0 },
-		consumed: consumed(cl),
-		waits:    oncemill.NewWaitLimit(max(1, maxInFlight/2)), // others need the room
+	s.poller = poller{
+		s: s, ids: map[string][16]byte{},
+		partitions: map[partitionID]*partition{}, ending: map[partitionID]*partition{},
 	}
-	if len(retry) == 0 {
-		return h, nil
+	s.committer.s = s
+	if len(w.config.Retry) > 0 {
+		s.publisher, err = NewPublisher(cl, PublisherConfig{Telemetry: s.policy.Telemetry})
 	}
-	var err error
-	h.publisher, err = NewPublisher(cl, PublisherConfig{Telemetry: h.policy.Telemetry})
-	return h, err
-}
-
-// nextRetry returns where the copy of a record of a topic goes.
-func (h *handling) nextRetry(topic string) RetryTopic {
-	return h.retry[min(retryIndex(h.retry, topic)+1, len(h.retry)-1)]
-}
-
-// retryIndex returns which retry topic a topic is, or -1.
-func retryIndex(retry []RetryTopic, topic string) int {
-	return slices.IndexFunc(retry, func(r RetryTopic) bool { return r.Topic == topic })
-}
-
-// A session is one Run: what a worker has while it is a member of a group.
-type session struct {
-	*handling
-	config    Config
-	rebalance time.Duration // the rebalance timeout
-	look      time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-	fetching  fetching
-	settling  settling
-}
-
-func newSession(config Config, h *handling) *session {
-	s := &session{handling: h, config: config, rebalance: option[time.Duration](h.cl, kgo.RebalanceTimeout)}
-	s.fetching = fetching{s: s, ids: map[string][16]byte{}, partitions: map[place]*partition{},
-		ending: map[place]*partition{}}
-	s.settling.s = s
-	return s
+	return s, err
 }
 
 // option returns the value of a client's option.
@@ -97,22 +68,99 @@ func (s *session) run(ctx context.Context) error {
 	defer stop()
 
 	var helpers sync.WaitGroup
-	helpers.Go(func() { s.settling.regularly(polling) })
+	helpers.Go(func() { s.committer.regularly(polling) })
 	helpers.Go(func() {
 		timeout := option[time.Duration](s.cl, kgo.SessionTimeout)
 		s.lookOut(polling, cmp.Or(s.look, timeout), timeout, membership(s.cl, s.rebalance))
 	})
-	helpers.Go(func() { s.fetching.poll(polling, handlers) })
+	helpers.Go(func() { s.poller.poll(polling, handlers) })
 	err := s.failure(ctx)
 	stop()
-	s.fetching.halt()
+	s.poller.halt()
 	unconfirmed := s.drain(detached, cancel)
 	helpers.Wait()
-	s.fetching.wait()
-	s.pool.Wait()
+	s.poller.wait()
+	s.loop.Wait()
 	if unconfirmed == nil { // a handler that ignored the grace may have ended since
 		unconfirmed = s.finally(detached)
 	}
 	return s.result(detached, err, unconfirmed,
 		"franz: offsets are not confirmed: records are delivered again that are settled")
+}
+
+// A revocation gives handlers half of the rebalance timeout to finish, then a tenth to see that their contexts have
+// ended, and the commit a quarter. The coordinator puts a member that takes longer out of the group.
+const (
+	finishShare = 2
+	cancelShare = 10
+	commitShare = 4
+)
+
+// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled
+// is committed.
+func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
+	partitions := s.poller.owned(revoked)
+	if len(partitions) == 0 {
+		return
+	}
+	for _, p := range partitions {
+		p.Halt()
+	}
+	if late := worker.Late(partitions, s.rebalance/finishShare); len(late) > 0 {
+		for _, p := range late {
+			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled",
+				"partition", p.partitionID.String(), "after", s.rebalance/finishShare)
+			p.Cancel(errRevoked)
+		}
+		worker.Late(late, s.rebalance/cancelShare)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance/commitShare)
+	defer cancel()
+	s.committer.mu.Lock() // no commit of these partitions may follow
+	defer s.committer.mu.Unlock()
+	err := s.committer.commitLocked(ctx, func() []*partition { return partitions })
+	if err != nil {
+		s.log.WarnContext(ctx,
+			"franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are "+
+				"settled",
+			"group", s.group, "error", err)
+	}
+	s.poller.forget(partitions, err)
+}
+
+// lose drops partitions that another member may have already.
+func (s *session) lose(lost map[string][]int32) {
+	partitions := s.poller.owned(lost)
+	var unconfirmed error
+	for _, p := range partitions {
+		s.log.Warn("franz: partition was lost", "partition", p.partitionID.String(), "group", s.group)
+		p.Halt()
+		p.Cancel(errLost)
+		if _, due := p.due(); due {
+			unconfirmed = errLost
+		}
+	}
+	s.poller.forget(partitions, unconfirmed)
+}
+
+// drain waits for what runs and commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
+func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) error {
+	partitions := s.poller.all()
+	if late := worker.Late(partitions, s.config.Grace); len(late) > 0 {
+		for _, p := range late {
+			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled",
+				"partition", p.partitionID.String(), "after", s.config.Grace)
+		}
+		cancel(errGrace)
+		worker.Late(late, s.rebalance/cancelShare)
+	}
+	return s.finally(ctx)
+}
+
+// finally commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
+func (s *session) finally(ctx context.Context) error {
+	// The client holds commits back while it joins, and a dead member can hold a join for the whole rebalance timeout.
+	ctx, stop := context.WithTimeout(ctx, 2*s.rebalance)
+	defer stop()
+	return s.committer.finally(ctx)
 }

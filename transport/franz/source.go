@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // SourceConfig configures a Source. Opts is required.
@@ -67,12 +68,7 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	process := func(*handling) process {
-		return func(ctx context.Context, r *record, d consumer.Delivery) {
-			handle(ctx, d, r.decided)
-		}
-	}
-	w, err := newWorker(s.once, s.config.Config, process)
+	w, err := newWorker(s.config.Config, worker.Work{Once: s.once, Source: handle})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -10,14 +10,14 @@ import (
 // A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing
 // was taken. It is not safe for concurrent use.
 type tracker struct {
-	open []*entry // taken and not settled, or behind one that is not, by offset
+	open []*entry // received and not settled, or behind one that is not, by offset
 	last *entry   // the newest that was taken
 
 	settled   kgo.EpochOffset // up to where everything is settled; meaningless while zero
 	committed int64           // the offset that the broker confirmed; 0: none; -1: a wrong one
 }
 
-// An entry is a record that was taken.
+// An entry is a record that was received.
 type entry struct {
 	offset  int64
 	epoch   int32
@@ -41,9 +41,8 @@ func (t *tracker) take(e *entry) (back bool) {
 	return back
 }
 
-// entryOf returns the entry of a record that is taken now.
-func entryOf(rec *kgo.Record) *entry {
-	return &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
+func newEntry(rec *kgo.Record, now time.Time) *entry {
+	return &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: now}
 }
 
 // settle marks a record as settled.
@@ -54,7 +53,8 @@ func (t *tracker) settle(e *entry) {
 		t.settled = kgo.EpochOffset{Epoch: t.open[done].epoch, Offset: t.open[done].offset + 1}
 		done++
 	}
-	t.open = slices.Delete(t.open, 0, done)
+	clear(t.open[:done])
+	t.open = t.open[done:]
 }
 
 // gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or

@@ -4,12 +4,14 @@ import (
 	"context"
 	"runtime"
 	"testing"
+	"time"
 	"weak"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"pgregory.net/rapid"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
@@ -121,24 +123,28 @@ func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
 }
 
 func take(tr *tracker, rec *kgo.Record) (*entry, bool) {
-	e := entryOf(rec)
+	e := newEntry(rec, time.Now())
 	return e, tr.take(e)
 }
 
 // While a record waits for its retry, for hours perhaps, millions behind it may be settled: nothing of what they carried
 // stays in memory.
 func TestPartition_WhatIsSettledBehindAGapIsNotKept(t *testing.T) { // not parallel: it collects garbage
-	var offered []*record
-	h := &handling{
-		process: func(_ context.Context, r *record, _ consumer.Delivery) { offered = append(offered, r) },
-		intake:  intake{copies: func(string) bool { return false }},
-		places:  places{free: 2},
+	var answers []func(consumer.Decision)
+	loop := worker.New(worker.Work{
+		Source: func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
+			answers = append(answers, done)
+		},
+	}, 2)
+	session := &session{
+		config: Config{MaxInFlight: 2, Order: PerKey}, decoder: decoder{copies: func(string) bool { return false }},
 	}
-	p := &partition{s: &session{handling: h, config: Config{MaxInFlight: 2}}, running: newRunning(t.Context()), room: 2}
-	p.add([]*kgo.Record{{Offset: 1}, {Offset: 2, Value: make([]byte, 1<<10)}})
-	settled := weak.Make(offered[1].Record)
-	p.settle(offered[1], false)
-	offered[1] = nil
+	p := &partition{s: session, Assignment: loop.Assign(t.Context(), 2, nil)}
+	large := &kgo.Record{Offset: 2, Value: make([]byte, 1<<10)}
+	settled := weak.Make(large)
+	p.add([]*kgo.Record{{Offset: 1}, large})
+	answers[1](consumer.Decision{Action: consumer.Ack})
+	answers[1], large = nil, nil
 	runtime.GC()
 	if settled.Value() != nil {
 		t.Error("a settled record stays in memory because of one before it")

@@ -17,7 +17,7 @@ import (
 
 func TestWorker_HandlesOnlyWhatTransactionsHaveCommitted(t *testing.T) {
 	t.Parallel()
-	topic := fmt.Sprintf("transactions-%d", shareBenches.Add(1)) // of the shared broker
+	topic := fmt.Sprintf("transactions-%d", topics.Add(1)) // of the shared broker
 	server := kafkatest.Shared(t)
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {

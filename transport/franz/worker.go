@@ -1,19 +1,48 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Handler does the work for one record. Its error decides what happens next: see oncemill.RunFunc. A record that
 // comes from a retry topic has that topic, partition and offset. The record is not changed, and must not be.
 type Handler func(ctx context.Context, rec *kgo.Record) error
+
+// A BatchHandler does the work for several records at once, such as an insert of many rows. It returns an error for
+// each record, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
+// oncemill.RunsFromContext returns the runs of a batch. Over an inbox a batch has one record, because Kafka does not
+// count deliveries.
+//
+// One error for several records, any other wrong number, or a panic says that the batch failed as a whole. Then its
+// records are handled in batches of one, which costs no attempt. So are records whose last two runs or more ended with
+// expired leases, one at a time. A batch has no order, and at most one record of each order key.
+type BatchHandler func(ctx context.Context, records []*kgo.Record) []error
+
+// BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for. Its
+// Order is PerKey by default: under PerPartition a batch would have at most one record of each partition.
+type BatchConfig struct {
+	Config
+
+	// MaxBatch is how many records a batch has at most. Zero: 64.
+	MaxBatch int
+
+	// MaxBatchBytes is how many bytes of values a batch has at most. A larger record is a batch of its own. Zero: 1
+	// MiB.
+	MaxBatchBytes int
+
+	// Linger is how long a batch that is not full waits for more records. Zero: no wait, a batch is what is there.
+	Linger time.Duration
+}
 
 // A Worker consumes topics as a member of a group, and handles each record under a Processor. Make it first, then the
 // client with the worker's Opts, then call Run, once.
@@ -31,11 +60,10 @@ type Handler func(ctx context.Context, rec *kgo.Record) error
 // If records were deleted before the group got to them, the error in the log may be a false alarm: compaction and
 // markers of transactions look the same.
 type Worker struct {
-	config  Config
-	process func(*handling) process
-	once    *consumer.Processor
-	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-	client  binding[session]
+	config Config
+	work   worker.Work
+	look   time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
+	client binding
 }
 
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
@@ -50,15 +78,50 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
 		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
 	}
-	return newWorker(once, config, guarded(once, config.Handler, handle))
+	return newWorker(config, worker.Work{
+		Once: once, Handler: config.Handler,
+		Each: func(ctx context.Context, m worker.Message) error { return handle(ctx, m.(*record).rec) },
+	})
 }
 
-func newWorker(once *consumer.Processor, config Config, process func(*handling) process) (*Worker, error) {
+// NewBatchWorker is NewWorker for a handler of batches.
+func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchConfig) (*Worker, error) {
+	batches := worker.Batches{Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger}.WithDefaults()
+	problem := consumer.HandlerProblem(config.Handler)
+	switch {
+	case once == nil:
+		return nil, errors.New("franz: NewBatchWorker needs a Processor")
+	case handle == nil:
+		return nil, errors.New("franz: NewBatchWorker needs a BatchHandler")
+	case problem != "":
+		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
+	case batches.Problem() != "":
+		return nil, fmt.Errorf("franz: BatchConfig.%s", batches.Problem())
+	}
+	config.Order = cmp.Or(config.Order, PerKey)
+	w, err := newWorker(config.Config, worker.Work{
+		Once: once, Handler: config.Handler, Batches: batches,
+		Batch: func(ctx context.Context, messages []worker.Message) []error {
+			records := make([]*kgo.Record, len(messages))
+			for i, m := range messages {
+				records[i] = m.(*record).rec
+			}
+			return handle(ctx, records)
+		},
+	})
+	if err == nil && !once.Batches(false) {
+		w.config.Logger.Warn("franz: an inbox takes one record a transaction, because Kafka does not count "+
+			"deliveries: each batch has one record; use NewWorker, or a guard without an inbox", "handler", config.Handler)
+	}
+	return w, err
+}
+
+func newWorker(config Config, work worker.Work) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Worker{config: config, once: once, process: process}, nil
+	return &Worker{config: config, work: work}, nil
 }
 
 const defaultRebalanceTimeout = time.Minute // kgo's
@@ -117,20 +180,17 @@ var _ kgo.HookNewClient = birth{}
 // it. It is a member of its group from the moment that it is made, and its partitions rest until it leaves. A client
 // and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
-	w.once.Announce(w.config.Handler)
+	w.work.Once.Announce(w.config.Handler)
 	if err := w.Check(ctx, cl); err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil // stopped before anything was begun
 		}
 		return err
 	}
-	group := option[string](cl, kgo.ConsumerGroup)
-	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, w.config.Retry)
+	s, err := newSession(w, cl)
 	if err != nil {
 		return err
 	}
-	s := newSession(w.config, h)
-	s.look = w.look
 	if err := w.client.begin(cl, s); err != nil {
 		return err
 	}
@@ -150,5 +210,52 @@ func (w *Worker) onLost(_ context.Context, cl *kgo.Client, lost map[string][]int
 	}
 }
 
-// placeName is how a partition is called in logs and errors.
-func placeName(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+// A binding ties a worker to the client that was made with its Opts, and to its one Run on that.
+type binding struct {
+	mu      sync.Mutex
+	made    *kgo.Client // the last client that was made with Opts
+	intact  bool        // its callbacks are those of Opts
+	running *kgo.Client // the one of Run; nil: there was none
+	session *session    // nil: it does not run
+}
+
+// born notes which client was made with the worker's options.
+func (b *binding) born(cl *kgo.Client, intact bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.made, b.intact = cl, intact
+}
+
+// is reports whether a client is the last that was made with the worker's options, and has its callbacks.
+func (b *binding) is(cl *kgo.Client) (last, intact bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.made == cl, b.intact
+}
+
+func (b *binding) begin(cl *kgo.Client, s *session) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running != nil {
+		return setupError("this worker", "has run already: make a new one, and a new client with its Opts, because "+
+			"records that were fetched and not handled would be passed over")
+	}
+	b.running, b.session = cl, s
+	return nil
+}
+
+func (b *binding) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.session = nil
+}
+
+// current returns the session that runs on a client, or nil.
+func (b *binding) current(cl *kgo.Client) *session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running != cl {
+		return nil
+	}
+	return b.session
+}

@@ -15,10 +15,11 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// limits are the settings of a consumer that a run needs.
-type limits struct {
+// consumerInfo has the settings of a consumer that a run needs.
+type consumerInfo struct {
 	stream, consumer string
 	log              *slog.Logger // which names them
 
@@ -47,28 +48,28 @@ const (
 )
 
 // check looks at the consumer of a topic, its stream and where dead letters go.
-func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, limits, error) {
+func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, consumerInfo, error) {
 	cons, err := e.consumer(ctx, topic)
 	if err == nil && isnil.Nil(cons) {
 		err = errors.New("there is none")
 	}
 	if err != nil {
-		return nil, limits{}, fmt.Errorf("natsjs: consumer of topic %q: %w", topic, err)
+		return nil, consumerInfo{}, fmt.Errorf("natsjs: consumer of topic %q: %w", topic, err)
 	}
 	info, err := e.info(ctx, cons)
 	if err != nil {
-		return nil, limits{}, err
+		return nil, consumerInfo{}, err
 	}
-	l, err := e.config.limits(info, e.once.Policy())
+	l, err := e.config.consumerInfo(info, e.once.Policy())
 	if err != nil {
-		return nil, limits{}, err
+		return nil, consumerInfo{}, err
 	}
 	l.nextSubject = api(e.js) + "CONSUMER.MSG.NEXT." + l.stream + "." + l.consumer
 	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
-		return nil, limits{}, l.noRight(l.nextSubject, err)
+		return nil, consumerInfo{}, l.noRight(l.nextSubject, err)
 	}
-	if err := e.sees(ctx, l); err != nil {
-		return nil, limits{}, err
+	if err := e.sameConsumer(ctx, l); err != nil {
+		return nil, consumerInfo{}, err
 	}
 	stream := e.checkStream(ctx, l, info.AckFloor.Stream)
 	e.warn(ctx, l, info, stream)
@@ -77,7 +78,9 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, l
 }
 
 // warn logs what is unwise about a consumer. A nil stream is not known.
-func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig) {
+func (e *engine) warn(
+	ctx context.Context, l consumerInfo, info *jetstream.ConsumerInfo, stream *jetstream.StreamConfig,
+) {
 	router := e.config.Handler == ""
 	if idle := l.config.InactiveThreshold; idle > 0 {
 		l.log.WarnContext(ctx, "natsjs: the server deletes the consumer, and forgets what was acknowledged, when "+
@@ -107,9 +110,9 @@ func (e *engine) warn(ctx context.Context, l limits, info *jetstream.ConsumerInf
 	}
 }
 
-// sees returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that was
-// looked at. A consumer of another domain or account would not answer, or its namesake here would.
-func (e *engine) sees(ctx context.Context, l limits) error {
+// sameConsumer returns an error if the engine's JetStream, which asks for the messages, does not see the consumer that
+// was looked at. A consumer of another domain or account would not answer, or its namesake here would.
+func (e *engine) sameConsumer(ctx context.Context, l consumerInfo) error {
 	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil &&
@@ -124,7 +127,7 @@ func (e *engine) sees(ctx context.Context, l limits) error {
 
 // info asks the server for a consumer.
 func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.ConsumerInfo, error) {
-	var l limits
+	var l consumerInfo
 	if known := cons.CachedInfo(); known != nil {
 		l.stream, l.consumer = known.Stream, known.Name
 		subject := api(e.js) + "CONSUMER.INFO." + l.stream + "." + l.consumer
@@ -157,14 +160,14 @@ func api(js jetstream.JetStream) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// limits compares a consumer with a config and a policy.
-func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (limits, error) {
+// consumerInfo compares a consumer with a config and a policy.
+func (c Config) consumerInfo(info *jetstream.ConsumerInfo, policy oncemill.Policy) (consumerInfo, error) {
 	consumer := info.Config
 	ackWait := consumer.AckWait
 	if len(consumer.BackOff) > 0 {
 		ackWait = slices.Min(consumer.BackOff)
 	}
-	l := limits{
+	l := consumerInfo{
 		stream: info.Stream, consumer: info.Name, created: info.Created, config: consumer,
 		log:         c.Logger.With("stream", info.Stream, "consumer", info.Name),
 		maxInFlight: cmp.Or(c.MaxInFlight, atMost(defaultMaxInFlight, consumer.MaxAckPending)),
@@ -177,7 +180,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	}
 	l.batch = atMost(l.maxInFlight, consumer.MaxRequestBatch)
 	if field, problem := l.problem(ackWait); field != "" {
-		return limits{}, l.misset(field, problem)
+		return consumerInfo{}, l.misset(field, problem)
 	}
 	return l, nil
 }
@@ -194,7 +197,7 @@ func atMost[T int | time.Duration](n, limit T) T {
 const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
-func (l limits) problem(ackWait time.Duration) (field, problem string) {
+func (l consumerInfo) problem(ackWait time.Duration) (field, problem string) {
 	switch consumer := l.config; {
 	case consumer.DeliverSubject != "":
 		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without "+
@@ -227,7 +230,7 @@ func (l limits) problem(ackWait time.Duration) (field, problem string) {
 // checkStream warns of a stream that keeps messages longer than their outcomes are remembered. It logs which messages
 // the stream has deleted before the consumer was done with them, if it has acknowledged all up to done. It returns the
 // stream's configuration, or nil if it cannot look.
-func (e *engine) checkStream(ctx context.Context, l limits, done uint64) *jetstream.StreamConfig {
+func (e *engine) checkStream(ctx context.Context, l consumerInfo, done uint64) *jetstream.StreamConfig {
 	err := refusal(ctx, e.js.Conn(), api(e.js)+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
 	if err == nil {
@@ -258,8 +261,127 @@ func (e *engine) checkStream(ctx context.Context, l limits, done uint64) *jetstr
 // losesWhatIsDeleted reports whether messages deleted at the stream's beginning were certainly this consumer's. With
 // filters they may be others'. A consumer of the last of each subject wants no older ones. Under a limit for each
 // subject newer messages replace them, and a mirror begins where it likes.
-func (l limits) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
+func (l consumerInfo) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
 	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 &&
 		l.config.DeliverPolicy != jetstream.DeliverLastPerSubjectPolicy && l.config.FilterSubject == "" &&
 		len(l.config.FilterSubjects) == 0
+}
+
+// checkDeadLetters refuses dead letters that no stream takes, and logs when they come back to the consumer or nobody
+// keeps them. The guard knows its own dead letters and acknowledges them, which deletes them from a work-queue stream.
+// A nil stream is not known.
+func (e *engine) checkDeadLetters(ctx context.Context, l *consumerInfo, stream *jetstream.StreamConfig) error {
+	publisher, topic := e.once.DeadLetters()
+	named, ok := publisher.(interface{ MessagingSystem() string })
+	elsewhere := ok && named.MessagingSystem() != "" && named.MessagingSystem() != telemetry.SystemNATS
+	if topic == "" || elsewhere {
+		return nil
+	}
+	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy {
+		l.queue, l.deadTopic = stream, topic
+	}
+	if err := l.deletesDeadLetters(l.config); err != nil {
+		return err
+	}
+	if field, covered := delivers(&l.config, stream, topic); covered {
+		l.log.ErrorContext(ctx,
+			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
+				"other handlers on the same subject are handled: set filters without that subject, or another "+
+				"DeadLetterTopic",
+			"topic", topic, "field", field)
+	}
+	p, ours := publisher.(*Publisher)
+	if !ours {
+		return nil // of another make, which may publish anywhere
+	}
+	kept, err := l.keeps(ctx, p.js, topic)
+	if err != nil {
+		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", topic), "is no subject of a stream: make the stream")
+	}
+	if !kept {
+		l.log.ErrorContext(ctx,
+			"natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or "+
+				"only the one that makes them: dead letters are gone at once, and their messages with them; make a "+
+				"consumer, or another stream", "topic", topic)
+	}
+	return nil
+}
+
+// deletesDeadLetters returns an error if a consumer that is set up so has its own dead letters from a work-queue
+// stream, which deletes them.
+func (l consumerInfo) deletesDeadLetters(config jetstream.ConsumerConfig) error {
+	if l.queue == nil {
+		return nil
+	}
+	field, covered := delivers(&config, l.queue, l.deadTopic)
+	if !covered {
+		return nil
+	}
+	return l.misset(field, fmt.Sprintf("delivers its own dead letters (%q) to it, and the work-queue stream deletes "+
+		"them then: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
+}
+
+// delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
+func delivers(
+	consumer *jetstream.ConsumerConfig, stream *jetstream.StreamConfig, subject string,
+) (field string, yes bool) {
+	field, patterns := "FilterSubjects", consumer.FilterSubjects
+	switch {
+	case consumer.FilterSubject != "":
+		field, patterns = "FilterSubject", []string{consumer.FilterSubject}
+	case len(patterns) == 0 && stream != nil:
+		field, patterns = "FilterSubject, which is empty,", stream.Subjects
+	}
+	listens := stream == nil || slices.ContainsFunc(stream.Subjects, func(p string) bool { return covers(p, subject) })
+	return field, listens && slices.ContainsFunc(patterns, func(p string) bool { return covers(p, subject) })
+}
+
+// covers reports whether a pattern of NATS matches a subject.
+func covers(pattern, subject string) bool {
+	for {
+		want, patterns, more := strings.Cut(pattern, ".")
+		have, rest, on := strings.Cut(subject, ".")
+		switch {
+		case want == ">":
+			return true
+		case want != "*" && want != have, more != on:
+			return false
+		case !more:
+			return true
+		}
+		pattern, subject = patterns, rest
+	}
+}
+
+// lookTimeout bounds the look for the stream of dead letters.
+const lookTimeout = 5 * time.Second
+
+// keeps returns an error if no stream listens on a subject. It reports false if the stream has no consumer for which it
+// keeps such a message. That consumer itself does not count: it acknowledges its own dead letters, and the stream
+// deletes what all that wanted it have acknowledged. If it cannot find out, it reports true.
+func (l consumerInfo) keeps(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its connection may be another
+	defer cancel()
+	may := func(what string) bool { return refusal(ctx, js.Conn(), api(js)+what, probeInfo) == nil }
+	if js.Conn().IsClosed() || !may("STREAM.NAMES") {
+		return true, nil
+	}
+	name, err := js.StreamNameBySubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return false, err
+	}
+	if err != nil || !may("STREAM.INFO."+name) || !may("CONSUMER.LIST."+name) {
+		return true, nil
+	}
+	s, err := js.Stream(ctx, name)
+	if err != nil || s.CachedInfo().Config.Retention != jetstream.InterestPolicy {
+		return true, nil
+	}
+	config, all := s.CachedInfo().Config, s.ListConsumers(ctx)
+	for info := range all.Info() {
+		_, yes := delivers(&info.Config, &config, subject)
+		own := info.Name == l.consumer && info.Created.Equal(l.created)
+		kept = kept || yes && !own
+	}
+	return kept || all.Err() != nil || config.SubjectTransform != nil, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -213,73 +211,6 @@ func TestWorker_GraceEndsHandlers(t *testing.T) {
 	r.finishes(3)
 	r.stops(stop)
 	r.acked(3)
-}
-
-// A waiting store answers claims when it is released.
-type waiting struct {
-	dedupstore.Store
-	asked, release chan struct{}
-	once           sync.Once
-}
-
-func (w *waiting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	w.once.Do(func() { close(w.asked) })
-	<-w.release
-	return w.Store.Claim(ctx, requests)
-}
-
-// A message that is claimed while the drain begins runs, or is given back with its claim. So others need not wait for
-// the end of a lease. Nothing else is acknowledged.
-func TestWorker_ClaimsThatAreGrantedDuringTheDrain(t *testing.T) {
-	t.Parallel()
-	const messages = 20
-	for name, c := range map[string]struct {
-		config      natsjs.Config
-		late        time.Duration
-		least, most int // runs
-		err         error
-	}{
-		"in time": {late: 50 * time.Millisecond, least: 1, most: messages},
-		"with an order key": {
-			late: 50 * time.Millisecond, least: 1, most: 1, config: natsjs.Config{Order: natsjs.BySubject},
-		},
-		"after the grace": {
-			late: 400 * time.Millisecond, config: natsjs.Config{Grace: 100 * time.Millisecond}, err: natsjs.ErrCutShort,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{})
-			r.policy.MaxAttempts = 1
-			r.config = c.config
-			r.publish(messages, oneKey)
-			store := &waiting{Store: r.store, asked: make(chan struct{}), release: make(chan struct{})}
-			r.store = store
-			stop := r.start(r.worker(succeed))
-			<-store.asked
-			until(t, "20 messages in flight", func() bool { return r.info().NumAckPending == messages })
-			ended := make(chan error, 1)
-			go func() { ended <- stop() }()
-			lasts(c.late)
-			close(store.release)
-			if err := await(t, ended); !errors.Is(err, c.err) {
-				t.Errorf("Run: %v, want %v", err, c.err)
-			}
-			finished, runs := r.done()
-			if finished != runs || runs < c.least || runs > c.most {
-				t.Errorf("%d of %d runs finished, want all of %d to %d", finished, runs, c.least, c.most)
-			}
-			until(t, "an ack of each run", func() bool { return r.info().AckFloor.Stream == uint64(runs) })
-
-			stop = r.start(r.worker(succeed))
-			r.finishes(messages)
-			r.stops(stop)
-			r.acked(messages)
-			if _, runs := r.done(); runs != messages {
-				t.Errorf("%d runs, want %d", runs, messages)
-			}
-		})
-	}
 }
 
 func TestWorker_LeftToOthers(t *testing.T) {

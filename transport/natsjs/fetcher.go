@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 const (
@@ -25,48 +27,60 @@ const (
 	// not help. A message over it goes behind those that come again. A consumer of the last of each subject never gets
 	// it.
 	bytesOnTheWay = 4 << 20
+
+	// leastBytes is less than any message has, with its headers and the subject for its ack.
+	leastBytes = 64
 )
 
-// fetcher asks for messages, as many as there is room for.
+// fetcher asks for messages, as many as there is room for, and hands on what comes.
 type fetcher struct {
-	*session
-	inFlight *inFlight
-	watcher  *watcher
+	s *session
 
 	fetches sync.WaitGroup
-	wake    chan struct{} // there may be room for a request
-	ended   chan fetched  // as many as there are requests at once, so that nobody waits for a reader
-	smallAt time.Time     // when to ask although there is little room; for pull alone
+	wake    chan struct{}  // there may be room for a request
+	ended   chan fetched   // as many as there are requests at once, so that nobody waits for a reader
+	arrived chan *nats.Msg // what requests bring, in its order
+	silent  chan *request  // one of which nothing has come for long
 
 	mu          sync.Mutex
-	outstanding int // requests
-	coming      int // messages that they may still bring
-	inside      int // messages in flight
-	size        int // of large messages, in bytes; zero: not known yet
+	requests    map[*nats.Subscription]*request // that are outstanding
+	idle        []*nats.Subscription            // of requests that are over
+	outstanding int                             // requests
+	coming      int                             // messages that they may still bring, or that are being handed on
+	size        int                             // of large messages, in bytes; zero: not known yet
+	smallAt     time.Time                       // when to ask although there is little room
+}
+
+func newFetcher(s *session) fetcher {
+	most := min(s.info.maxInFlight, bytesOnTheWay/leastBytes) + 64 // and what the server says of requests
+	return fetcher{
+		s: s, wake: make(chan struct{}, 1), ended: make(chan fetched, maxFetches), arrived: make(chan *nats.Msg, most),
+		silent: make(chan *request), requests: map[*nats.Subscription]*request{},
+	}
 }
 
 // pull asks for messages until ctx ends.
-func (f *fetcher) pull(ctx, work context.Context) {
-	t := trouble{fetcher: f}
-	reconnected := f.nc.StatusChanged(nats.CONNECTED)
-	defer f.nc.RemoveStatusListener(reconnected)
+func (f *fetcher) pull(ctx context.Context) {
+	e := fetchErrors{s: f.s}
+	reconnected := f.s.nc.StatusChanged(nats.CONNECTED)
+	defer f.s.nc.RemoveStatusListener(reconnected)
 	pace := time.NewTimer(0)
 	defer pace.Stop()
 	for ctx.Err() == nil {
-		t.connection(ctx)
+		e.connection(ctx)
 		select {
 		case <-reconnected:
-			f.lookAnew(ctx)
+			f.reconnected(ctx)
 		default:
 		}
-		n, wait := f.room(time.Now(), t.until)
+		n, wait := f.room(time.Now(), e.until)
 		if n > 0 {
-			troubled := t.pause > 0
+			troubled := e.pause > 0
 			f.fetches.Go(func() {
 				if troubled && f.leaderIsAlone(ctx) {
 					f.ended <- fetched{asked: n, err: errAlone}
 				} else {
-					f.ended <- f.fetch(work, n)
+					f.ended <- f.fetch(n)
 				}
 			})
 			continue
@@ -77,18 +91,18 @@ func (f *fetcher) pull(ctx, work context.Context) {
 		case <-pace.C:
 		case <-f.wake:
 		case <-reconnected:
-			f.lookAnew(ctx)
+			f.reconnected(ctx)
 		case r := <-f.ended:
 			f.close(r)
-			t.note(ctx, r)
+			e.note(ctx, r)
 		}
 	}
 }
 
-// lookAnew looks at the consumer after a reconnect, before the fetcher asks for anything. The server may have been
+// reconnected looks at the consumer after a reconnect, before the fetcher asks for anything. The server may have been
 // restored to an earlier time, which does not show any more when as many messages have been delivered again.
-func (f *fetcher) lookAnew(ctx context.Context) {
-	_, _ = f.watcher.look(ctx, 500*time.Millisecond) // without an answer, requests tell
+func (f *fetcher) reconnected(ctx context.Context) {
+	_, _ = f.s.watcher.refreshConsumer(ctx, 500*time.Millisecond) // without an answer, requests tell
 }
 
 // room takes room for the messages of a request: two thirds of what there may be, or whatever there is if nothing is
@@ -97,7 +111,7 @@ func (f *fetcher) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	if wait := notBefore.Sub(now); wait > 0 {
 		return 0, wait
 	}
-	if !f.nc.IsConnected() {
+	if !f.s.nc.IsConnected() {
 		return 0, minPause // a request would lie in a buffer, and reach the server when its answers go nowhere
 	}
 	f.mu.Lock()
@@ -112,7 +126,7 @@ func (f *fetcher) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	case small && now.Before(f.smallAt):
 		return 0, f.smallAt.Sub(now)
 	}
-	n = min(free, f.limits.batch)
+	n = min(free, f.s.info.batch)
 	f.smallAt = time.Time{}
 	f.coming += n
 	f.outstanding++
@@ -127,22 +141,14 @@ func (f *fetcher) close(r fetched) {
 	f.outstanding--
 }
 
-// received notes that a message has come, and how large messages are: the largest, for some hundred others.
-func (f *fetcher) received(size int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.coming--
-	f.inside++
-	f.size = max(size, f.size-f.size/64)
-}
-
-// released notes that a message is not in flight any more.
+// released wakes the fetcher if there is room for a request, now that a message is not in flight any more. If there is
+// little, it knows already, or the end of a request says more.
 func (f *fetcher) released() {
 	f.mu.Lock()
-	f.inside--
-	free, _ := f.free()
+	free, small := f.free()
+	wake := free > 0 && (!small || f.smallAt.IsZero())
 	f.mu.Unlock()
-	if free > 0 { // else the end of a request says more
+	if wake {
 		select {
 		case f.wake <- struct{}{}:
 		default:
@@ -155,13 +161,13 @@ func (f *fetcher) released() {
 func (f *fetcher) free() (n int, small bool) {
 	size := f.size
 	if size == 0 {
-		size = int(f.nc.MaxPayload())
+		size = int(f.s.nc.MaxPayload())
 	}
-	onTheWay := max(1, bytesOnTheWay/max(1, size))
-	n = min(f.limits.maxInFlight-f.inside, onTheWay) - f.coming
-	small = 3*n < 2*min(f.limits.maxInFlight, onTheWay)
+	maxInFlight, onTheWay := f.s.info.maxInFlight, max(1, bytesOnTheWay/max(1, size))
+	n = min(maxInFlight-f.s.run.InFlight(), onTheWay) - f.coming
+	small = 3*n < 2*min(maxInFlight, onTheWay)
 	// The server takes requests by turns. Only the messages of one request come in their order.
-	full := f.outstanding >= f.limits.fetches || f.config.Order != nil && f.outstanding > 0
+	full := f.outstanding >= f.s.info.fetches || f.s.config.Order != nil && f.outstanding > 0
 	if full || small && f.outstanding > 0 {
 		return 0, small
 	}
@@ -175,98 +181,190 @@ type fetched struct {
 	err   error
 }
 
-// A request asks the server once for messages (ADR-13 of NATS), and takes each where it comes: in the goroutine of its
-// subscription.
+// A request asks the server once for messages (ADR-13 of NATS). Its fields after ended are those of the goroutine that
+// receives, until ended is closed.
 type request struct {
-	fetcher *fetcher
-	sub     *nats.Subscription
-	ended   chan struct{} // closed: the server has ended it
+	sub   *nats.Subscription
+	ended chan struct{}
 
-	mu    sync.Mutex
-	f     fetched
-	heard time.Time // when something came last
-	over  bool      // what comes now is not taken
+	fetched
+	heard     time.Time // when something came last
+	over      bool      // what comes now is not taken
+	abandoned bool      // something may still come
 }
 
 // fetch asks for n messages, and returns when they have come, or no more will.
-func (f *fetcher) fetch(work context.Context, n int) fetched {
-	r := &request{fetcher: f, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
-	inbox := f.nc.NewInbox()
-	var err error
-	if r.sub, err = f.nc.Subscribe(inbox, func(m *nats.Msg) { r.take(work, m) }); err != nil {
-		return fetched{asked: n, err: err}
-	}
-	defer func() { _ = r.sub.Unsubscribe() }()            // it fails where there is no connection any more
-	if err = r.sub.SetPendingLimits(-1, -1); err == nil { // nothing may be dropped, and n bounds it
-		err = f.nc.PublishRequest(f.limits.nextSubject, inbox,
-			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, f.limits.expires.Nanoseconds()))
-	}
+func (f *fetcher) fetch(n int) fetched {
+	sub, err := f.subscription()
 	if err != nil {
 		return fetched{asked: n, err: err}
 	}
-	return r.wait(f.limits.expires + time.Second)
+	r := &request{sub: sub, ended: make(chan struct{}), fetched: fetched{asked: n}, heard: time.Now()}
+	f.mu.Lock()
+	f.requests[sub] = r
+	f.mu.Unlock()
+	err = f.s.nc.PublishRequest(f.s.info.nextSubject, sub.Subject,
+		fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, f.s.info.expires.Nanoseconds()))
+	if err == nil {
+		f.await(r)
+		err = r.err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.requests, sub)
+	if r.over && !r.abandoned {
+		f.idle = append(f.idle, sub)
+	} else {
+		_ = sub.Unsubscribe() // it fails where there is no connection any more
+	}
+	return fetched{asked: n, got: r.got, err: err}
 }
 
-// wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server
+// subscription returns one for the answers to a request: requests that are over leave theirs to others.
+func (f *fetcher) subscription() (*nats.Subscription, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.idle); n > 0 {
+		sub := f.idle[n-1]
+		f.idle = f.idle[:n-1]
+		return sub, nil
+	}
+	return f.s.nc.ChanSubscribe(f.s.nc.NewInbox(), f.arrived)
+}
+
+func (f *fetcher) unsubscribe() {
+	for _, sub := range f.idle {
+		_ = sub.Unsubscribe() // it fails where there is no connection any more
+	}
+}
+
+// await returns when a request has ended, or nothing has come for so long and nothing is on its way: then the server
 // does not answer. The silence may be that of the network, or of this process: messages that are not taken come again
 // after AckWait, behind others of their order keys.
-func (r *request) wait(silence time.Duration) fetched {
+func (f *fetcher) await(r *request) {
+	silence := f.s.info.expires + time.Second
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
 	for {
 		select {
 		case <-r.ended:
-			return r.f
+			return
 		case <-timer.C:
 		}
-		if nc := r.fetcher.nc; nc.IsConnected() { // else nothing of it will come
-			_ = nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
+		if f.s.nc.IsConnected() { // else nothing of it will come
+			_ = f.s.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 		}
-		if r.abandon(silence) {
-			return r.f
+		select {
+		case f.silent <- r:
+		case <-r.ended:
 		}
 		timer.Reset(silence)
 	}
 }
 
-// abandon ends the request, unless something has come within so long, or is here and not taken yet.
-func (r *request) abandon(silence time.Duration) (over bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	waiting, _, err := r.sub.Pending()
-	if !r.over && (err != nil || waiting == 0) && time.Since(r.heard) >= silence {
-		r.over = true
-		if r.f.got == 0 {
-			r.f.err = errUnanswered
+// receive hands on what requests bring, as much at a time as is there, until none is outstanding in the drain.
+func (f *fetcher) receive(ctx context.Context) {
+	var batch []*nats.Msg
+	for {
+		var silent *request
+		select {
+		case <-f.s.pulled:
+			return
+		case m := <-f.arrived:
+			batch = append(batch, m)
+		case silent = <-f.silent:
+		}
+		for more := true; more; {
+			select {
+			case m := <-f.arrived:
+				batch = append(batch, m)
+			default:
+				more = false
+			}
+		}
+		f.handOn(ctx, f.take(batch))
+		clear(batch)
+		batch = batch[:0]
+		if silent != nil {
+			f.abandon(silent)
 		}
 	}
-	return r.over
 }
 
-// take takes what the server sends.
-func (r *request) take(work context.Context, m *nats.Msg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.over {
-		return // it comes again, after AckWait
-	}
-	r.heard = time.Now()
-	if m.Reply == "" { // no message: a message says where its ack goes
-		if over, err := ending(m); over {
-			r.end(err)
+// take notes what the server has sent, and returns the messages among it.
+func (f *fetcher) take(batch []*nats.Msg) (messages []*nats.Msg) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	messages = batch[:0]
+	for _, m := range batch {
+		r := f.requests[m.Sub]
+		if r == nil || r.over {
+			continue // it comes again, after AckWait
 		}
+		r.heard = now
+		if m.Reply == "" { // no message: a message says where its ack goes
+			if over, err := ending(m); over {
+				r.end(err)
+			}
+			continue
+		}
+		messages = append(messages, m)
+		f.size = max(m.Size(), f.size-f.size/64) // the largest, for some hundred others
+		if r.got++; r.got == r.asked {
+			r.end(nil)
+		}
+	}
+	return messages
+}
+
+// handOn has messages handled that have come together.
+func (f *fetcher) handOn(ctx context.Context, came []*nats.Msg) {
+	if len(came) == 0 {
 		return
 	}
-	r.fetcher.received(m.Size())
-	r.fetcher.inFlight.receive(work, m, r.heard)
-	if r.f.got++; r.f.got == r.f.asked {
-		r.end(nil)
+	now := time.Now()
+	messages := make([]worker.Message, 0, len(came))
+	var delivered uint64
+	for _, msg := range came {
+		meta, err := msg.Metadata()
+		if err != nil {
+			f.s.info.log.ErrorContext(ctx, "natsjs: message is not from JetStream, and is ignored",
+				"subject", msg.Subject, "error", err)
+			continue
+		}
+		delivered = max(delivered, meta.Sequence.Consumer)
+		messages = append(messages, f.s.newMessage(ctx, msg, meta, now))
 	}
+	if len(messages) > 0 {
+		f.s.watcher.saw(delivered)
+		f.s.watcher.ackProbe(ctx, messages[0].(*message))
+		f.s.run.Receive(messages)
+	}
+	f.mu.Lock()
+	f.coming -= len(came)
+	f.mu.Unlock()
+	f.released()
 }
 
-// end has fetch return. The request is locked.
+// abandon ends a request, unless something has come lately.
+func (f *fetcher) abandon(r *request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.over || time.Since(r.heard) < f.s.info.expires+time.Second {
+		return
+	}
+	r.abandoned = true
+	var err error
+	if r.got == 0 {
+		err = errUnanswered
+	}
+	r.end(err)
+}
+
+// end has fetch return. The fetcher is locked.
 func (r *request) end(err error) {
-	r.f.err, r.over = err, true
+	r.err, r.over = err, true
 	close(r.ended)
 }
 

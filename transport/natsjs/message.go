@@ -16,20 +16,22 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/worker"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A message is one that the server has given us. Its exported methods are for handlers.
+// A message is one that the server has given us. Some of its exported methods are for handlers, and those of settle.go
+// for the loop.
 type message struct {
-	nc       *nats.Conn
+	worker.Item
+	s        *session
 	msg      *nats.Msg
 	delivery consumer.Delivery
-	sequence uint64 // in the stream
-	orderKey string
-	ordered  bool // nothing with its order key may overtake it
-	last     bool // the server would not deliver it again
-	scarce   bool // it has no more deliveries than crashes may need, or a nak's delay would not be kept
-	tries    int
+	sequence uint64             // in the stream
+	ordered  bool               // nothing with its order key may overtake it
+	scarce   bool               // it has no more deliveries than crashes may need, or a nak's delay would not be kept
+	kept     bool               // it waits here for its next try
+	decision *consumer.Decision // why it does, or did
 
 	mu       sync.Mutex
 	settled  bool
@@ -39,31 +41,27 @@ type message struct {
 	refused  error     // what the handler said of it by a nak or a term
 }
 
-// message makes a message of what the server has sent.
-func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
+// newMessage makes a message of what the server has sent.
+func (s *session) newMessage(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
 	header, uuid := headers(msg.Header)
-	m := &message{nc: s.nc, msg: msg, sequence: meta.Sequence.Stream, touched: now, delivery: consumer.Delivery{
-		Topic:     msg.Subject,
-		Origin:    s.limits.stream,
-		System:    telemetry.SystemNATS,
-		Header:    header,
-		UUID:      uuid,
-		Position:  position(meta),
-		Count:     int(min(meta.NumDelivered, 1<<31-1)),
-		WaitLimit: s.waits,
-		Payload:   msg.Data,
+	m := &message{s: s, msg: msg, sequence: meta.Sequence.Stream, touched: now, delivery: consumer.Delivery{
+		Topic:    msg.Subject,
+		Origin:   s.info.stream,
+		System:   telemetry.SystemNATS,
+		Header:   header,
+		UUID:     uuid,
+		Position: position(meta),
+		Count:    int(min(meta.NumDelivered, 1<<31-1)),
+		Payload:  msg.Data,
 	}}
 	if s.config.Order != nil {
-		m.orderKey = s.orderKey(ctx, m)
+		m.Key = s.orderKey(ctx, m)
 	}
-	m.ordered = m.orderKey != "" || s.limits.maxInFlight == 1
-	m.scarce = len(s.limits.config.BackOff) > 0 // the server may deliver later than a nak's delay says
-	if limit := uint64(s.limits.maxDeliver); limit > 0 {
-		m.last = meta.NumDelivered >= limit
-		m.scarce = m.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
-	}
-	if !m.last {
-		m.delivery.Stopping = s.draining
+	m.ordered = m.Key != "" || s.info.maxInFlight == 1
+	m.scarce = len(s.info.config.BackOff) > 0 // the server may deliver later than a nak's delay says
+	if limit := uint64(s.info.maxDeliver); limit > 0 {
+		m.Last = meta.NumDelivered >= limit
+		m.scarce = m.scarce || meta.NumDelivered+uint64(s.info.reserve) >= limit
 	}
 	return m
 }
@@ -99,7 +97,7 @@ func (s *session) orderKey(ctx context.Context, m *message) (key string) {
 	defer func() {
 		if v := recover(); v != nil {
 			key = brokenKey
-			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", m.msg.Subject, "panic", v)
+			s.info.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", m.msg.Subject, "panic", v)
 		}
 	}()
 	return s.config.Order(m)
@@ -123,7 +121,7 @@ func (m *message) say(what []byte) error {
 	if m.foreign {
 		return errForeign
 	}
-	return m.nc.Publish(m.msg.Reply, what)
+	return m.s.nc.Publish(m.msg.Reply, what)
 }
 
 var errForeign = errors.New("natsjs: the consumer was deleted, or has lost what it had counted")
@@ -147,7 +145,7 @@ func (m *message) disown() {
 func (m *message) progress(now time.Time, tick time.Duration) {
 	m.mu.Lock() // so that none is sent after the ack: it would undo a nak's delay
 	defer m.mu.Unlock()
-	away := !m.nc.IsConnected()
+	away := !m.s.nc.IsConnected()
 	if m.settled || now.Sub(m.touched) < tick || away && m.buffered {
 		return
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -319,46 +318,6 @@ func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {
 		t.Error("no advisory")
 	}
 	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "rejected") {
-		t.Errorf("log:\n%s", log)
-	}
-}
-
-func TestWorker_PanicOfAHandlerIsAFailedAttempt(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(5, oneKey)
-	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
-		id := msg.Headers().Get(producer.HeaderID)
-		r.mu.Lock()
-		first := r.started[id] == 1
-		r.mu.Unlock()
-		if first {
-			panic("of " + id)
-		}
-		return nil
-	}))
-	r.finishes(5)
-	r.stops(stop)
-	r.acked(5)
-}
-
-// As t.FailNow does it.
-func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-	r.config.MaxInFlight, r.policy.Lease = 1, 3*time.Second
-	r.publish(2, oneKey)
-	var runs atomic.Int32
-	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
-		if runs.Add(1) == 1 {
-			runtime.Goexit()
-		}
-		return nil
-	}))
-	r.finishes(2)
-	r.acked(2)
-	r.stops(stop)
-	if log := r.log.String(); strings.Count(log, "Goexit") != 1 || !strings.Contains(log, "id=o0") {
 		t.Errorf("log:\n%s", log)
 	}
 }

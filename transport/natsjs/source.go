@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill
@@ -44,9 +45,7 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 
 // Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
 func (s *Source) Run(ctx context.Context, topic string, handle consumer.SourceHandler) error {
-	return s.engine.run(ctx, topic, func(context.Context, *inFlight) process {
-		return func(ctx context.Context, m *message, done func(consumer.Decision)) { handle(ctx, m.delivery, done) }
-	})
+	return s.engine.consume(ctx, topic, worker.Work{Once: s.engine.once, Source: handle})
 }
 
 // MaxDeliveries is Worker.MaxDeliveries for all topics.

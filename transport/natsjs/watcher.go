@@ -2,6 +2,7 @@ package natsjs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -17,23 +19,23 @@ import (
 // watcher tells the server that the messages in flight are in progress. It looks whether their consumer is still what
 // it was at the beginning of the run, and probes whether acks arrive.
 type watcher struct {
-	*session
-	cons     jetstream.Consumer
-	inFlight *inFlight
-	every    time.Duration // how often it looks
+	s     *session
+	cons  jetstream.Consumer
+	every time.Duration // how often it looks
 
-	finished   chan struct{} // closed: no message is in flight any more
-	background sync.WaitGroup
+	finished chan struct{} // closed: no message is in flight any more
+	probes   sync.WaitGroup
+	probed   atomic.Bool // since the last look
 
-	mu   sync.Mutex
-	gone time.Time // since when the consumer is not there
-
-	probed atomic.Bool // since the last look
+	mu        sync.Mutex
+	gone      time.Time // since when the consumer is not there
+	created   time.Time // when the consumer was that messages in flight come from
+	delivered uint64    // its count of deliveries, as far as it was seen
 }
 
 // keepAlive tells the server that the messages in flight are worked on, also those that wait.
 func (w *watcher) keepAlive() {
-	ticker := time.NewTicker(w.limits.progress)
+	ticker := time.NewTicker(w.s.info.progress)
 	defer ticker.Stop()
 	for {
 		select {
@@ -41,8 +43,8 @@ func (w *watcher) keepAlive() {
 			return
 		case <-ticker.C:
 			now := time.Now()
-			for _, m := range w.inFlight.all() {
-				m.progress(now, w.limits.progress)
+			for _, m := range w.s.run.Messages() {
+				m.(*message).progress(now, w.s.info.progress)
 			}
 		}
 	}
@@ -71,18 +73,18 @@ func (w *watcher) watch(ctx context.Context) {
 		case <-timer.C:
 		}
 		w.probed.Store(false) // a reconnect may have come back with fewer rights
-		_, err := w.look(ctx, 2*time.Second)
+		_, err := w.refreshConsumer(ctx, 2*time.Second)
 		if _, over := errors.AsType[*dedupstore.SetupError](err); over {
 			return
 		}
-		if blind++; err == nil || missing(err) || !w.nc.IsConnected() {
+		if blind++; err == nil || missing(err) || !w.s.nc.IsConnected() {
 			blind = 0
 		}
 		if blind == blindLooks {
-			w.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so changes of it go unseen; if other "+
-				"calls are answered, the server has refused the client's subscription to answers: connect anew, or "+
-				"restart the process",
-				"error", withRefusal(err, w.nc))
+			w.s.info.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so changes of it go unseen; if "+
+				"other calls are answered, the server has refused the client's subscription to answers: connect anew, "+
+				"or restart the process",
+				"error", withRefusal(err, w.s.nc))
 		}
 		if missing(err) {
 			timer.Reset(min(w.every, goneFor/4))
@@ -92,29 +94,64 @@ func (w *watcher) watch(ctx context.Context) {
 	}
 }
 
-// look asks the server for the consumer. If that has changed, or is gone for good, the run cannot rely on it any more:
-// look stops the run, and returns its error.
-func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
+// refreshConsumer asks the server for the consumer. If that has changed, or is gone for good, the run cannot
+// rely on it any more: refreshConsumer stops the run, and returns its error.
+func (w *watcher) refreshConsumer(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	seen := w.inFlight.seen()
+	w.mu.Lock()
+	seen := w.delivered
+	w.mu.Unlock()
 	info, err := w.cons.Info(short)
 	deleted := w.missed(err)
 	var over error
 	switch {
 	case err == nil:
-		w.inFlight.compare(ctx, info, seen)
-		over = w.limits.changed(info)
+		w.compare(ctx, info, seen)
+		over = w.s.info.changed(info)
 	case deleted:
-		w.inFlight.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again "+
+		w.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again "+
 			"if there is one that has it")
-		over = setupError(err, w.limits.name(), "was deleted: create it, and run the worker again")
+		over = setupError(err, w.s.info.name(), "was deleted: create it, and run the worker again")
 	}
 	if over != nil {
-		w.stop(over)
+		w.s.stop(over)
 		return nil, over
 	}
 	return info, err
+}
+
+// saw notes the consumer's count of deliveries.
+func (w *watcher) saw(delivered uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delivered = max(w.delivered, delivered)
+}
+
+// compare disowns the messages if the server's consumer is not the one that they came from, after so many deliveries
+// were seen. A consumer that was made again counts from one again, and perhaps its stream does, so acks could hit other
+// messages. A consumer that a cluster's only node has lost is back with its old time of creation, but has counted fewer
+// deliveries than were seen.
+func (w *watcher) compare(ctx context.Context, info *jetstream.ConsumerInfo, seen uint64) {
+	w.mu.Lock()
+	another := !info.Created.Equal(w.created) || info.Delivered.Consumer < seen
+	if another {
+		w.created, w.delivered = info.Created, info.Delivered.Consumer
+	}
+	w.mu.Unlock()
+	if another {
+		w.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in "+
+			"flight is not settled, and comes again if it is still in the stream")
+	}
+}
+
+// disown stops all acks and naks of the messages: another stream of the same name would take them for its own messages.
+func (w *watcher) disown(ctx context.Context, why string) {
+	messages := w.s.run.Messages()
+	w.s.info.log.WarnContext(ctx, why, "messages", len(messages))
+	for _, m := range messages {
+		m.(*message).disown()
+	}
 }
 
 // missed takes the error of a look at the consumer, or of a request. It reports whether the consumer has been missing
@@ -141,7 +178,7 @@ func missing(err error) bool {
 
 // changed returns an error if a consumer is not what the run has seen. Other filters are fine, unless they give it what
 // it must not have.
-func (l limits) changed(info *jetstream.ConsumerInfo) error {
+func (l consumerInfo) changed(info *jetstream.ConsumerInfo) error {
 	is, was := reflect.ValueOf(info.Config), reflect.ValueOf(l.config)
 	for _, field := range []string{
 		"DeliverSubject", "AckPolicy", "HeadersOnly", "PriorityGroups", "ReplayPolicy", "AckWait", "BackOff",
@@ -154,4 +191,88 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		}
 	}
 	return l.deletesDeadLetters(info.Config)
+}
+
+// ackProbe finds out, once between two looks at the consumer, whether the server takes acks from us.
+func (w *watcher) ackProbe(ctx context.Context, m *message) {
+	if w.probed.Load() || w.probed.Swap(true) {
+		return
+	}
+	answer, err := w.ask(m) // before it is settled, or it would prolong the delay of a nak
+	w.probes.Go(func() { w.probed.Store(err == nil && w.probeAcks(ctx, m, answer)) })
+}
+
+// probeAcks reports whether the next message need not be asked about. An account may import the API of another
+// account's JetStream without its acks. Nobody listens to acks either while a consumer's leader changes or is out of
+// reach. So a failure counts only if it lasts for a while and the consumer answers.
+func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscription) bool {
+	err := await(answer)
+	if !errors.Is(err, nats.ErrNoResponders) {
+		if err != nil {
+			err = refusal(ctx, w.s.nc, m.msg.Reply, string(sayProgress))
+		}
+		if err != nil {
+			w.s.stop(w.s.info.noRight(m.msg.Reply, err))
+		}
+		return true
+	}
+	select {
+	case <-time.After(goneFor):
+	case <-w.finished:
+		return false
+	}
+	if _, err := w.refreshConsumer(ctx, 2*time.Second); err != nil {
+		return false // nobody knows
+	}
+	answer, err = w.ask(m)
+	if err == nil {
+		err = await(answer)
+	}
+	if errors.Is(err, nats.ErrNoResponders) {
+		w.s.stop(setupError(err, w.s.info.name(), "has acks that reach nobody, and messages come again for ever: "+
+			"import $JS.ACK.> from the account of the JetStream"))
+	}
+	return false
+}
+
+// ask sends an in-progress ack and asks for an answer.
+func (w *watcher) ask(m *message) (answer *nats.Subscription, err error) {
+	inbox := w.s.nc.NewInbox()
+	if answer, err = w.s.nc.SubscribeSync(inbox); err == nil {
+		err = w.s.nc.PublishRequest(m.msg.Reply, inbox, sayProgress)
+	}
+	return answer, err
+}
+
+// await returns nil when there is an answer, or nats.ErrNoResponders at once.
+func await(answer *nats.Subscription) error {
+	defer func() { _ = answer.Unsubscribe() }() // fails only if the connection is closed
+	_, err := answer.NextMsg(time.Second)
+	return err
+}
+
+// listenForMaxDeliveries logs and counts messages that the server gives up, until the function that it returns is
+// called. They are told to everybody who listens, once.
+func (e *engine) listenForMaxDeliveries(ctx context.Context, info consumerInfo) (stop func()) {
+	if info.maxDeliver == 0 {
+		return func() {}
+	}
+	ctx = context.WithoutCancel(ctx)
+	nc := e.js.Conn()
+	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + info.stream + "." + info.consumer
+	sub, err := nc.Subscribe(subject, func(msg *nats.Msg) {
+		var advisory struct {
+			Sequence   uint64 `json:"stream_seq"`
+			Deliveries uint64 `json:"deliveries"`
+		}
+		err := json.Unmarshal(msg.Data, &advisory)
+		e.maxDeliveries.Add(1)
+		info.log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
+			"stream, and nobody gets it",
+			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
+	})
+	if err != nil {
+		return func() {} // the connection is closed: the run says so
+	}
+	return func() { _ = sub.Unsubscribe() } // it fails where the connection is closed, or the server has refused it
 }

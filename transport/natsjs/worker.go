@@ -1,15 +1,18 @@
 package natsjs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Handler does the work for one message. Its error decides what happens next: see oncemill.RunFunc. The worker
@@ -17,6 +20,30 @@ import (
 // ErrWorkerSettles, Term as a permanent error; the run fails with it even if the handler returns nil. The message must
 // not be changed.
 type Handler func(ctx context.Context, msg jetstream.Msg) error
+
+// A BatchHandler does the work for several messages at once, such as an insert of many rows. It returns an error for
+// each message, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
+// oncemill.RunsFromContext returns the runs of a batch. The worker settles the messages: see Handler.
+//
+// One error for several messages, any other wrong number, or a panic says that the batch failed as a whole. Then its
+// messages are handled in batches of one, which costs no attempt. So are messages whose last two runs or more ended
+// with expired leases, one at a time. A batch has no order, and at most one message of each order key.
+type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
+
+// BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.
+type BatchConfig struct {
+	Config
+
+	// MaxBatch is how many messages a batch has at most. Zero: 64.
+	MaxBatch int
+
+	// MaxBatchBytes is how many bytes of payload a batch has at most. A larger message is a batch of its own. Zero: 1
+	// MiB.
+	MaxBatchBytes int
+
+	// Linger is how long a batch that is not full waits for more messages. Zero: no wait, a batch is what is there.
+	Linger time.Duration
+}
 
 // A Worker gives the messages of one pull consumer to a guarded handler. It is safe for concurrent use; one Run works
 // at a time.
@@ -41,7 +68,7 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 // connection that breaks right after it, its message comes after AckWait, which may be early.
 type Worker struct {
 	engine  *engine
-	process func(context.Context, *inFlight) process
+	work    worker.Work
 	running atomic.Bool
 }
 
@@ -53,25 +80,58 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	if handle == nil {
 		return nil, errors.New("natsjs: NewWorker needs a handler")
 	}
-	w, err := newWorker(once, js, cons, config)
-	if err != nil {
-		return nil, err
-	}
-	w.process = func(_ context.Context, f *inFlight) process {
-		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
-			d := m.delivery
-			d.Handler = f.config.Handler
-			call := func(ctx context.Context) error { return m.result(handle(ctx, m)) }
-			once.Start(ctx, d, call, done)
-		}
-	}
-	return w, nil
+	return newWorker(js, cons, config, worker.Work{
+		Once: once, Handler: config.Handler,
+		Each: func(ctx context.Context, m worker.Message) error {
+			msg := m.(*message)
+			return msg.result(handle(ctx, msg))
+		},
+	})
 }
 
-func newWorker(
-	once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config,
-) (*Worker, error) {
-	e, err := newEngine("NewWorker", once, js, config)
+// NewBatchWorker is NewWorker for a handler of batches.
+func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle BatchHandler,
+	config BatchConfig) (*Worker, error) {
+	batches := worker.Batches{Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger}.WithDefaults()
+	if problem := batches.Problem(); problem != "" {
+		return nil, fmt.Errorf("natsjs: BatchConfig.%s", problem)
+	}
+	if handle == nil {
+		return nil, errors.New("natsjs: NewBatchWorker needs a handler")
+	}
+	w, err := newWorker(js, cons, config.Config, worker.Work{
+		Once: once, Handler: config.Handler, Batches: batches,
+		Batch: func(ctx context.Context, messages []worker.Message) []error { return handleAll(ctx, messages, handle) },
+	})
+	if err == nil && !once.Batches(true) {
+		w.engine.config.Logger.Warn("natsjs: this inbox takes one message a transaction: each batch has one message; "+
+			"use NewWorker, pgstore's inbox without Park, or a guard without an inbox", "handler", config.Handler)
+	}
+	return w, err
+}
+
+// handleAll calls a handler of batches.
+func handleAll(ctx context.Context, messages []worker.Message, handle BatchHandler) []error {
+	msgs := make([]jetstream.Msg, len(messages))
+	for i, m := range messages {
+		msgs[i] = m.(*message)
+		_ = m.(*message).result(nil) // what was said of it in a batch that panicked
+	}
+	errs := handle(ctx, msgs)
+	for i, m := range messages {
+		err := m.(*message).result(nil)
+		if err != nil && errs == nil {
+			errs = make([]error, len(messages))
+		}
+		if i < len(errs) {
+			errs[i] = cmp.Or(errs[i], err)
+		}
+	}
+	return errs
+}
+
+func newWorker(js jetstream.JetStream, cons jetstream.Consumer, config Config, work worker.Work) (*Worker, error) {
+	e, err := newEngine("NewWorker", work.Once, js, config)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +142,7 @@ func newWorker(
 		return nil, errors.New("natsjs: NewWorker needs a consumer")
 	}
 	e.consumer = func(context.Context, string) (jetstream.Consumer, error) { return cons, nil }
-	return &Worker{engine: e}, nil
+	return &Worker{engine: e, work: work}, nil
 }
 
 // Check looks at the consumer, its stream and where dead letters go. It returns a *dedupstore.SetupError that says what
@@ -125,7 +185,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	defer w.running.Store(false)
 	w.engine.once.Announce(w.engine.config.Handler)
-	return w.engine.run(ctx, "", w.process)
+	return w.engine.consume(ctx, "", w.work)
 }
 
 // MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's

@@ -8,7 +8,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -21,11 +20,10 @@ const (
 	headerPosition  = "oncemill-position"       // retry topics: where it is in the source topic
 )
 
-// An intake turns records into deliveries.
-type intake struct {
+// A decoder turns records into deliveries.
+type decoder struct {
 	copies   func(topic string) bool // whether a topic holds copies of records of others
 	consumed func(topic string) bool
-	waits    *oncemill.WaitLimit
 }
 
 // consumed reports whether a client consumes a topic that it knows by name: from the start, or by now.
@@ -37,17 +35,16 @@ func consumed(cl *kgo.Client) func(topic string) bool {
 }
 
 // delivery turns a record into a delivery, and says when it is due.
-func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
+func (c *decoder) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
 	d = consumer.Delivery{
-		Topic:     rec.Topic,
-		System:    telemetry.SystemKafka,
-		Position:  position(rec),
-		Header:    header(rec.Headers),
-		WaitLimit: in.waits,
-		Payload:   rec.Value,
+		Topic:    rec.Topic,
+		System:   telemetry.SystemKafka,
+		Position: position(rec),
+		Header:   header(rec.Headers),
+		Payload:  rec.Value,
 	}
-	if in.copies(rec.Topic) {
-		if due, err = in.restore(&d); err != nil {
+	if c.copies(rec.Topic) {
+		if due, err = c.restore(&d); err != nil {
 			return d, due, err
 		}
 	}
@@ -69,12 +66,12 @@ func position(rec *kgo.Record) string {
 }
 
 // restore makes a record of a retry topic the delivery that it is a copy of.
-func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
+func (c *decoder) restore(d *consumer.Delivery) (due time.Time, err error) {
 	topic, copied := d.Header[producer.HeaderTopic]
 	if !copied || d.Header[producer.HeaderPurpose] == producer.PurposeDeadLetter {
 		return due, nil // somebody else has put it there
 	}
-	if !in.consumed(topic) { // a retry topic is one, too, of what others have put there
+	if !c.consumed(topic) { // a retry topic is one, too, of what others have put there
 		return due, setupError("retry "+theTopic(d.Topic), "holds a record of topic %q, which this worker does not "+
 			"consume: give each set of topics retry topics of its own", topic)
 	}

@@ -11,7 +11,7 @@ import (
 
 func TestInbox_ReadsEveryAnswer(t *testing.T) {
 	t.Parallel()
-	var l line
+	var l ackWaiter
 	for _, tc := range []struct {
 		data string
 		want ack

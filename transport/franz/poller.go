@@ -2,16 +2,19 @@ package franz
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// fetching polls, and hands records to the partitions that they are of.
-type fetching struct {
+// poller polls, and hands records to the partitions that they are of.
+type poller struct {
 	s *session
 
 	mu       sync.Mutex
@@ -19,18 +22,21 @@ type fetching struct {
 	// why something was given up in the drain that is settled and not confirmed; nil: nothing was
 	unconfirmed error
 	ids         map[string][16]byte // of topics that records were fetched of; a broker before Kafka 3.1 tells none
-	partitions  map[place]*partition
-	ending      map[place]*partition // assignments that were given up while something ran
+	partitions  map[partitionID]*partition
+	ending      map[partitionID]*partition // assignments that were given up while something ran
 }
 
-// A place is a partition's name.
-type place struct {
-	topic     string
-	partition int32
+// A partitionID names a partition.
+type partitionID struct {
+	topic  string
+	number int32
 }
+
+// String is how logs and errors call it.
+func (id partitionID) String() string { return fmt.Sprintf("%s/%d", id.topic, id.number) }
 
 // poll hands records to their partitions until ctx ends, which it does when the worker fails.
-func (f *fetching) poll(ctx, handlers context.Context) {
+func (f *poller) poll(ctx, handlers context.Context) {
 	for ctx.Err() == nil {
 		fetches := f.s.cl.PollFetches(ctx)
 		failed := 0
@@ -56,7 +62,7 @@ func pause(end <-chan struct{}, d time.Duration) {
 }
 
 // take deals with what was fetched, and returns how many partitions failed.
-func (f *fetching) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
+func (f *poller) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
 	f.identify(fetches)
 	fetches.EachPartition(func(fetched kgo.FetchTopicPartition) {
 		if fetched.Err != nil {
@@ -64,7 +70,7 @@ func (f *fetching) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
 			f.s.fetchFailed(ctx, fetched.Topic, fetched.Partition, fetched.Err)
 		}
 		if len(fetched.Records) > 0 {
-			if p := f.assigned(ctx, place{fetched.Topic, fetched.Partition}); p != nil {
+			if p := f.assigned(ctx, partitionID{fetched.Topic, fetched.Partition}); p != nil {
 				p.expect(ctx, fetched)
 				p.add(fetched.Records)
 			}
@@ -74,7 +80,7 @@ func (f *fetching) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
 }
 
 // identify notes which topics records are of.
-func (f *fetching) identify(fetches kgo.Fetches) {
+func (f *poller) identify(fetches kgo.Fetches) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fetch := range fetches {
@@ -88,85 +94,78 @@ func (f *fetching) identify(fetches kgo.Fetches) {
 
 // assigned returns the partition of some fetched records. If they are its first, it makes a new one, which starts
 // nothing until an earlier assignment has ended. Otherwise a record could be handled twice at once, and out of order.
-func (f *fetching) assigned(ctx context.Context, at place) *partition {
+func (f *poller) assigned(ctx context.Context, id partitionID) *partition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.draining {
 		return nil
 	}
-	if p := f.partitions[at]; p != nil {
-		return p
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	p := &partition{
-		running: newRunning(ctx), s: f.s, topic: at.topic, number: at.partition, cancel: cancel,
-	}
-	f.partitions[at] = p
-	if before := f.ending[at]; before == nil {
-		p.room = f.s.config.room()
-	} else {
-		p.begin()
-		go func() {
-			defer p.end()
-			<-before.ended
-			p.admit(f.s.config.room())
-		}()
+	p := f.partitions[id]
+	if p == nil {
+		var before *worker.Assignment
+		if earlier := f.ending[id]; earlier != nil {
+			before = earlier.Assignment
+		}
+		p = &partition{s: f.s, partitionID: id, Assignment: f.s.loop.Assign(ctx, f.s.config.room(), before)}
+		f.partitions[id] = p
 	}
 	return p
 }
 
 // owned returns the partitions of an assignment that records were fetched of.
-func (f *fetching) owned(assignment map[string][]int32) []*partition {
+func (f *poller) owned(assignment map[string][]int32) []*partition {
 	return slices.DeleteFunc(f.all(), func(p *partition) bool {
 		return !slices.Contains(assignment[p.topic], p.number)
 	})
 }
 
 // all returns all partitions.
-func (f *fetching) all() []*partition {
+func (f *poller) all() []*partition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Values(f.partitions))
 }
 
 // forget gives partitions up. The error, if any, says why what is settled in them is not confirmed.
-func (f *fetching) forget(partitions []*partition, unconfirmed error) {
+func (f *poller) forget(partitions []*partition, unconfirmed error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.draining && unconfirmed != nil {
 		f.unconfirmed = unconfirmed
 	}
 	for _, p := range partitions {
-		at := place{p.topic, p.number}
-		delete(f.partitions, at)
-		f.ending[at] = p
-		p.forget()
+		delete(f.partitions, p.partitionID)
+		f.ending[p.partitionID] = p
+		p.resume() // should it come back
 	}
-	maps.DeleteFunc(f.ending, func(_ place, p *partition) bool { // those that have ended need not be waited for
-		over := closed(p.ended)
-		if over {
-			p.cancel(nil)
-		}
-		return over
-	})
+	maps.DeleteFunc(f.ending, func(_ partitionID, p *partition) bool { return closed(p.Ended()) })
 }
 
 // halt starts nothing more.
-func (f *fetching) halt() {
+func (f *poller) halt() {
 	f.mu.Lock()
 	f.draining = true
 	f.mu.Unlock()
 	for _, p := range f.all() {
-		p.halt()
+		p.Halt()
 	}
 }
 
 // wait waits until nothing runs any more. It is called after halt.
-func (f *fetching) wait() {
+func (f *poller) wait() {
 	f.mu.Lock()
 	partitions := slices.AppendSeq(slices.Collect(maps.Values(f.partitions)), maps.Values(f.ending))
 	f.mu.Unlock()
 	for _, p := range partitions {
-		<-p.ended
+		<-p.Ended()
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }

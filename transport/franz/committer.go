@@ -18,8 +18,8 @@ import (
 // errGeneration keeps a commit from being sent by another membership than the one that its offsets belong to.
 var errGeneration = errors.New("franz: the group was rebalanced while the commit was being prepared")
 
-// settling commits what is settled.
-type settling struct {
+// committer commits what is settled.
+type committer struct {
 	s *session
 
 	mu   sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
@@ -27,7 +27,7 @@ type settling struct {
 }
 
 // regularly commits what is settled, until ctx ends. A commit that fails is made up for by the next.
-func (c *settling) regularly(ctx context.Context) {
+func (c *committer) regularly(ctx context.Context) {
 	s := c.s
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
@@ -48,19 +48,19 @@ func (c *settling) regularly(ctx context.Context) {
 					"group", s.group, "error", err)
 			}
 		}
-		for _, p := range s.fetching.all() {
+		for _, p := range s.poller.all() {
 			p.warnOfGap(ctx)
 		}
 	}
 }
 
-func (c *settling) commit(ctx context.Context) error {
+func (c *committer) commit(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Cancelled, a commit could overtake the next one on the way to the broker.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.s.rebalance)
 	defer cancel()
-	return c.commitLocked(ctx, c.s.fetching.all)
+	return c.commitLocked(ctx, c.s.poller.all)
 }
 
 // goneFor is for how long the last commit is tried if the only trouble is that topics are gone. A new topic is unknown
@@ -68,15 +68,15 @@ func (c *settling) commit(ctx context.Context) error {
 const goneFor = 5 * time.Second
 
 // finally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
-func (c *settling) finally(ctx context.Context) error {
+func (c *committer) finally(ctx context.Context) error {
 	s := c.s
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	began := time.Now()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := c.commitLocked(ctx, s.fetching.all) // without those that a rebalance has taken meanwhile
+		err := c.commitLocked(ctx, s.poller.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
-			return s.fetching.givenUp()
+			return s.poller.givenUp()
 		}
 		c.mu.Unlock() // for a revocation
 		pause(ctx.Done(), wait)
@@ -89,7 +89,7 @@ func (c *settling) finally(ctx context.Context) error {
 }
 
 // givenUp returns ErrUnconfirmed if a rebalance has taken something in the drain that was settled and is not confirmed.
-func (f *fetching) givenUp() error {
+func (f *poller) givenUp() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.unconfirmed != nil {
@@ -107,10 +107,10 @@ func gone(err error) bool {
 }
 
 // commitLocked commits what is settled in partitions, and notes what the broker confirms.
-func (c *settling) commitLocked(ctx context.Context, partitions func() []*partition) error {
+func (c *committer) commitLocked(ctx context.Context, partitions func() []*partition) error {
 	s := c.s
 	member, generation := s.cl.GroupMetadata() // before the partitions: theirs, or an older one, which is refused
-	owners := map[place]*partition{}
+	owners := map[partitionID]*partition{}
 	offsets := map[string]map[int32]kgo.EpochOffset{}
 	for _, p := range partitions() {
 		o, due := p.due()
@@ -121,7 +121,7 @@ func (c *settling) commitLocked(ctx context.Context, partitions func() []*partit
 			offsets[p.topic] = map[int32]kgo.EpochOffset{}
 		}
 		offsets[p.topic][p.number] = o
-		owners[place{p.topic, p.number}] = p
+		owners[p.partitionID] = p
 	}
 	if len(offsets) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func (c *settling) commitLocked(ctx context.Context, partitions func() []*partit
 			return
 		}
 		c.byID = resp.Version >= 10
-		failed = eachConfirmed(req, resp, func(at place) { owners[at].confirm(offsets[at.topic][at.partition]) })
+		failed = eachConfirmed(req, resp, func(id partitionID) { owners[id].confirm(offsets[id.topic][id.number]) })
 	})
 	if namesakes != nil {
 		return errors.Join(failed, namesakes)
@@ -152,7 +152,7 @@ func (c *settling) commitLocked(ctx context.Context, partitions func() []*partit
 // dropNamesakes takes topics out of a commit that were deleted and made again since they were consumed. Offsets of the
 // old topic would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers refuse the
 // old ones.
-func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
+func (c *committer) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
 	if c.byID {
 		return nil, nil
 	}
@@ -170,7 +170,7 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 			found[*t.Topic] = t
 		}
 	}
-	f := &c.s.fetching
+	f := &c.s.poller
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	req.Topics = slices.DeleteFunc(req.Topics, func(t kmsg.OffsetCommitRequestTopic) bool {
@@ -191,7 +191,7 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 
 // eachConfirmed calls confirmed for every partition that the response says is committed, and returns the errors of the
 // others. From version 10 on, responses name topics by ID.
-func eachConfirmed(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, confirmed func(place)) error {
+func eachConfirmed(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, confirmed func(partitionID)) error {
 	names := map[[16]byte]string{}
 	for _, t := range req.Topics {
 		names[t.TopicID] = t.Topic
@@ -204,10 +204,10 @@ func eachConfirmed(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitRespons
 		}
 		for _, p := range t.Partitions {
 			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-				failed = append(failed, fmt.Errorf("%s: %w", placeName(topic, p.Partition), err))
+				failed = append(failed, fmt.Errorf("%s: %w", partitionID{topic, p.Partition}, err))
 				continue
 			}
-			confirmed(place{topic, p.Partition})
+			confirmed(partitionID{topic, p.Partition})
 		}
 	}
 	return errors.Join(failed...)

@@ -19,10 +19,10 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A line sends the messages of one call of Publish at a time and gets the answers. Each message has a subject for its
-// answer that is never used again, because an answer may come when nobody waits any more. Only take runs outside the
-// call's goroutine. The subscription ends with the connection.
-type line struct {
+// An ackWaiter sends the messages of one call of Publish at a time and gets the answers. Each message has a subject for
+// its answer that is never used again, because an answer may come when nobody waits any more. Only take runs outside
+// the call's goroutine. The subscription ends with the connection.
+type ackWaiter struct {
 	publisher *Publisher
 	prefix    string // of the subjects for answers, with the dot
 	sub       *nats.Subscription
@@ -63,7 +63,7 @@ const (
 // begin returns a line for a call: an idle one, or a new one. It drops a silent one. A subscription that the server
 // refused, because of a right or of its limit, stays refused until the connection is made again, and only the
 // connection is told.
-func (p *Publisher) begin(messages int) *line {
+func (p *Publisher) begin(messages int) *ackWaiter {
 	l, conn := p.takeIdle(), p.conn
 	if l != nil && l.silent.Load() {
 		conn.RemoveStatusListener(l.lost)
@@ -71,7 +71,7 @@ func (p *Publisher) begin(messages int) *line {
 		l = nil
 	}
 	if l == nil {
-		l = &line{publisher: p, prefix: conn.NewInbox() + ".", answered: make(chan struct{}, 1)}
+		l = &ackWaiter{publisher: p, prefix: conn.NewInbox() + ".", answered: make(chan struct{}, 1)}
 		l.lost = conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 		l.sub, l.broken = conn.Subscribe(l.prefix+"*", l.take)
 		l.silent.Store(l.broken != nil)
@@ -92,7 +92,7 @@ func (p *Publisher) begin(messages int) *line {
 	return l
 }
 
-func (p *Publisher) takeIdle() *line {
+func (p *Publisher) takeIdle() *ackWaiter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(p.idle)
@@ -106,7 +106,7 @@ func (p *Publisher) takeIdle() *line {
 
 // end leaves the line to the next call. Answers that come later are ignored. It does not touch the connection, whose
 // lock is held during a write that may take longer than the call's context allows.
-func (l *line) end() {
+func (l *ackWaiter) end() {
 	l.abandon(context.Canceled) // nothing, unless there was a panic
 	l.mu.Lock()
 	l.first += uint64(len(l.messages))
@@ -119,7 +119,7 @@ func (l *line) end() {
 }
 
 // send sends a message, or notes why it is not sent.
-func (l *line) send(ctx context.Context, i int) {
+func (l *ackWaiter) send(ctx context.Context, i int) {
 	o, conn, m := &l.messages[i], l.publisher.conn, &l.encoder.message
 	if o.brokerID, o.err = l.encoder.encode(o.message); o.err != nil {
 		o.refused = true
@@ -150,7 +150,7 @@ func replySubject(prefix string, number uint64) string {
 }
 
 // enter waits for room below MaxPending.
-func (l *line) enter(ctx context.Context) error {
+func (l *ackWaiter) enter(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -179,7 +179,7 @@ func (l *line) enter(ctx context.Context) error {
 }
 
 // await waits until every message has an answer, or none can come.
-func (l *line) await(ctx context.Context) {
+func (l *ackWaiter) await(ctx context.Context) {
 	timer := time.NewTimer(l.publisher.config.AckTimeout)
 	defer timer.Stop()
 	for l.waiting.Load() > 0 {
@@ -196,7 +196,7 @@ func (l *line) await(ctx context.Context) {
 }
 
 // repeat sends again, some times, what no stream has answered.
-func (l *line) repeat(ctx context.Context) {
+func (l *ackWaiter) repeat(ctx context.Context) {
 	for range retries {
 		var again []int
 		for i := range l.messages {
@@ -219,7 +219,7 @@ func (l *line) repeat(ctx context.Context) {
 }
 
 // disconnected gives up all messages that wait, whose answers were lost with the connection, and sends no more.
-func (l *line) disconnected(status nats.Status) {
+func (l *ackWaiter) disconnected(status nats.Status) {
 	l.broken = nats.ErrDisconnected
 	if status == nats.CLOSED {
 		l.broken = nats.ErrConnectionClosed
@@ -230,7 +230,7 @@ func (l *line) disconnected(status nats.Status) {
 }
 
 // abandon gives up all messages that wait, which the server may not be able to answer.
-func (l *line) abandon(err error) {
+func (l *ackWaiter) abandon(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.waiting.Load() > 0 {
@@ -240,7 +240,7 @@ func (l *line) abandon(err error) {
 }
 
 // overAll notes an error of all messages that wait for their answers. The line is locked.
-func (l *line) overAll(err error) {
+func (l *ackWaiter) overAll(err error) {
 	for i := range l.messages {
 		o := &l.messages[i]
 		if !o.waiting {
@@ -256,7 +256,7 @@ func (l *line) overAll(err error) {
 }
 
 // over notes the answer to a message, or why there is none, and gives its room to another. The line is locked.
-func (l *line) over(o *outgoing, a ack, err error) {
+func (l *ackWaiter) over(o *outgoing, a ack, err error) {
 	o.waiting, o.ack, o.err = false, a, err
 	o.sending.Answered()
 	<-l.publisher.room
@@ -269,7 +269,7 @@ func (l *line) over(o *outgoing, a ack, err error) {
 }
 
 // take brings an answer to its message, if somebody still waits for it.
-func (l *line) take(m *nats.Msg) {
+func (l *ackWaiter) take(m *nats.Msg) {
 	number, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, l.prefix), 36, 64)
 	if err != nil {
 		return
@@ -299,7 +299,7 @@ type ack struct {
 }
 
 // read says what an answer means.
-func (l *line) read(m *nats.Msg) (ack, error) {
+func (l *ackWaiter) read(m *nats.Msg) (ack, error) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		return ack{}, jetstream.ErrNoStreamResponse
 	}
@@ -322,7 +322,7 @@ func (l *line) read(m *nats.Msg) (ack, error) {
 }
 
 // readUsual reads what nearly all answers look like: {"stream":"orders","seq":1}. JSON takes as long as all the rest.
-func (l *line) readUsual(data []byte) (ack, bool) {
+func (l *ackWaiter) readUsual(data []byte) (ack, bool) {
 	rest, begins := bytes.CutPrefix(data, []byte(`{"stream":"`))
 	stream, rest, found := bytes.Cut(rest, []byte(`","seq":`))
 	digits, ends := bytes.CutSuffix(rest, []byte("}"))

@@ -10,9 +10,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// trouble deals with what keeps the fetcher from its messages. It is for one goroutine.
-type trouble struct {
-	*fetcher
+// fetchErrors deals with what keeps the fetcher from its messages. It is for one goroutine.
+type fetchErrors struct {
+	s     *session
 	until time.Time // no request before
 	pause time.Duration
 	away  time.Time // since when the connection is
@@ -32,79 +32,79 @@ const (
 
 // connection logs that there is no connection, and why, if that lasts. Meanwhile the fetcher asks for nothing, because
 // that would fail. A closed connection ends the run: without room no request would show it.
-func (t *trouble) connection(ctx context.Context) {
+func (e *fetchErrors) connection(ctx context.Context) {
 	now := time.Now()
 	switch {
-	case t.nc.IsConnected():
-		if !t.away.IsZero() {
-			t.away, t.said = time.Time{}, time.Time{} // what fails now has another reason
+	case e.s.nc.IsConnected():
+		if !e.away.IsZero() {
+			e.away, e.said = time.Time{}, time.Time{} // what fails now has another reason
 		}
-	case t.nc.IsClosed():
-		t.stop(fmt.Errorf("natsjs: nothing can be fetched from %s: %w", t.limits.name(),
-			withReason(nats.ErrConnectionClosed, t.nc)))
-	case t.away.IsZero():
-		t.away, t.said = now, time.Time{}
-	case now.Sub(t.away) >= awayFor:
-		t.warn(ctx, "natsjs: no connection to the server; trying again", withReason(nats.ErrDisconnected, t.nc))
-		t.pause = max(t.pause, minPause) // its end is said, too
+	case e.s.nc.IsClosed():
+		e.s.stop(fmt.Errorf("natsjs: nothing can be fetched from %s: %w", e.s.info.name(),
+			withReason(nats.ErrConnectionClosed, e.s.nc)))
+	case e.away.IsZero():
+		e.away, e.said = now, time.Time{}
+	case now.Sub(e.away) >= awayFor:
+		e.warn(ctx, "natsjs: no connection to the server; trying again", withReason(nats.ErrDisconnected, e.s.nc))
+		e.pause = max(e.pause, minPause) // its end is said, too
 	}
 }
 
 // warn says what is wrong, now and then.
-func (t *trouble) warn(ctx context.Context, text string, err error) {
-	if now := time.Now(); now.Sub(t.said) >= sayAgain {
-		t.said = now
-		t.log.WarnContext(ctx, text, "error", err)
+func (e *fetchErrors) warn(ctx context.Context, text string, err error) {
+	if now := time.Now(); now.Sub(e.said) >= sayAgain {
+		e.said = now
+		e.s.info.log.WarnContext(ctx, text, "error", err)
 	}
 }
 
 var (
-	// errUnanswered is the trouble of requests that the server does not answer.
+	// errUnanswered is said of requests that the server does not answer.
 	errUnanswered = errors.New("natsjs: the server does not answer")
 
-	// errAlone is the trouble with a leader that must not be asked.
+	// errAlone is said of a leader that must not be asked.
 	errAlone = errors.New("natsjs: the consumer's leader hears nothing of most of its replicas")
 )
 
 // note makes up its mind about a request that has ended. If there is no going on, it stops the run.
-func (t *trouble) note(ctx context.Context, r fetched) {
+func (e *fetchErrors) note(ctx context.Context, r fetched) {
 	if errors.Is(r.err, errUnanswered) {
-		r.err = withRefusal(r.err, t.nc)
+		r.err = withRefusal(r.err, e.s.nc)
 	}
 	switch {
-	case r.err == nil && r.got == 0 && t.pause > 0 && time.Now().Before(t.until):
+	case r.err == nil && r.got == 0 && e.pause > 0 && time.Now().Before(e.until):
 		return // it was asked for before the trouble, and says nothing about its end
 	case r.err == nil:
-		if t.pause > 0 {
-			t.log.InfoContext(ctx, "natsjs: messages can be fetched again")
+		if e.pause > 0 {
+			e.s.info.log.InfoContext(ctx, "natsjs: messages can be fetched again")
 		}
-		t.pause, t.said = 0, time.Time{}
-		t.watcher.missed(nil)
+		e.pause, e.said = 0, time.Time{}
+		e.s.watcher.missed(nil)
 		return
-	case t.nc.IsClosed():
+	case e.s.nc.IsClosed():
 		return // which ends the run
 	}
-	t.pause = min(max(2*t.pause, minPause), maxPause)
-	pause := t.pause
-	if t.nc.IsConnected() { // else that is what is wrong
-		t.warn(ctx, "natsjs: messages cannot be fetched; trying again", r.err)
-		if t.diagnose(ctx) {
+	e.pause = min(max(2*e.pause, minPause), maxPause)
+	pause := e.pause
+	if e.s.nc.IsConnected() { // else that is what is wrong
+		e.warn(ctx, "natsjs: messages cannot be fetched; trying again", r.err)
+		if e.diagnose(ctx) {
 			pause = min(pause, goneFor/4)
 		}
 	}
-	t.until = time.Now().Add(pause)
+	e.until = time.Now().Add(pause)
 }
 
 // diagnose asks the server whether there is a right to fetch from the consumer, and the consumer. It reports whether
 // that is missing, and stops the run if there is no going on.
-func (t *trouble) diagnose(ctx context.Context) (gone bool) {
+func (e *fetchErrors) diagnose(ctx context.Context) (gone bool) {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if err := refusal(short, t.nc, t.limits.nextSubject, probeNext); err != nil {
-		t.stop(t.limits.noRight(t.limits.nextSubject, err))
+	if err := refusal(short, e.s.nc, e.s.info.nextSubject, probeNext); err != nil {
+		e.s.stop(e.s.info.noRight(e.s.info.nextSubject, err))
 		return false
 	}
-	_, err := t.watcher.look(short, 2*time.Second)
+	_, err := e.s.watcher.refreshConsumer(short, 2*time.Second)
 	return missing(err)
 }
 
@@ -112,7 +112,7 @@ func (t *trouble) diagnose(ctx context.Context) (gone bool) {
 // Until then it counts, for each request, deliveries of messages that it does not send. If nobody answers, a request
 // does no harm, and may be answered first.
 func (f *fetcher) leaderIsAlone(ctx context.Context) bool {
-	info, err := f.watcher.look(ctx, 500*time.Millisecond)
+	info, err := f.s.watcher.refreshConsumer(ctx, 500*time.Millisecond)
 	return ctx.Err() != nil || err == nil && alone(info.Cluster)
 }
 

@@ -10,11 +10,11 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 )
 
-func TestSettler_DelayedNaksCountUntilTheirDelaysAreOver(t *testing.T) {
+func TestKeeper_DelayedNaksCountUntilTheirDelaysAreOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &settler{session: &session{limits: limits{maxInFlight: 2, delayed: 2}, draining: make(chan struct{})}}
-		keep := func(delay time.Duration) bool { return s.keep(&message{}, consumer.Decision{}, delay) }
+		k := &keeper{most: 1, naks: 2}
+		keep := func(delay time.Duration) bool { return k.keep(&message{}, consumer.Decision{}, delay) }
 		if keep(time.Minute) || keep(time.Hour) || !keep(time.Minute) {
 			t.Error("want two naks, and the third message kept")
 		}
@@ -25,14 +25,14 @@ func TestSettler_DelayedNaksCountUntilTheirDelaysAreOver(t *testing.T) {
 	})
 }
 
-func TestSettler_NothingOfARunOutlivesIt(t *testing.T) {
+func TestKeeper_NothingOfARunOutlivesIt(t *testing.T) {
 	t.Parallel()
-	s := &settler{session: &session{limits: limits{maxInFlight: 2, delayed: 2}, draining: make(chan struct{})}}
-	if s.keep(&message{}, consumer.Decision{}, 24*time.Hour) {
+	k := &keeper{most: 1, naks: 2}
+	if k.keep(&message{}, consumer.Decision{}, 24*time.Hour) {
 		t.Fatal("the message is kept here")
 	}
-	left := weak.Make(s)
-	runtime.KeepAlive(s)
+	left := weak.Make(k)
+	runtime.KeepAlive(k)
 	runtime.GC()
 	if left.Value() != nil {
 		t.Error("a timer holds what a run had")
