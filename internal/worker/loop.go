@@ -4,6 +4,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,6 +150,8 @@ func (l *Loop) fill() {
 
 // start starts messages that have slots. Here, and in runBatch, Processors and handlers of a Source get their work.
 func (l *Loop) start(messages []Message) {
+	var each []Message
+	var deliveries []consumer.Delivery
 	for _, m := range messages {
 		i := m.item()
 		if closed(i.stopping()) {
@@ -169,14 +172,30 @@ func (l *Loop) start(messages []Message) {
 		case l.batcher != nil:
 			l.batcher.add(offered{m, d})
 		default:
-			l.work.Once.Start(ctx, d, func(ctx context.Context) error {
-				if !i.starts() {
-					return errStopping
-				}
-				return l.work.Each(ctx, m)
-			}, func(d consumer.Decision) { l.decided(m, d) })
+			if each == nil {
+				each, deliveries = make([]Message, 0, len(messages)), make([]consumer.Delivery, 0, len(messages))
+			}
+			each, deliveries = append(each, m), append(deliveries, d)
 		}
 	}
+	for n := 0; len(each) > 0; each, deliveries = each[n:], deliveries[n:] {
+		a := each[0].item().assignment
+		n = slices.IndexFunc(each, func(m Message) bool { return m.item().assignment != a })
+		if n < 0 {
+			n = len(each)
+		}
+		l.startEach(a.ctx, each[:n], deliveries[:n])
+	}
+}
+
+// startEach starts messages of one assignment.
+func (l *Loop) startEach(ctx context.Context, messages []Message, deliveries []consumer.Delivery) {
+	l.work.Once.StartAll(ctx, deliveries, func(ctx context.Context, i int) error {
+		if !messages[i].item().starts() {
+			return errStopping
+		}
+		return l.work.Each(ctx, messages[i])
+	}, func(i int, d consumer.Decision) { l.decided(messages[i], d) })
 }
 
 // decided carries out the decision about a message. It waits for nothing.
