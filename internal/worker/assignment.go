@@ -14,25 +14,26 @@ type Assignment struct {
 	cancel context.CancelCauseFunc
 	halted chan struct{}
 	ended  chan struct{}
+	left   func()
 
-	room     int                  // how many more messages it takes
-	queue    []Message            // received, and not taken
-	inFlight []Message            // taken, and not settled
-	keys     map[string][]Message // what waits for each order key that is at work
-	waiting  map[Message]struct{} // what waits to be tried again
-	running  int                  // messages that have slots
-	pending  int                  // messages whose turn has come, and what else it has to wait for before it has ended
-	blocked  bool                 // the one before it has not ended
-	next     *Assignment          // is blocked by this one; nil: none
+	room     int                // how many more messages it takes
+	queue    []*Item            // received, and not taken
+	inFlight []*Item            // taken, and not settled
+	keys     map[string][]*Item // what waits for each order key that is at work
+	waiting  map[*Item]struct{} // what waits to be tried again
+	running  int                // messages that have slots
+	pending  int                // messages whose turn has come, and what else it has to wait for before it has ended
+	blocked  bool               // the one before it has not ended
+	next     *Assignment        // is blocked by this one; nil: none
 }
 
-// Assign returns a new assignment, whose handlers have contexts that are made of ctx. It takes so many messages at a
-// time, and queues others until those are settled. It takes nothing before the one that it comes after, if any, has
-// ended: a message could be handled twice at once, and out of order.
-func (l *Loop) Assign(ctx context.Context, room int, after *Assignment) *Assignment {
+// Assign returns a new assignment, whose handlers have contexts that are made of ctx. It takes nothing before the one
+// that it comes after, if any, has ended: a message could be handled twice at once, and out of order. It takes so many
+// messages at a time, and queues others. It calls left, which must not wait, when one is settled or given back.
+func (l *Loop) Assign(ctx context.Context, after *Assignment, room int, left func()) *Assignment {
 	a := &Assignment{
-		loop: l, halted: make(chan struct{}), ended: make(chan struct{}), room: room,
-		keys: map[string][]Message{}, waiting: map[Message]struct{}{},
+		loop: l, halted: make(chan struct{}), ended: make(chan struct{}), left: left, room: room,
+		keys: map[string][]*Item{}, waiting: map[*Item]struct{}{},
 	}
 	a.ctx, a.cancel = context.WithCancelCause(ctx)
 	l.mu.Lock()
@@ -71,28 +72,30 @@ func (a *Assignment) Queued() int {
 	return len(a.queue)
 }
 
-// InFlight is how many messages were taken and are not settled.
-func (a *Assignment) InFlight() int {
+// InFlight returns the messages that were taken and are not settled.
+func (a *Assignment) InFlight() []Message {
 	a.loop.mu.Lock()
 	defer a.loop.mu.Unlock()
-	return len(a.inFlight)
-}
-
-// Messages returns those that were taken and are not settled.
-func (a *Assignment) Messages() []Message {
-	a.loop.mu.Lock()
-	defer a.loop.mu.Unlock()
-	return slices.Clone(a.inFlight)
+	all := make([]Message, len(a.inFlight))
+	for n, i := range a.inFlight {
+		all[n] = i.Message
+	}
+	return all
 }
 
 // Receive takes messages that came together, and starts what can start. After Halt it gives them back, or drops them.
-func (a *Assignment) Receive(messages []Message) {
-	for _, m := range messages {
-		m.item().assignment = a
+func (a *Assignment) Receive(items []*Item) {
+	for _, i := range items {
+		i.of, i.stopping = a, a.halted
+		if i.Last {
+			i.stopping = a.ctx.Done()
+		}
 	}
 	a.loop.mu.Lock()
-	a.queue = append(a.queue, messages...)
-	a.take()
+	a.queue = append(a.queue, items...)
+	if a.take(); closed(a.halted) {
+		a.queue = nil // nobody takes the rest
+	}
 	a.loop.mu.Unlock()
 	a.loop.fill()
 }
@@ -101,21 +104,20 @@ func (a *Assignment) Receive(messages []Message) {
 func (a *Assignment) take() {
 	taken := 0
 	for ; taken < len(a.queue) && a.room > 0 && !a.blocked; taken++ {
-		m := a.queue[taken]
+		i := a.queue[taken]
 		a.queue[taken] = nil
 		a.room--
-		i := m.item()
 		i.place = len(a.inFlight)
-		a.inFlight = append(a.inFlight, m)
+		a.inFlight = append(a.inFlight, i)
 		if i.Key != "" {
 			waiting, busy := a.keys[i.Key]
 			if busy {
-				a.keys[i.Key] = append(waiting, m)
+				a.keys[i.Key] = append(waiting, i)
 				continue
 			}
 			a.keys[i.Key] = nil
 		}
-		a.turn(m)
+		a.turn(i)
 	}
 	if a.queue = a.queue[taken:]; len(a.queue) == 0 {
 		a.queue = nil
@@ -123,47 +125,25 @@ func (a *Assignment) take() {
 }
 
 // turn lets a message start that waits for no other of its order key. The loop is locked.
-func (a *Assignment) turn(m Message) {
+func (a *Assignment) turn(i *Item) {
 	a.pending++
-	if closed(m.item().stopping()) {
-		a.loop.giveUp(m)
+	if closed(i.stopping) {
+		a.loop.giveUp(i)
 	} else {
-		a.loop.ready = append(a.loop.ready, m)
+		a.loop.ready = append(a.loop.ready, i)
 	}
-}
-
-// leave forgets a message, and lets those start that have waited for it. The loop is locked.
-func (a *Assignment) leave(i *Item) {
-	last := len(a.inFlight) - 1
-	moved := a.inFlight[last]
-	a.inFlight[i.place], a.inFlight[last] = moved, nil
-	moved.item().place = i.place
-	a.inFlight = a.inFlight[:last]
-	if i.Key != "" {
-		if waiting := a.keys[i.Key]; len(waiting) > 0 {
-			next := waiting[0]
-			waiting[0] = nil
-			a.keys[i.Key] = waiting[1:]
-			a.turn(next)
-		} else {
-			delete(a.keys, i.Key)
-		}
-	}
-	a.room++
-	a.take()
-	a.release()
 }
 
 // release notes that something has gone that the assignment had to wait for before it ends. The loop is locked.
 func (a *Assignment) release() {
-	a.pending--
-	a.end()
+	if a.pending--; a.pending == 0 {
+		a.end()
+	}
 }
 
-// end ends the assignment if it is halted and nothing goes on any more, and lets the next one begin. The loop is
-// locked.
+// end ends the assignment if it is halted, now that nothing goes on, and lets the next one begin. The loop is locked.
 func (a *Assignment) end() {
-	if a.pending > 0 || !closed(a.halted) || closed(a.ended) {
+	if !closed(a.halted) || closed(a.ended) {
 		return
 	}
 	close(a.ended)
@@ -182,8 +162,9 @@ func (a *Assignment) Halt() {
 	if !closed(a.halted) {
 		close(a.halted)
 		a.queue = nil
+		a.pending++
 		a.sweep()
-		a.end()
+		a.release()
 	}
 	l.mu.Unlock()
 	if l.batcher != nil {
@@ -203,18 +184,17 @@ func (a *Assignment) Cancel(cause error) (running int) {
 
 // sweep gives up what waits to start, and may not any more. The loop is locked.
 func (a *Assignment) sweep() {
-	l := a.loop
-	for m := range a.waiting {
-		if i := m.item(); closed(i.stopping()) {
+	for i := range a.waiting {
+		if closed(i.stopping) {
 			i.timer.Stop()
-			delete(a.waiting, m)
-			l.giveUp(m)
+			delete(a.waiting, i)
+			a.loop.giveUp(i)
 		}
 	}
-	l.ready = slices.DeleteFunc(l.ready, func(m Message) bool {
-		over := m.item().assignment == a && closed(m.item().stopping())
+	a.loop.ready = slices.DeleteFunc(a.loop.ready, func(i *Item) bool {
+		over := i.of == a && closed(i.stopping)
 		if over {
-			l.giveUp(m)
+			a.loop.giveUp(i)
 		}
 		return over
 	})
@@ -224,11 +204,11 @@ func (a *Assignment) sweep() {
 func Late[A interface{ Ended() <-chan struct{} }](all []A, timeout time.Duration) (late []A) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
-	for i, a := range all {
+	for n, a := range all {
 		select {
 		case <-a.Ended():
 		case <-timer.C:
-			return slices.DeleteFunc(slices.Clone(all[i:]), func(a A) bool { return closed(a.Ended()) })
+			return slices.DeleteFunc(slices.Clone(all[n:]), func(a A) bool { return closed(a.Ended()) })
 		}
 	}
 	return nil

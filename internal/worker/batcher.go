@@ -57,19 +57,21 @@ type batcher struct {
 
 // An offered is a message that waits for its batch.
 type offered struct {
-	Message
+	*Item
 	delivery consumer.Delivery
 }
 
-// add adds a message. It waits for nothing.
-func (b *batcher) add(o offered) {
+// add adds messages. It waits for nothing.
+func (b *batcher) add(messages []offered) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var since time.Time
-	if b.Linger > 0 && !closed(o.item().assignment.halted) { // the flush may have been before
-		since = time.Now()
+	for _, o := range messages {
+		var since time.Time
+		if b.Linger > 0 && !closed(o.of.halted) { // the flush may have been before
+			since = time.Now()
+		}
+		b.queue, b.since = append(b.queue, o), append(b.since, since)
 	}
-	b.queue, b.since = append(b.queue, o), append(b.since, since)
 	b.start()
 }
 
@@ -144,11 +146,11 @@ func (l *Loop) runBatch(batch []offered) {
 	var deliveries []consumer.Delivery
 	var contexts []context.Context
 	batch = slices.DeleteFunc(batch, func(o offered) bool {
-		if closed(o.item().stopping()) {
-			l.wait(o.Message, time.Time{})
+		if closed(o.stopping) {
+			l.wait(o.Item, time.Time{})
 			return true
 		}
-		deliveries, contexts = append(deliveries, o.delivery), append(contexts, o.item().assignment.ctx)
+		deliveries, contexts = append(deliveries, o.delivery), append(contexts, o.of.ctx)
 		return false
 	})
 	if len(batch) == 0 {
@@ -158,11 +160,12 @@ func (l *Loop) runBatch(batch []offered) {
 		func(ctx context.Context, which []int) []error {
 			messages := make([]Message, len(which))
 			for n, i := range which {
-				if !batch[i].item().starts() {
+				if o := batch[i]; !o.started && closed(o.stopping) {
 					return slices.Repeat([]error{errStopping}, len(which)) // others begin where they are
 				}
+				batch[i].started = true
 				messages[n] = batch[i].Message
 			}
 			return l.work.Batch(ctx, messages)
-		}, func(i int, d consumer.Decision) { l.decided(batch[i].Message, d) })
+		}, func(i int, d consumer.Decision) { batch[i].decided(d) })
 }

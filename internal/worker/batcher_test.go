@@ -41,13 +41,14 @@ func TestBatches_AreBounded(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan struct{})
-		r.batches(100, Batches{Most: 100, Bytes: 100}, func(context.Context, []string) []error { <-release; return nil })
+		held := func(context.Context, []string) []error { <-release; return nil }
+		r.batches(100, Batches{Most: 100, Bytes: 100}, held)
 		a := r.assign()
 		a.Receive(r.messages("0")) // one at a time
 		synctest.Wait()
 		messages := r.messages("1", "2", "3", "4", "5", "6", "7")
 		for i, size := range []int{10, 10, 70, 60, 50, 300, 1} {
-			messages[i].(*fake).payload = make([]byte, size)
+			fakeOf(messages[i].Message).payload = make([]byte, size)
 		}
 		a.Receive(messages)
 		close(release)
@@ -94,7 +95,7 @@ func TestBatches_NothingLingersInTheDrain(t *testing.T) {
 		r.batches(8, Batches{Most: 4, Linger: time.Hour}, succeed)
 		a := r.assign()
 		messages := r.returnable("1", "a1", "a2")
-		messages[1].item().Last, messages[2].item().Last = true, true
+		messages[1].Last, messages[2].Last = true, true
 		a.Receive(messages)
 		synctest.Wait()
 		began := time.Now()
@@ -149,8 +150,8 @@ func TestBatches_EachErrorSteersItsOwnMessage(t *testing.T) {
 	})
 }
 
-// A poison message in a batch, however that fails, costs the others nothing: no attempt, no second effect of what counts
-// as one.
+// A poison message in a batch, however that fails, costs the others nothing: no attempt, no second effect of what
+// counts as one.
 func TestBatches_ThatFailAsAWhole(t *testing.T) {
 	for name, fail := range map[string]func() []error{
 		"panic":     func() []error { panic("of row 17") },
@@ -180,7 +181,7 @@ func TestBatches_ThatFailAsAWhole(t *testing.T) {
 				ids := numbered(64)
 				a.Receive(r.messages(ids...))
 				r.wants("rejected", &r.settled, "17")
-				r.wants("acked", &r.acked, slices.DeleteFunc(numbered(64), func(id string) bool { return id == "17" })...)
+				r.wants("acked", &r.acked, slices.Delete(numbered(64), 17, 18)...)
 				if want := strings.Join(ids, "+"); r.began[0] != want {
 					t.Errorf("the first batch is %s, want all", r.began[0])
 				}

@@ -4,7 +4,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,11 +12,11 @@ import (
 	"github.com/oncemill/oncemill/internal/batch"
 )
 
-// A Message is one that a transport has received. Its type embeds an Item, where the loop keeps what it knows of it.
+// A Message is what a transport does with one that it has received.
 type Message interface {
-	// Delivery is what a Processor gets for the next try, and when that is due; zero: now. The loop adds the handler's
-	// name, and what it knows of the drain. The header belongs to the handler.
-	Delivery() (d consumer.Delivery, due time.Time)
+	// Delivery is what a Processor gets for the next try, after so many, and when that is due; zero: now. The loop adds
+	// the handler's name, and what it knows of the drain. The header belongs to the handler.
+	Delivery(tries int) (d consumer.Delivery, due time.Time)
 
 	// Acked acknowledges the message. It must not wait.
 	Acked(ctx context.Context)
@@ -25,11 +24,6 @@ type Message interface {
 	// Decided carries out a decision that is not an ack, and may wait. If it reports again, the message is tried again
 	// here when it is due.
 	Decided(ctx context.Context, d consumer.Decision) (due time.Time, again bool)
-
-	// Left is called when a message that was settled or given back is not in flight any more. It must not wait.
-	Left()
-
-	item() *Item
 }
 
 // A Returner is a Message that can be given back to its broker. Others are dropped when their assignment is halted.
@@ -38,43 +32,24 @@ type Returner interface {
 	GiveBack(ctx context.Context, due time.Time)
 }
 
-// An Item is the loop's part of a message.
+// An Item is a message in the loop. It is a part of the transport's message, which sets the exported fields before the
+// loop gets it.
 type Item struct {
-	Key  string // messages of an assignment with the same one run one after the other; empty: no order
-	Last bool   // giving it back would lose it: it may start until the context of the handlers ends
+	Message Message // that it is a part of
+	Key     string  // messages of an assignment with the same one run one after the other; empty: no order
+	Last    bool    // giving it back would lose it: it may start until the context of the handlers ends
 
-	assignment *Assignment
-	tries      int
-	started    bool        // its handler has been called in this try
-	place      int         // in Assignment.inFlight
-	due        time.Time   // when it is to be tried again
-	timer      *time.Timer // of its wait for that
+	of       *Assignment
+	stopping <-chan struct{} // closed: it may not start any more
+	tries    int
+	started  bool        // its handler has been called in this try
+	place    int         // in Assignment.inFlight
+	due      time.Time   // when it is to be tried again
+	timer    *time.Timer // of its wait for that
 }
-
-func (i *Item) item() *Item { return i }
 
 // Tries is how often the message was tried here.
 func (i *Item) Tries() int { return i.tries }
-
-// stopping is closed when the message may not start any more.
-func (i *Item) stopping() <-chan struct{} {
-	if i.Last {
-		return i.assignment.ctx.Done()
-	}
-	return i.assignment.halted
-}
-
-// starts reports whether the handler may be called now, or has been in this try: a transaction may be repeated, and so
-// may a batch.
-func (i *Item) starts() bool {
-	i.started = i.started || !closed(i.stopping())
-	return i.started
-}
-
-// errStopping keeps a handler from starting whose assignment was halted while its message was claimed. The claim is
-// given back at once, and counts as no attempt.
-var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
-	errors.New("worker: the message is being given back"))))
 
 // Work is what is done with messages: one of Each, Batch and Source.
 type Work struct {
@@ -97,10 +72,10 @@ type Loop struct {
 	until   func(time.Time) time.Duration // time.Until; the clock may be set
 
 	mu       sync.Mutex
-	free     int       // slots
-	ready    []Message // may start when there is a slot, in this order
-	spare    []Message // memory for ready
-	starting bool      // somebody starts what is ready
+	free     int     // slots
+	ready    []*Item // may start when there is a slot, in this order
+	spare    []*Item // memory for ready
+	starting bool    // somebody starts what is ready
 }
 
 // New returns a loop with so many slots.
@@ -137,8 +112,8 @@ func (l *Loop) fill() {
 			l.ready = l.ready[n:]
 		}
 		l.free -= n
-		for _, m := range now {
-			m.item().assignment.running++
+		for _, i := range now {
+			i.of.running++
 		}
 		l.mu.Unlock()
 		l.start(now)
@@ -149,114 +124,125 @@ func (l *Loop) fill() {
 }
 
 // start starts messages that have slots. Here, and in runBatch, Processors and handlers of a Source get their work.
-func (l *Loop) start(messages []Message) {
-	var each []Message
-	var deliveries []consumer.Delivery
-	for _, m := range messages {
-		i := m.item()
-		if closed(i.stopping()) {
-			l.wait(m, time.Time{})
+func (l *Loop) start(items []*Item) {
+	var batch []offered
+	var each []*Item
+	var deliveries []consumer.Delivery // of each
+	for _, i := range items {
+		if closed(i.stopping) {
+			l.wait(i, time.Time{})
 			continue
 		}
-		d, due := m.Delivery()
+		d, due := i.Message.Delivery(i.tries)
 		if !due.IsZero() && l.until(due) > 0 {
-			l.wait(m, due)
+			l.wait(i, due)
 			continue
 		}
 		i.tries++
 		i.started = false
-		d.Handler, d.Stopping, d.WaitLimit = l.work.Handler, i.stopping(), l.waits
-		switch ctx := i.assignment.ctx; {
+		d.Handler, d.Stopping, d.WaitLimit = l.work.Handler, i.stopping, l.waits
+		switch {
 		case l.work.Source != nil:
-			l.work.Source(ctx, d, func(d consumer.Decision) { l.decided(m, d) })
+			l.work.Source(i.of.ctx, d, i.decided)
 		case l.batcher != nil:
-			l.batcher.add(offered{m, d})
+			batch = append(batch, offered{i, d})
 		default:
 			if each == nil {
-				each, deliveries = make([]Message, 0, len(messages)), make([]consumer.Delivery, 0, len(messages))
+				each, deliveries = make([]*Item, 0, len(items)), make([]consumer.Delivery, 0, len(items))
 			}
-			each, deliveries = append(each, m), append(deliveries, d)
+			each, deliveries = append(each, i), append(deliveries, d)
 		}
 	}
+	if batch != nil {
+		l.batcher.add(batch)
+	}
 	for n := 0; len(each) > 0; each, deliveries = each[n:], deliveries[n:] {
-		a := each[0].item().assignment
-		n = slices.IndexFunc(each, func(m Message) bool { return m.item().assignment != a })
-		if n < 0 {
-			n = len(each)
+		of := each[0].of
+		for n = 1; n < len(each) && each[n].of == of; {
+			n++
 		}
-		l.startEach(a.ctx, each[:n], deliveries[:n])
+		l.startEach(of.ctx, each[:n], deliveries[:n])
 	}
 }
 
 // startEach starts messages of one assignment.
-func (l *Loop) startEach(ctx context.Context, messages []Message, deliveries []consumer.Delivery) {
-	l.work.Once.StartAll(ctx, deliveries, func(ctx context.Context, i int) error {
-		if !messages[i].item().starts() {
-			return errStopping
-		}
-		return l.work.Each(ctx, messages[i])
-	}, func(i int, d consumer.Decision) { l.decided(messages[i], d) })
+func (l *Loop) startEach(ctx context.Context, items []*Item, deliveries []consumer.Delivery) {
+	l.work.Once.StartAll(ctx, deliveries, func(ctx context.Context, n int) error { return items[n].handle(ctx) },
+		func(n int, d consumer.Decision) { items[n].decided(d) })
+}
+
+// errStopping keeps a handler from starting whose assignment was halted while its message was claimed. The claim is
+// given back at once, and counts as no attempt.
+var errStopping = oncemill.NoEffect(oncemill.Uncounted(oncemill.RetryAfter(0,
+	errors.New("worker: the message is being given back"))))
+
+// handle calls the handler, if the message may still start or its handler was called in this try already: a transaction
+// may be repeated.
+func (i *Item) handle(ctx context.Context) error {
+	if !i.started && closed(i.stopping) {
+		return errStopping
+	}
+	i.started = true
+	return i.of.loop.work.Each(ctx, i.Message)
 }
 
 // decided carries out the decision about a message. It waits for nothing.
-func (l *Loop) decided(m Message, d consumer.Decision) {
-	ctx := m.item().assignment.ctx
+func (i *Item) decided(d consumer.Decision) {
+	l, ctx := i.of.loop, i.of.ctx
 	if d.Action == consumer.Ack {
-		m.Acked(ctx)
-		l.leave(m, true)
+		i.Message.Acked(ctx)
+		l.leave(i, true)
 		return
 	}
-	l.leaveSlot(m)
+	l.leaveSlot(i)
 	l.fill()
 	l.pool.Go(func() {
-		if due, again := m.Decided(ctx, d); again {
-			l.await(m, due)
+		if due, again := i.Message.Decided(ctx, d); again {
+			l.await(i, due)
 		} else {
-			l.leave(m, false)
+			l.leave(i, false)
 		}
 	})
 }
 
 // wait has a message wait that has a slot, which it does not need meanwhile.
-func (l *Loop) wait(m Message, due time.Time) {
-	l.leaveSlot(m)
-	l.await(m, due)
+func (l *Loop) wait(i *Item, due time.Time) {
+	l.leaveSlot(i)
+	l.await(i, due)
 }
 
-func (l *Loop) leaveSlot(m Message) {
+func (l *Loop) leaveSlot(i *Item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.free++
-	m.item().assignment.running--
+	i.of.running--
 }
 
 // lookAgain is after what time a wait looks at the clock again, which may have been set.
 const lookAgain = time.Minute
 
 // await has a message tried again when it is due, or given up if it may not start any more.
-func (l *Loop) await(m Message, due time.Time) {
-	i := m.item()
+func (l *Loop) await(i *Item, due time.Time) {
 	l.mu.Lock()
-	if i.due = due; closed(i.stopping()) {
-		l.giveUp(m)
+	if i.due = due; closed(i.stopping) {
+		l.giveUp(i)
 	} else {
-		i.assignment.waiting[m] = struct{}{}
-		i.timer = time.AfterFunc(min(l.until(due), lookAgain), func() { l.look(m) })
+		i.of.waiting[i] = struct{}{}
+		i.timer = time.AfterFunc(min(l.until(due), lookAgain), func() { l.look(i) })
 	}
 	l.mu.Unlock()
 	l.fill()
 }
 
 // look looks whether a message that waits is due.
-func (l *Loop) look(m Message) {
-	i := m.item()
+func (l *Loop) look(i *Item) {
 	l.mu.Lock()
-	if _, waits := i.assignment.waiting[m]; waits {
+	if _, waits := i.of.waiting[i]; waits {
 		if left := l.until(i.due); left > 0 {
 			i.timer.Reset(min(left, lookAgain))
 		} else {
-			delete(i.assignment.waiting, m)
-			l.ready = append(l.ready, m)
+			delete(i.of.waiting, i)
+			l.ready = append(l.ready, i)
 		}
 	}
 	l.mu.Unlock()
@@ -264,31 +250,50 @@ func (l *Loop) look(m Message) {
 }
 
 // giveUp gives a message back that may not start any more, or drops it. The loop is locked.
-func (l *Loop) giveUp(m Message) {
-	a := m.item().assignment
-	back, can := m.(Returner)
+func (l *Loop) giveUp(i *Item) {
+	back, can := i.Message.(Returner)
 	if !can {
-		a.release()
+		i.of.release()
 		return
 	}
 	l.pool.Go(func() {
-		back.GiveBack(a.ctx, m.item().due)
-		l.leave(m, false)
+		back.GiveBack(i.of.ctx, i.due)
+		l.leave(i, false)
 	})
 }
 
 // leave forgets a message that is settled or given back, and starts what comes after it.
-func (l *Loop) leave(m Message, slot bool) {
-	i := m.item()
+func (l *Loop) leave(i *Item, slot bool) {
+	a := i.of
 	l.mu.Lock()
 	if slot {
 		l.free++
-		i.assignment.running--
+		a.running--
 	}
-	i.assignment.leave(i)
+	last := len(a.inFlight) - 1
+	moved := a.inFlight[last]
+	a.inFlight[i.place], a.inFlight[last] = moved, nil
+	moved.place = i.place
+	a.inFlight = a.inFlight[:last]
+	if i.Key != "" {
+		if waiting := a.keys[i.Key]; len(waiting) > 0 {
+			next := waiting[0]
+			waiting[0] = nil
+			a.keys[i.Key] = waiting[1:]
+			a.turn(next)
+		} else {
+			delete(a.keys, i.Key)
+		}
+	}
+	if a.room++; len(a.queue) > 0 {
+		a.take()
+	}
+	if a.pending--; a.pending == 0 {
+		a.end()
+	}
 	more := l.free > 0 && len(l.ready) > 0
 	l.mu.Unlock()
-	m.Left()
+	a.left()
 	if more {
 		l.fill()
 	}

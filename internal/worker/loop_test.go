@@ -83,7 +83,7 @@ func TestLoop_WhatIsNotDueHasNoSlot(t *testing.T) {
 		a := r.assign()
 		messages := r.messages("1", "2")
 		due := time.Now().Add(5*lookAgain + time.Second)
-		messages[0].(*fake).due = due
+		fakeOf(messages[0].Message).due = due
 		a.Receive(messages)
 		r.wants("acked", &r.acked, "2")
 		time.Sleep(time.Until(due) - time.Millisecond)
@@ -108,7 +108,7 @@ func TestLoop_ClockThatIsSetEndsTheWait(t *testing.T) {
 		}
 		a := r.assign()
 		messages := r.messages("1")
-		messages[0].(*fake).due = began.Add(time.Hour)
+		fakeOf(messages[0].Message).due = began.Add(time.Hour)
 		a.Receive(messages)
 		time.Sleep(lookAgain)
 		r.wants("acked", &r.acked, "1")
@@ -188,7 +188,7 @@ func TestLoop_AnswersAtOnceDoNotNest(t *testing.T) {
 		deepest = max(deepest, runtime.Callers(0, make([]uintptr, 1000)))
 		done(consumer.Decision{Action: consumer.Ack})
 	}}, 1)
-	a := r.loop.Assign(t.Context(), 1, nil)
+	a := r.loop.Assign(t.Context(), nil, 1, r.leave)
 	a.Receive(r.messages(numbered(500)...))
 	r.ends(a)
 	if len(r.acked) != 500 || deepest > 50 {
@@ -201,11 +201,11 @@ func TestAssignment_Room(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r, g := newRig(t), &gates{}
 		r.each(10, g.wait)
-		a := r.loop.Assign(t.Context(), 2, nil)
+		a := r.loop.Assign(t.Context(), nil, 2, r.leave)
 		a.Receive(r.messages("1", "2", "3", "4"))
 		r.wants("began", &r.began, "1", "2")
-		if a.Queued() != 2 || a.InFlight() != 2 {
-			t.Errorf("%d queued, %d in flight, want 2 and 2", a.Queued(), a.InFlight())
+		if a.Queued() != 2 || len(a.InFlight()) != 2 {
+			t.Errorf("%d queued, %d in flight, want 2 and 2", a.Queued(), len(a.InFlight()))
 		}
 		g.of("1") <- errFailed
 		r.wants("began", &r.began, "1", "2")
@@ -251,8 +251,8 @@ func TestAssignment_HaltGivesBack(t *testing.T) {
 			t.Errorf("given back in the order %v", r.back)
 		}
 		r.ends(a)
-		if r.left != 8 || a.InFlight() != 0 {
-			t.Errorf("%d left, %d in flight, want all and none", r.left, a.InFlight())
+		if r.left != 8 || len(a.InFlight()) != 0 {
+			t.Errorf("%d left, %d in flight, want all and none", r.left, len(a.InFlight()))
 		}
 	})
 }
@@ -262,7 +262,7 @@ func TestAssignment_HaltDrops(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r, g := newRig(t), &gates{}
 		r.each(1, g.wait)
-		halted, other := r.loop.Assign(t.Context(), 3, nil), r.assign()
+		halted, other := r.loop.Assign(t.Context(), nil, 3, r.leave), r.assign()
 		halted.Receive(r.messages("1", "a1", "a2", "2"))
 		g.of("1") <- errFailed // it waits; a1 has the slot
 		synctest.Wait()
@@ -274,6 +274,10 @@ func TestAssignment_HaltDrops(t *testing.T) {
 		synctest.Wait()
 		if !closed(halted.Ended()) {
 			t.Fatal("it has not ended, although nothing of it runs")
+		}
+		halted.Receive(r.messages("5", "6", "7"))
+		if n := halted.Queued(); n > 0 {
+			t.Errorf("%d messages are queued, and nobody takes them", n)
 		}
 		g.open("3")
 		time.Sleep(time.Hour)
@@ -291,7 +295,7 @@ func TestAssignment_LastDeliveryRunsInTheDrain(t *testing.T) {
 		a := r.assign()
 		messages := r.returnable("a1", "a2", "a3", "1", "b1")
 		for _, i := range []int{1, 3, 4} {
-			messages[i].item().Last = true
+			messages[i].Last = true
 		}
 		a.Receive(messages)
 		g.of("1") <- errFailed // it waits
@@ -328,7 +332,7 @@ func TestAssignment_Cancel(t *testing.T) {
 		})
 		a := r.assign()
 		messages := r.returnable("1", "2")
-		messages[1].item().Last = true
+		messages[1].Last = true
 		a.Receive(messages)
 		synctest.Wait()
 		a.Halt()
@@ -370,7 +374,8 @@ func TestAssignment_ClaimGrantedAfterTheHaltIsGivenBack(t *testing.T) {
 				store := consumertest.NewStore(t)
 				slow := &late{store, make(chan struct{}), make(chan struct{})}
 				policy := oncemill.Policy{MaxAttempts: 1}
-				work := Work{Handler: "charge", Once: consumertest.NewProcessor(t, slow, consumer.Config{Policy: policy})}
+				once := consumertest.NewProcessor(t, slow, consumer.Config{Policy: policy})
+				work := Work{Handler: "charge", Once: once}
 				if batches {
 					work.Batches = Batches{}.WithDefaults()
 					work.Batch = func(context.Context, []Message) []error { t.Error("the batch runs"); return nil }
@@ -410,11 +415,11 @@ func TestAssignment_WaitsForTheEarlierOne(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r, g := newRig(t), &gates{}
 		r.each(10, g.wait)
-		first := r.loop.Assign(t.Context(), 1, nil)
+		first := r.loop.Assign(t.Context(), nil, 1, r.leave)
 		first.Receive(r.messages("1", "2"))
 		synctest.Wait()
 		first.Halt()
-		second := r.loop.Assign(t.Context(), 1, first)
+		second := r.loop.Assign(t.Context(), first, 1, r.leave)
 		second.Receive(r.messages("3", "4"))
 		time.Sleep(time.Hour)
 		r.wants("began", &r.began, "1")
@@ -422,11 +427,11 @@ func TestAssignment_WaitsForTheEarlierOne(t *testing.T) {
 		r.wants("began", &r.began, "1", "3", "4")
 		r.ends(second)
 
-		third := r.loop.Assign(t.Context(), 1, second)
+		third := r.loop.Assign(t.Context(), second, 1, r.leave)
 		third.Receive(r.messages("5"))
 		synctest.Wait()
 		third.Halt()
-		fourth := r.loop.Assign(t.Context(), 1, third)
+		fourth := r.loop.Assign(t.Context(), third, 1, r.leave)
 		fourth.Receive(r.messages("6"))
 		fourth.Halt()
 		synctest.Wait()
@@ -505,7 +510,7 @@ func storm(t *testing.T, chance *rand.Rand) {
 		partitions.Go(func() {
 			var before *Assignment
 			for generation := range 3 {
-				a := r.loop.Assign(context.Background(), 1+draw(20), before)
+				a := r.loop.Assign(context.Background(), before, 1+draw(20), r.leave)
 				name := byte('A' + 3*p + generation)
 				for n := 0; n < 40; {
 					var ids []string

@@ -61,9 +61,9 @@ func (m returned) GiveBack(_ context.Context, due time.Time) {
 	m.dues[m.id] = due
 }
 
-func (m *fake) Delivery() (consumer.Delivery, time.Time) {
+func (m *fake) Delivery(tries int) (consumer.Delivery, time.Time) {
 	return consumer.Delivery{
-		Topic: "orders", Header: producer.Header{producer.HeaderID: m.id}, Count: m.Tries() + 1, Payload: m.payload,
+		Topic: "orders", Header: producer.Header{producer.HeaderID: m.id}, Count: tries + 1, Payload: m.payload,
 	}, m.due
 }
 
@@ -86,10 +86,10 @@ func (m *fake) Decided(_ context.Context, d consumer.Decision) (due time.Time, a
 	return time.Now().Add(d.Delay), true
 }
 
-func (m *fake) Left() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.left++
+func (r *rig) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left++
 }
 
 func newRig(t *testing.T) *rig {
@@ -122,7 +122,7 @@ func (r *rig) enter(m *fake) {
 	r.began = append(r.began, m.id)
 	r.running++
 	r.most = max(r.most, r.running)
-	key := orderKey{m.assignment, m.Key}
+	key := orderKey{m.of, m.Key}
 	if r.keys[key]++; m.Key != "" && r.keys[key] > 1 {
 		r.t.Errorf("two of key %q run at once, the second is %s", m.Key, m.id)
 	}
@@ -132,7 +132,7 @@ func (r *rig) exit(m *fake) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.running--
-	r.keys[orderKey{m.assignment, m.Key}]--
+	r.keys[orderKey{m.of, m.Key}]--
 }
 
 // wants waits until nothing goes on any more, and compares. What may start at the same time has no order.
@@ -148,17 +148,20 @@ func (r *rig) wants(what string, got *[]string, want ...string) {
 }
 
 // messages makes some whose names begin with their order keys: "a1" has the key a, "1" none.
-func (r *rig) messages(ids ...string) (all []Message) {
+func (r *rig) messages(ids ...string) (all []*Item) {
 	for _, id := range ids {
-		all = append(all, &fake{Item: Item{Key: keyOf(id)}, rig: r, id: id})
+		m := &fake{Item: Item{Key: keyOf(id)}, rig: r, id: id}
+		m.Message = m
+		all = append(all, &m.Item)
 	}
 	return all
 }
 
 // returnable makes such messages whose broker takes them back.
-func (r *rig) returnable(ids ...string) (all []Message) {
-	for _, m := range r.messages(ids...) {
-		all = append(all, returned{m.(*fake)})
+func (r *rig) returnable(ids ...string) []*Item {
+	all := r.messages(ids...)
+	for _, i := range all {
+		i.Message = returned{i.Message.(*fake)}
 	}
 	return all
 }
@@ -171,7 +174,7 @@ func keyOf(id string) string {
 }
 
 // assign returns an assignment with room for all.
-func (r *rig) assign() *Assignment { return r.loop.Assign(context.Background(), 1<<30, nil) }
+func (r *rig) assign() *Assignment { return r.loop.Assign(context.Background(), nil, 1<<30, r.leave) }
 
 // ends halts an assignment, and waits for all that goes on in it.
 func (r *rig) ends(a *Assignment) {

@@ -38,12 +38,12 @@ type Config struct {
 	// PerPartition.
 	Order Order
 
-	// MaxInFlight is how many records are in flight at most, over all partitions: received, and not settled. Kafka takes
-	// no record back, so one that waits for its next try, or for others of its order, does not count. These are bounded
-	// for each partition, together with its records in flight: to one under PerPartition, to MaxInFlight under PerKey.
-	// About as many more of each partition are fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if
-	// that is more. It does not bound how far a partition gets ahead of a record that waits: see PerKey in
-	// docs/brokers.md. Zero: 256.
+	// MaxInFlight is how many records are in flight at most, over all partitions: received, and not settled. Kafka
+	// takes no record back, so one that waits for its next try, or for others of its order, does not count. These are
+	// bounded for each partition, together with its records in flight: to one under PerPartition, to MaxInFlight under
+	// PerKey. About as many more of each partition are fetched ahead, or what one fetch brings
+	// (kgo.FetchMaxPartitionBytes), if that is more. It does not bound how far a partition gets ahead of a record that
+	// waits: see PerKey in docs/brokers.md. Zero: 256.
 	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended. Then their contexts are cancelled. It

@@ -22,7 +22,7 @@ const (
 
 // A decoder turns records into deliveries.
 type decoder struct {
-	copies   func(topic string) bool // whether a topic holds copies of records of others
+	retry    []RetryTopic // they hold copies of records of others
 	consumed func(topic string) bool
 }
 
@@ -43,7 +43,7 @@ func (c *decoder) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 		Header:   header(rec.Headers),
 		Payload:  rec.Value,
 	}
-	if c.copies(rec.Topic) {
+	if retryIndex(c.retry, rec.Topic) >= 0 {
 		if due, err = c.restore(&d); err != nil {
 			return d, due, err
 		}

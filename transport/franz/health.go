@@ -1,7 +1,6 @@
 package franz
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,32 +35,6 @@ func (h *health) fail(err error) {
 	case h.failed <- err:
 	default: // there is one
 	}
-}
-
-// tell says when a run begins and ends.
-func (h *health) tell(ctx context.Context, handler string, topics []string, run func(context.Context) error) error {
-	log := h.log.With("handler", cmp.Or(handler, "a Router's"), "group", h.group, "topics", topics)
-	log.InfoContext(ctx, "franz: consuming begins")
-	defer log.InfoContext(ctx, "franz: consuming has ended")
-	return run(ctx)
-}
-
-// failure waits until ctx ends, or until the worker cannot go on, and returns why it cannot.
-func (h *health) failure(ctx context.Context) error {
-	select {
-	case err := <-h.failed:
-		return err
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-// result returns Run's error: why it has failed, or else what is not confirmed. If both happened, it logs the second.
-func (h *health) result(ctx context.Context, failed, unconfirmed error, line string) error {
-	if failed != nil && unconfirmed != nil {
-		h.log.WarnContext(ctx, line, "group", h.group, "error", unconfirmed)
-	}
-	return cmp.Or(failed, unconfirmed)
 }
 
 // lookOut logs what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It does

@@ -48,20 +48,21 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 
 // add has records handled that were fetched.
 func (p *partition) add(records []*kgo.Record) {
-	messages := make([]worker.Message, len(records))
+	items := make([]*worker.Item, len(records))
 	now := time.Now()
 	p.mu.Lock()
 	for i, rec := range records {
-		r := &record{Item: worker.Item{Key: p.s.config.orderKey(rec)}, rec: rec, of: p, entry: newEntry(rec, now)}
+		r := &record{rec: rec, p: p, entry: &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, received: now}}
+		r.Message, r.Key = r, p.s.config.orderKey(rec)
 		if back := p.tracker.take(r.entry); back {
 			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.String(), "offset", rec.Offset)
 		}
-		messages[i] = r
+		items[i] = &r.Item
 	}
 	p.mu.Unlock()
-	p.Receive(messages)
+	p.Receive(items)
 	p.throttle()
 }
 
@@ -72,7 +73,7 @@ func (p *partition) settle(e *entry) {
 	p.tracker.settle(e)
 }
 
-// throttle pauses fetching while the queue is long.
+// throttle pauses fetching while the queue is long. A halted partition has none: should it come back, it is fetched.
 func (p *partition) throttle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,16 +82,6 @@ func (p *partition) throttle() {
 		p.paused = true
 		p.s.cl.PauseFetchPartitions(p.only())
 	case p.paused && queued <= most/2:
-		p.paused = false
-		p.s.cl.ResumeFetchPartitions(p.only())
-	}
-}
-
-// resume lets the partition be fetched, as long as it does not add records.
-func (p *partition) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.paused {
 		p.paused = false
 		p.s.cl.ResumeFetchPartitions(p.only())
 	}
@@ -123,6 +114,6 @@ func (p *partition) warnOfGap(ctx context.Context) {
 	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: "+
 		"what is settled behind it is not committed, and what was settled longer than that ago runs again after a "+
 		"restart or a rebalance",
-		"partition", p.String(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second),
+		"partition", p.String(), "offset", oldest.offset, "waits", time.Since(oldest.received).Round(time.Second),
 		"window", forgets)
 }

@@ -106,7 +106,8 @@ func (f *poller) assigned(ctx context.Context, id partitionID) *partition {
 		if earlier := f.ending[id]; earlier != nil {
 			before = earlier.Assignment
 		}
-		p = &partition{s: f.s, partitionID: id, Assignment: f.s.loop.Assign(ctx, f.s.config.room(), before)}
+		p = &partition{s: f.s, partitionID: id}
+		p.Assignment = f.s.loop.Assign(ctx, before, f.s.config.room(), p.throttle)
 		f.partitions[id] = p
 	}
 	return p
@@ -136,7 +137,7 @@ func (f *poller) forget(partitions []*partition, unconfirmed error) {
 	for _, p := range partitions {
 		delete(f.partitions, p.partitionID)
 		f.ending[p.partitionID] = p
-		p.resume() // should it come back
+		p.throttle()
 	}
 	maps.DeleteFunc(f.ending, func(_ partitionID, p *partition) bool { return closed(p.Ended()) })
 }

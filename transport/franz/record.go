@@ -21,29 +21,26 @@ import (
 type record struct {
 	worker.Item
 	rec   *kgo.Record
-	of    *partition
+	p     *partition
 	entry *entry // by itself, because it may stay in the partition for much longer than the record
 }
 
 var _ worker.Message = (*record)(nil)
 
 // Delivery is what a Processor gets for the next try, and when that is due.
-func (r *record) Delivery() (consumer.Delivery, time.Time) {
-	s := r.of.s
+func (r *record) Delivery(tries int) (consumer.Delivery, time.Time) {
+	s := r.p.s
 	d, due, err := s.decoder.delivery(r.rec)
 	if err != nil {
 		s.fail(err)
 		due = time.Now().Add(maxDelay) // the run ends before
 	}
-	d.Count = r.Tries() + 1
+	d.Count = tries + 1
 	return d, due
 }
 
 // Acked settles the record.
-func (r *record) Acked(context.Context) { r.of.settle(r.entry) }
-
-// Left lets more be fetched.
-func (r *record) Left() { r.of.throttle() }
+func (r *record) Acked(context.Context) { r.p.settle(r.entry) }
 
 // After manyTries offers of a record there is a log line, then again after twice as many, and so on. Of many records
 // that wait for the same, one gets a line each tellEvery.
@@ -54,7 +51,7 @@ const (
 
 // Decided carries out a decision that is not an ack.
 func (r *record) Decided(ctx context.Context, decision consumer.Decision) (due time.Time, again bool) {
-	s := r.of.s
+	s := r.p.s
 	d, _, _ := s.decoder.delivery(r.rec) // the one before was the handler's to change
 	located := telemetry.Located(ctx, d.Header)
 	log := s.log.With("topic", r.rec.Topic, "partition", r.rec.Partition, "offset", r.rec.Offset, "id", decision.ID)
@@ -63,7 +60,7 @@ func (r *record) Decided(ctx context.Context, decision consumer.Decision) (due t
 	case decision.Action == consumer.Reject:
 		log.ErrorContext(located, "franz: record rejected: it is passed over, and there is no dead letter of it",
 			"error", decision.Err)
-		r.of.settle(r.entry)
+		r.p.settle(r.entry)
 		return due, false
 	case decision.Action == consumer.Leave:
 		return time.Now().Add(delay), true
@@ -72,7 +69,7 @@ func (r *record) Decided(ctx context.Context, decision consumer.Decision) (due t
 		copied := copyOf(r.rec, d, next.Topic, time.Now().Add(max(next.Delay, delay)))
 		err := s.publisher.forward(ctx, copied)
 		if err == nil {
-			r.of.settle(r.entry)
+			r.p.settle(r.entry)
 			return due, false
 		}
 		if s.uncopied.Due(tellEvery) {

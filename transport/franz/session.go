@@ -37,10 +37,7 @@ func newSession(w *Worker, cl *kgo.Client) (s *session, err error) {
 		config: w.config, policy: w.work.Once.Policy(), cl: cl, look: w.look,
 		rebalance: option[time.Duration](cl, kgo.RebalanceTimeout),
 		loop:      worker.New(w.work, w.config.MaxInFlight),
-		decoder: decoder{
-			copies:   func(topic string) bool { return retryIndex(w.config.Retry, topic) >= 0 },
-			consumed: consumed(cl),
-		},
+		decoder:   decoder{retry: w.config.Retry, consumed: consumed(cl)},
 	}
 	s.poller = poller{
 		s: s, ids: map[string][16]byte{},
@@ -61,6 +58,10 @@ func option[T any](cl *kgo.Client, opt any) T {
 
 // run consumes until ctx ends or the worker cannot go on.
 func (s *session) run(ctx context.Context) error {
+	log := s.log.With("handler", cmp.Or(s.config.Handler, "a Router's"), "group", s.group,
+		"topics", s.cl.GetConsumeTopics())
+	log.InfoContext(ctx, "franz: consuming begins")
+	defer log.InfoContext(ctx, "franz: consuming has ended")
 	detached := telemetry.Spanless(context.WithoutCancel(ctx))
 	handlers, cancel := context.WithCancelCause(detached)
 	defer cancel(nil)
@@ -74,7 +75,11 @@ func (s *session) run(ctx context.Context) error {
 		s.lookOut(polling, cmp.Or(s.look, timeout), timeout, membership(s.cl, s.rebalance))
 	})
 	helpers.Go(func() { s.poller.poll(polling, handlers) })
-	err := s.failure(ctx)
+	var err error
+	select {
+	case err = <-s.failed:
+	case <-ctx.Done():
+	}
 	stop()
 	s.poller.halt()
 	unconfirmed := s.drain(detached, cancel)
@@ -84,8 +89,11 @@ func (s *session) run(ctx context.Context) error {
 	if unconfirmed == nil { // a handler that ignored the grace may have ended since
 		unconfirmed = s.finally(detached)
 	}
-	return s.result(detached, err, unconfirmed,
-		"franz: offsets are not confirmed: records are delivered again that are settled")
+	if err != nil && unconfirmed != nil {
+		s.log.WarnContext(detached, "franz: offsets are not confirmed: records are delivered again that are settled",
+			"group", s.group, "error", unconfirmed)
+	}
+	return cmp.Or(err, unconfirmed)
 }
 
 // A revocation gives handlers half of the rebalance timeout to finish, then a tenth to see that their contexts have

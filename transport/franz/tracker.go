@@ -19,10 +19,10 @@ type tracker struct {
 
 // An entry is a record that was received.
 type entry struct {
-	offset  int64
-	epoch   int32
-	settled bool
-	taken   time.Time
+	offset   int64
+	epoch    int32
+	settled  bool
+	received time.Time
 }
 
 // take adds the entry of the next record. It reports whether the partition went back: the broker has lost the end of
@@ -41,10 +41,6 @@ func (t *tracker) take(e *entry) (back bool) {
 	return back
 }
 
-func newEntry(rec *kgo.Record, now time.Time) *entry {
-	return &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: now}
-}
-
 // settle marks a record as settled.
 func (t *tracker) settle(e *entry) {
 	e.settled = true
@@ -60,7 +56,7 @@ func (t *tracker) settle(e *entry) {
 // gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or
 // nil.
 func (t *tracker) gap(old time.Duration) *entry {
-	if len(t.open) == 0 || time.Since(t.open[0].taken) <= old ||
+	if len(t.open) == 0 || time.Since(t.open[0].received) <= old ||
 		!slices.ContainsFunc(t.open, func(e *entry) bool { return e.settled }) {
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"runtime"
 	"testing"
-	"time"
 	"weak"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -123,7 +122,7 @@ func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
 }
 
 func take(tr *tracker, rec *kgo.Record) (*entry, bool) {
-	e := newEntry(rec, time.Now())
+	e := &entry{offset: rec.Offset, epoch: rec.LeaderEpoch}
 	return e, tr.take(e)
 }
 
@@ -136,10 +135,9 @@ func TestPartition_WhatIsSettledBehindAGapIsNotKept(t *testing.T) { // not paral
 			answers = append(answers, done)
 		},
 	}, 2)
-	session := &session{
-		config: Config{MaxInFlight: 2, Order: PerKey}, decoder: decoder{copies: func(string) bool { return false }},
-	}
-	p := &partition{s: session, Assignment: loop.Assign(t.Context(), 2, nil)}
+	session := &session{config: Config{MaxInFlight: 2, Order: PerKey}}
+	p := &partition{s: session}
+	p.Assignment = loop.Assign(t.Context(), nil, 2, p.throttle)
 	large := &kgo.Record{Offset: 2, Value: make([]byte, 1<<10)}
 	settled := weak.Make(large)
 	p.add([]*kgo.Record{{Offset: 1}, large})

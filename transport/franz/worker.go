@@ -111,7 +111,8 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 	})
 	if err == nil && !once.Batches(false) {
 		w.config.Logger.Warn("franz: an inbox takes one record a transaction, because Kafka does not count "+
-			"deliveries: each batch has one record; use NewWorker, or a guard without an inbox", "handler", config.Handler)
+			"deliveries: each batch has one record; use NewWorker, or a guard without an inbox",
+			"handler", config.Handler)
 	}
 	return w, err
 }
@@ -195,7 +196,7 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		return err
 	}
 	defer w.client.end()
-	return s.tell(ctx, w.config.Handler, cl.GetConsumeTopics(), s.run)
+	return s.run(ctx)
 }
 
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {

@@ -1,6 +1,7 @@
 package natsjs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -46,9 +47,11 @@ type fetcher struct {
 	requests    map[*nats.Subscription]*request // that are outstanding
 	idle        []*nats.Subscription            // of requests that are over
 	outstanding int                             // requests
-	coming      int                             // messages that they may still bring, or that are being handed on
+	coming      int                             // messages that they may still bring
+	inside      int                             // messages in flight
 	size        int                             // of large messages, in bytes; zero: not known yet
 	smallAt     time.Time                       // when to ask although there is little room
+	wakeAt      int                             // coming and inside, at which there is room for a request; -1: none waits
 }
 
 func newFetcher(s *session) fetcher {
@@ -106,7 +109,7 @@ func (f *fetcher) reconnected(ctx context.Context) {
 }
 
 // room takes room for the messages of a request: two thirds of what there may be, or whatever there is if nothing is
-// outstanding. Without room it says after which time to look again.
+// outstanding. Without room it says after which time to look again, and when released wakes the fetcher before.
 func (f *fetcher) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	if wait := notBefore.Sub(now); wait > 0 {
 		return 0, wait
@@ -116,17 +119,30 @@ func (f *fetcher) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	free, small := f.free()
+	// Messages to come are taken to be as large as those that have come, and the first as large as they can be.
+	size := cmp.Or(f.size, int(f.s.nc.MaxPayload()), 1)
+	maxInFlight, onTheWay := f.s.info.maxInFlight, max(1, bytesOnTheWay/size)
+	most := min(maxInFlight, onTheWay)
+	n = min(maxInFlight-f.inside, onTheWay) - f.coming
+	small := 3*n < 2*most
+	f.wakeAt = maxInFlight - (2*most+2)/3
 	switch {
-	case free < 1:
-		return 0, fetchWait // somebody wakes us
+	// The server takes requests by turns. Only the messages of one request come in their order.
+	case f.outstanding >= f.s.info.fetches || f.s.config.Order != nil && f.outstanding > 0:
+		f.wakeAt = -1 // the end of a request says more
+		return 0, fetchWait
+	case small && f.outstanding > 0:
+		return 0, fetchWait
+	case n < 1:
+		f.wakeAt = maxInFlight - 1
+		return 0, fetchWait
 	case small && f.smallAt.IsZero():
 		f.smallAt = now.Add(smallFetches)
 		return 0, smallFetches
 	case small && now.Before(f.smallAt):
 		return 0, f.smallAt.Sub(now)
 	}
-	n = min(free, f.s.info.batch)
+	n = min(n, f.s.info.batch)
 	f.smallAt = time.Time{}
 	f.coming += n
 	f.outstanding++
@@ -141,12 +157,14 @@ func (f *fetcher) close(r fetched) {
 	f.outstanding--
 }
 
-// released wakes the fetcher if there is room for a request, now that a message is not in flight any more. If there is
-// little, it knows already, or the end of a request says more.
+// released notes that a message is not in flight any more. It wakes the fetcher if there is room for a request now.
 func (f *fetcher) released() {
 	f.mu.Lock()
-	free, small := f.free()
-	wake := free > 0 && (!small || f.smallAt.IsZero())
+	f.inside--
+	wake := f.inside+f.coming <= f.wakeAt
+	if wake {
+		f.wakeAt = -1
+	}
 	f.mu.Unlock()
 	if wake {
 		select {
@@ -154,24 +172,6 @@ func (f *fetcher) released() {
 		default:
 		}
 	}
-}
-
-// free is how many messages a request may ask for now, and whether that is little. Messages to come are taken to be as
-// large as those that have come, and the first as large as they can be. The fetcher is locked.
-func (f *fetcher) free() (n int, small bool) {
-	size := f.size
-	if size == 0 {
-		size = int(f.s.nc.MaxPayload())
-	}
-	maxInFlight, onTheWay := f.s.info.maxInFlight, max(1, bytesOnTheWay/max(1, size))
-	n = min(maxInFlight-f.s.run.InFlight(), onTheWay) - f.coming
-	small = 3*n < 2*min(maxInFlight, onTheWay)
-	// The server takes requests by turns. Only the messages of one request come in their order.
-	full := f.outstanding >= f.s.info.fetches || f.s.config.Order != nil && f.outstanding > 0
-	if full || small && f.outstanding > 0 {
-		return 0, small
-	}
-	return n, small
 }
 
 // A fetched is how a request for messages ended.
@@ -282,7 +282,7 @@ func (f *fetcher) receive(ctx context.Context) {
 				more = false
 			}
 		}
-		f.handOn(ctx, f.take(batch))
+		f.handOn(ctx, batch)
 		clear(batch)
 		batch = batch[:0]
 		if silent != nil {
@@ -291,12 +291,11 @@ func (f *fetcher) receive(ctx context.Context) {
 	}
 }
 
-// take notes what the server has sent, and returns the messages among it.
-func (f *fetcher) take(batch []*nats.Msg) (messages []*nats.Msg) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// handOn has messages handled that have come together, and notes what the server says of requests.
+func (f *fetcher) handOn(ctx context.Context, batch []*nats.Msg) {
 	now := time.Now()
-	messages = batch[:0]
+	came := batch[:0] // the messages
+	f.mu.Lock()
 	for _, m := range batch {
 		r := f.requests[m.Sub]
 		if r == nil || r.over {
@@ -309,42 +308,38 @@ func (f *fetcher) take(batch []*nats.Msg) (messages []*nats.Msg) {
 			}
 			continue
 		}
-		messages = append(messages, m)
+		came = append(came, m)
+		f.coming--
+		f.inside++
 		f.size = max(m.Size(), f.size-f.size/64) // the largest, for some hundred others
 		if r.got++; r.got == r.asked {
 			r.end(nil)
 		}
 	}
-	return messages
-}
-
-// handOn has messages handled that have come together.
-func (f *fetcher) handOn(ctx context.Context, came []*nats.Msg) {
+	f.mu.Unlock()
 	if len(came) == 0 {
 		return
 	}
-	now := time.Now()
-	messages := make([]worker.Message, 0, len(came))
-	var delivered uint64
+	w := &f.s.watcher
+	items := make([]*worker.Item, 0, len(came))
 	for _, msg := range came {
 		meta, err := msg.Metadata()
 		if err != nil {
 			f.s.info.log.ErrorContext(ctx, "natsjs: message is not from JetStream, and is ignored",
 				"subject", msg.Subject, "error", err)
+			f.released()
 			continue
 		}
-		delivered = max(delivered, meta.Sequence.Consumer)
-		messages = append(messages, f.s.newMessage(ctx, msg, meta, now))
+		m := f.s.newMessage(ctx, msg, meta, now)
+		items = append(items, &m.Item)
+		if n := meta.Sequence.Consumer; n > w.delivered.Load() {
+			w.delivered.Store(n)
+		}
+		if !w.probed.Load() {
+			w.ackProbe(ctx, m)
+		}
 	}
-	if len(messages) > 0 {
-		f.s.watcher.saw(delivered)
-		f.s.watcher.ackProbe(ctx, messages[0].(*message))
-		f.s.run.Receive(messages)
-	}
-	f.mu.Lock()
-	f.coming -= len(came)
-	f.mu.Unlock()
-	f.released()
+	f.s.run.Receive(items)
 }
 
 // abandon ends a request, unless something has come lately.

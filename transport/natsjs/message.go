@@ -44,16 +44,21 @@ type message struct {
 // newMessage makes a message of what the server has sent.
 func (s *session) newMessage(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
 	header, uuid := headers(msg.Header)
+	// A stream that was deleted and made again, or lost, counts from one again, and so does one of the same name in
+	// another cluster. The time tells them apart.
+	position := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
+	position = strconv.AppendInt(append(position, '@'), meta.Timestamp.UnixNano(), 10)
 	m := &message{s: s, msg: msg, sequence: meta.Sequence.Stream, touched: now, delivery: consumer.Delivery{
 		Topic:    msg.Subject,
 		Origin:   s.info.stream,
 		System:   telemetry.SystemNATS,
 		Header:   header,
 		UUID:     uuid,
-		Position: position(meta),
+		Position: string(position),
 		Count:    int(min(meta.NumDelivered, 1<<31-1)),
 		Payload:  msg.Data,
 	}}
+	m.Message = m
 	if s.config.Order != nil {
 		m.Key = s.orderKey(ctx, m)
 	}
@@ -64,13 +69,6 @@ func (s *session) newMessage(ctx context.Context, msg *nats.Msg, meta *nats.MsgM
 		m.scarce = m.scarce || meta.NumDelivered+uint64(s.info.reserve) >= limit
 	}
 	return m
-}
-
-// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
-// does one of the same name in another cluster. The time tells them apart.
-func position(meta *nats.MsgMetadata) string {
-	text := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
-	return string(strconv.AppendInt(append(text, '@'), meta.Timestamp.UnixNano(), 10))
 }
 
 // headerUUID is where Watermill's stock NATS marshaler puts a message's UUID.

@@ -82,11 +82,11 @@ func (e *engine) consume(ctx context.Context, topic string, work worker.Work) er
 	loop := worker.New(work, info.maxInFlight)
 	s := &session{
 		nc: e.js.Conn(), config: e.config, info: info, stop: stop, pulled: make(chan struct{}),
-		run:    loop.Assign(detached, math.MaxInt, nil), // the fetcher asks for no more than there is room for
 		keeper: keeper{most: info.maxInFlight / 2, naks: info.delayed, limited: info.maxDeliver > 0},
 	}
 	s.watcher = watcher{s: s, cons: cons, every: e.lookEvery, created: info.created, finished: make(chan struct{})}
 	s.fetcher = newFetcher(s)
+	s.run = loop.Assign(detached, nil, math.MaxInt, s.fetcher.released) // which asks for no more than there is room for
 	var background sync.WaitGroup
 	background.Go(s.watcher.keepAlive)
 	background.Go(func() { s.watcher.watch(detached) })

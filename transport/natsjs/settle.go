@@ -21,9 +21,9 @@ var (
 )
 
 // Delivery is what a Processor gets for the next try.
-func (m *message) Delivery() (consumer.Delivery, time.Time) {
-	m.s.keeper.wentOn(m)
-	if m.Tries() > 0 {
+func (m *message) Delivery(tries int) (consumer.Delivery, time.Time) {
+	if tries > 0 {
+		m.s.keeper.wentOn(m)
 		m.delivery.Count++
 		m.delivery.Header, _ = headers(m.msg.Header) // the one before was the handler's to change
 	}
@@ -32,9 +32,6 @@ func (m *message) Delivery() (consumer.Delivery, time.Time) {
 
 // Acked acknowledges the message.
 func (m *message) Acked(ctx context.Context) { m.send(ctx, sayAck) }
-
-// Left makes room for other messages.
-func (m *message) Left() { m.s.fetcher.released() }
 
 // Decided carries out a decision that is not an ack.
 func (m *message) Decided(ctx context.Context, d consumer.Decision) (due time.Time, again bool) {

@@ -27,10 +27,10 @@ type watcher struct {
 	probes   sync.WaitGroup
 	probed   atomic.Bool // since the last look
 
+	delivered atomic.Uint64 // the consumer's count of deliveries, as far as it was seen
 	mu        sync.Mutex
 	gone      time.Time // since when the consumer is not there
 	created   time.Time // when the consumer was that messages in flight come from
-	delivered uint64    // its count of deliveries, as far as it was seen
 }
 
 // keepAlive tells the server that the messages in flight are worked on, also those that wait.
@@ -43,7 +43,7 @@ func (w *watcher) keepAlive() {
 			return
 		case <-ticker.C:
 			now := time.Now()
-			for _, m := range w.s.run.Messages() {
+			for _, m := range w.s.run.InFlight() {
 				m.(*message).progress(now, w.s.info.progress)
 			}
 		}
@@ -99,9 +99,7 @@ func (w *watcher) watch(ctx context.Context) {
 func (w *watcher) refreshConsumer(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	w.mu.Lock()
-	seen := w.delivered
-	w.mu.Unlock()
+	seen := w.delivered.Load()
 	info, err := w.cons.Info(short)
 	deleted := w.missed(err)
 	var over error
@@ -121,13 +119,6 @@ func (w *watcher) refreshConsumer(ctx context.Context, timeout time.Duration) (*
 	return info, err
 }
 
-// saw notes the consumer's count of deliveries.
-func (w *watcher) saw(delivered uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.delivered = max(w.delivered, delivered)
-}
-
 // compare disowns the messages if the server's consumer is not the one that they came from, after so many deliveries
 // were seen. A consumer that was made again counts from one again, and perhaps its stream does, so acks could hit other
 // messages. A consumer that a cluster's only node has lost is back with its old time of creation, but has counted fewer
@@ -136,7 +127,8 @@ func (w *watcher) compare(ctx context.Context, info *jetstream.ConsumerInfo, see
 	w.mu.Lock()
 	another := !info.Created.Equal(w.created) || info.Delivered.Consumer < seen
 	if another {
-		w.created, w.delivered = info.Created, info.Delivered.Consumer
+		w.created = info.Created
+		w.delivered.Store(info.Delivered.Consumer)
 	}
 	w.mu.Unlock()
 	if another {
@@ -147,7 +139,7 @@ func (w *watcher) compare(ctx context.Context, info *jetstream.ConsumerInfo, see
 
 // disown stops all acks and naks of the messages: another stream of the same name would take them for its own messages.
 func (w *watcher) disown(ctx context.Context, why string) {
-	messages := w.s.run.Messages()
+	messages := w.s.run.InFlight()
 	w.s.info.log.WarnContext(ctx, why, "messages", len(messages))
 	for _, m := range messages {
 		m.(*message).disown()
@@ -195,7 +187,7 @@ func (l consumerInfo) changed(info *jetstream.ConsumerInfo) error {
 
 // ackProbe finds out, once between two looks at the consumer, whether the server takes acks from us.
 func (w *watcher) ackProbe(ctx context.Context, m *message) {
-	if w.probed.Load() || w.probed.Swap(true) {
+	if w.probed.Swap(true) {
 		return
 	}
 	answer, err := w.ask(m) // before it is settled, or it would prolong the delay of a nak
