@@ -64,10 +64,7 @@ type together struct {
 
 // claim claims the calls, and returns when all claims are answered.
 func (b *together) claim(calls []Call) {
-	for i := range calls {
-		b.runs[i].init(b.guard, &calls[i], b)
-		b.runs[i].place = i
-	}
+	initAll(b.runs, b.guard, calls, b)
 	b.guard.running.Keep(len(calls))
 	b.asked.Add(len(calls))
 	claimAll(b.runs, b.contexts)

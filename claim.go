@@ -61,8 +61,8 @@ const (
 )
 
 // init makes it the run of a call, which must not be changed afterwards. It sends nothing.
-func (r *run) init(g *Guard, call *Call, owner owner) {
-	r.guard, r.call, r.owner, r.token, r.last, r.first = g, call, owner, newToken(), &noAnswer, g.first.may(call)
+func (r *run) init(g *Guard, call *Call, owner owner, token string) {
+	r.guard, r.call, r.owner, r.token, r.last, r.first = g, call, owner, token, &noAnswer, g.first.may(call)
 	if !g.policy.Shadow {
 		r.wrong = call.validate()
 	}
@@ -91,6 +91,15 @@ func (r *run) claimTogether(ctx context.Context, now time.Time) *shard {
 	r.sent = now
 	r.shard.claims.Put(g.request(ctx, r.call, r.token), r)
 	return r.shard
+}
+
+// initAll makes runs of calls.
+func initAll(runs []run, g *Guard, calls []Call, owner owner) {
+	tokens := ids.Tokens(len(runs))
+	for i := range runs {
+		runs[i].init(g, &calls[i], owner, tokens[i*ids.TokenSize:(i+1)*ids.TokenSize])
+		runs[i].place = i
+	}
 }
 
 // claimAll is claimTogether for several runs.

@@ -229,7 +229,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 // to give a granted claim back, also before StatusStoreDown, and under a policy that parks until the lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	r := &waiting{own: call, fn: fn}
-	r.init(g, &r.own, r)
+	r.init(g, &r.own, r, newToken())
 	returned := false
 	defer func() {
 		if !returned {

@@ -17,10 +17,7 @@ import (
 func (g *Guard) Start(contexts []context.Context, calls []Call,
 	fn func(ctx context.Context, i int) (dedupstore.Outcome, error), done func(i int, res Result, err error)) {
 	s := &started{guard: g, contexts: contexts, fn: fn, done: done, runs: make([]run, len(calls))}
-	for i := range calls {
-		s.runs[i].init(g, &calls[i], s)
-		s.runs[i].place = i
-	}
+	initAll(s.runs, g, calls, s)
 	g.running.Keep(len(calls))
 	claimAll(s.runs, contexts)
 }
@@ -60,7 +57,7 @@ func (s *startedRun) Do() {
 // what was claimed.
 func (g *Guard) StartAhead(ctx context.Context, call *Call, ready func(Ahead)) {
 	a := &ahead{ready: ready}
-	a.init(g, call, a)
+	a.init(g, call, a, newToken())
 	if shard := a.claimTogether(ctx, time.Now()); shard != nil {
 		shard.claims.Flush()
 	}

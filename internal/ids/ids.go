@@ -49,11 +49,15 @@ func Time(id string) []byte {
 // IsUUID reports whether s is a UUID in the usual form of 36 characters.
 func IsUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
 
+// TokenSize is how many characters a Token has.
+const TokenSize = 16
+
 // Token returns an owner token: 96 random bits in 16 characters of base64url.
-func Token() string {
-	var b [12]byte
-	rand.Read(b[:]) // never fails: crypto/rand ends the program instead
-	var text [16]byte
-	base64.RawURLEncoding.Encode(text[:], b[:])
-	return string(text[:])
+func Token() string { return Tokens(1) }
+
+// Tokens returns so many owner tokens behind each other.
+func Tokens(n int) string {
+	random := make([]byte, n*TokenSize/4*3)
+	rand.Read(random) // never fails: crypto/rand ends the program instead
+	return base64.RawURLEncoding.EncodeToString(random)
 }
