@@ -179,7 +179,7 @@ func (b *together) handleAll(ctx context.Context, which []int) (errs []error, er
 		runs[n] = runOf(l.claim)
 	}
 	errs, err = b.call(ctx, runs, which)
-	if errors.Is(ctx.Err(), context.Canceled) && context.Cause(ctx) != ErrMaxRun { //nolint:errorlint // never wrapped
+	if errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), ErrMaxRun) {
 		for _, i := range which { // also for a neighbour's sake
 			b.runs[i].lease.interrupt()
 		}

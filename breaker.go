@@ -97,7 +97,7 @@ func (e *refusalError) Error() string { return e.cause.Error() }
 // makes the report. While failures count, each claim asks alone, and waits for its turn until ctx ends.
 func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func(together bool) error) error {
 	if b.healthy.Load() {
-		if err := ask(true); err != errUnasked { //nolint:errorlint // never wrapped
+		if err := ask(true); !errors.Is(err, errUnasked) {
 			return err
 		}
 	}

@@ -120,7 +120,7 @@ func claimAll(runs []run, contexts []context.Context) {
 
 // Receive takes the answer to a claim that was sent together with others.
 func (r *run) Receive(result *dedupstore.ClaimResult) {
-	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else claim asks
+	if !errors.Is(result.Err, errUnasked) { // else claim asks
 		r.answer(result, r.sent)
 		r.state = answered
 	}
@@ -169,7 +169,7 @@ func (r *run) claim(ctx context.Context) (*ending, next) {
 		return nil, toRun
 	}
 	switch res, err := r.ask(ctx); {
-	case err != nil && err == errBypass: //nolint:errorlint // never wrapped
+	case errors.Is(err, errBypass):
 		return nil, toBypass
 	case err != nil:
 		return r.ends(ending{err: err}), toEnd
@@ -260,7 +260,7 @@ func (r *run) ask(ctx context.Context) (*Result, error) {
 			if errors.Is(err, dedupstore.ErrNotDurable) {
 				r.token, r.sent, pause = newToken(), time.Time{}, maxPoll
 			}
-			if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
+			if refusal, ok := errors.AsType[*refusalError](err); ok {
 				pause, err = refusal.wait, refusal.cause
 			} else {
 				g.storeFailed(ctx, "claim", err)
@@ -327,7 +327,7 @@ func (r *run) askOnce(ctx context.Context) error {
 			queue = &s.claims
 		}
 		r.answer(queue.Do(ctx, request), sent)
-		if r.last.Err == errUnasked { //nolint:errorlint // never wrapped
+		if errors.Is(r.last.Err, errUnasked) {
 			return errUnasked
 		}
 		r.time(ctx)

@@ -192,7 +192,7 @@ func (p *Processor) publishDeadLetter(
 			return unpublished(call.Key.ID, publication.Abandon(), err)
 		}
 		if err := publication.Done(); err != nil {
-			unrecorded, _ := err.(*oncemill.Error) //nolint:errorlint // it is one
+			unrecorded, _ := errors.AsType[*oncemill.Error](err)
 			return p.decide(ctx, d, unrecorded.Result, err)
 		}
 		if call.Rerun != 0 && call.Rerun == res.Fence {

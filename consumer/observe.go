@@ -24,7 +24,7 @@ const (
 // withoutClaim returns how to count a delivery that never reaches the guard. Nil: the guard counts it, or an extractor
 // panicked.
 func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
-	if _, panicked := unidentified.(*panicError); panicked { //nolint:errorlint // never wrapped
+	if _, panicked := errors.AsType[*panicError](unidentified); panicked {
 		return nil
 	}
 	switch {

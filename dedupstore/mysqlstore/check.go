@@ -158,7 +158,7 @@ func (s *Store) checkTable(ctx context.Context) error {
 		}
 		return errProbe
 	})
-	if err != errProbe { //nolint:errorlint // not wrapped
+	if !errors.Is(err, errProbe) {
 		return s.failed("check", err)
 	}
 	return nil

@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -84,7 +85,7 @@ func (s *Store) checkScopes(ctx context.Context) []string {
 		}
 		return errProbe
 	})
-	if err == errProbe { //nolint:errorlint // not wrapped
+	if errors.Is(err, errProbe) {
 		return nil
 	}
 	return []string{fmt.Sprintf("a handler whose name has changed is not noticed: %v", s.failed("note scopes", err))}

@@ -25,7 +25,7 @@ func (i *inbox) FirstInTx(
 			first: &firstRun{all: []*claiming{first}, began: time.Now()}}
 		return i.once(ctx, r, func(ctx context.Context) (dedupstore.Settlement, error) { return work(ctx, r.claim) })
 	})
-	if err == errTaken { //nolint:errorlint // never wrapped
+	if errors.Is(err, errTaken) {
 		together(ctx, []*claiming{first}, i.claimRest) // there is a record, nearly always
 		return i.answer(first)
 	}
@@ -51,7 +51,7 @@ func (i *inbox) FirstsInTx(
 		return finish, work(ctx, f.made)
 	})
 	switch {
-	case err == errTaken && len(f.made) == 0: //nolint:errorlint // never wrapped
+	case errors.Is(err, errTaken) && len(f.made) == 0:
 		return nil, nil
 	case err != nil:
 		return nil, noRoom(err)

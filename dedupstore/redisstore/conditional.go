@@ -83,7 +83,7 @@ func (s *Store) refused(op *operation) bool {
 	if op.known == "" || op.err == nil {
 		return false
 	}
-	if op.err == redis.Nil { //nolint:errorlint // never wrapped
+	if errors.Is(op.err, redis.Nil) {
 		return true
 	}
 	_, answered := errors.AsType[redis.Error](op.err)

@@ -75,7 +75,7 @@ func untold(err error) error {
 // record reads the replies. The error is a [*dedupstore.RecordError].
 func (l lookup) record() (seen dedupstore.Record, err error) {
 	seen.State = dedupstore.Absent
-	if l.raw.Err() != redis.Nil { //nolint:errorlint // never wrapped
+	if !errors.Is(l.raw.Err(), redis.Nil) {
 		if seen, err = decodeSeen(l.name, l.raw); err != nil {
 			return seen, err
 		}

@@ -46,7 +46,7 @@ func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, no
 
 // plainAnswer reads the reply of a plain claim. Known is false if the script must be asked.
 func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	if op.err == redis.Nil { //nolint:errorlint // never wrapped
+	if errors.Is(op.err, redis.Nil) {
 		// Written again: which of the stamps is in the record?
 		return firstRun(r, op.stamp.fence), op.stamp.times == 1, nil
 	}

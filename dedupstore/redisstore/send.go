@@ -134,7 +134,7 @@ func (s *Store) pipeline(ctx context.Context, client redis.UniversalClient, ops 
 	var again []*operation
 	for _, op := range ops {
 		switch {
-		case op.err == nil || op.err == redis.Nil: //nolint:errorlint // never wrapped
+		case op.err == nil || errors.Is(op.err, redis.Nil):
 			s.loaded.Store(true)
 		case redis.HasErrorPrefix(op.err, "NOSCRIPT"):
 			again = append(again, op)
