@@ -135,5 +135,5 @@ func newSubscriber(once *consumer.Processor, j *task) (message.Subscriber, error
 	if err != nil {
 		return nil, err
 	}
-	return oncewatermill.NewSubscriber(source, "charge")
+	return oncewatermill.NewSubscriber(source, "charge-0") // as runRouter names its first handler
 }

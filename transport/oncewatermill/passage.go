@@ -81,6 +81,13 @@ func (p *passage) claimed(now consumer.Delivery) *consumer.Ahead {
 		s.reached.Store(true)
 	}
 	if p.before != nil {
+		if p.before.Handler != now.Handler {
+			s.misnamed.Do(func() {
+				s.log.Warn("oncemill: the Router and its subscriber call a handler by two names: its records are kept "+
+					"under the Router's, and its messages are not claimed ahead; add it with oncewatermill.AddHandler",
+					"handler", now.Handler, "subscriber", p.before.Handler, "topic", s.topic)
+			})
+		}
 		if same, known := s.once.Same(*p.before, now); known && same {
 			s.ahead.CompareAndSwap(unknown, ahead)
 		} else if known {

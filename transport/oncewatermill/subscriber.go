@@ -144,6 +144,8 @@ type subscription struct {
 	ahead   atomic.Int32 // whether messages are claimed before the Router has them
 	missing sync.Once    // says that the middleware may be missing
 
+	misnamed sync.Once // says that the handler has two names
+
 	passes batch.Pool // messages on their way through the Router
 }
 

@@ -721,3 +721,27 @@ func TestNew_RefusesWhatIsNil(t *testing.T) {
 		}()
 	}
 }
+
+// A Router's name for a handler that is not its subscriber's costs a claim ahead of each message, and nobody would see.
+func TestSubscriber_AHandlerWithTwoNamesIsAWarning(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p, log := logged(t, consumer.Config{})
+		s, h := newSource(p, delivery("a"), delivery("b")), &handler{}
+		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.AddMiddleware(oncewatermill.Middleware(p))
+		r.AddConsumerHandler("charge-0", "orders", subscriber(t, s), consuming(h.handle))
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(context.Background()) }()
+		<-time.After(time.Minute)
+		if err := errors.Join(r.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+		h.want(t, 2)
+		if n := strings.Count(log.String(), "two names"); n != 1 {
+			t.Errorf("told %d times, want once:\n%s", n, log)
+		}
+	})
+}
