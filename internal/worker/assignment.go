@@ -29,7 +29,7 @@ type Assignment struct {
 
 // Assign returns a new assignment, whose handlers have contexts that are made of ctx. It takes nothing before the one
 // that it comes after, if any, has ended: a message could be handled twice at once, and out of order. It takes so many
-// messages at a time, and queues others. It calls left, which must not wait, when one is settled or given back.
+// messages at a time, and queues others, which a halt drops. It calls left, which must not wait, when one is settled or given back.
 func (l *Loop) Assign(ctx context.Context, after *Assignment, room int, left func()) *Assignment {
 	a := &Assignment{
 		loop: l, halted: make(chan struct{}), ended: make(chan struct{}), left: left, room: room,
