@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
 )
@@ -29,7 +30,7 @@ type Assignment struct {
 
 // Assign returns a new assignment, whose handlers have contexts that are made of ctx. It takes nothing before the one
 // that it comes after, if any, has ended: a message could be handled twice at once, and out of order. It takes so many
-// messages at a time, and queues others, which a halt drops. It calls left, which must not wait, when one is settled or given back.
+// messages at a time, and queues others. It calls left, which must not wait, when one is settled or given back.
 func (l *Loop) Assign(ctx context.Context, after *Assignment, room int, left func()) *Assignment {
 	a := &Assignment{
 		loop: l, halted: make(chan struct{}), ended: make(chan struct{}), left: left, room: room,
@@ -93,9 +94,7 @@ func (a *Assignment) Receive(items []*Item) {
 	}
 	a.loop.mu.Lock()
 	a.queue = append(a.queue, items...)
-	if a.take(); closed(a.halted) {
-		a.queue = nil // nobody takes the rest
-	}
+	a.take()
 	a.loop.mu.Unlock()
 	a.loop.fill()
 }
@@ -161,9 +160,10 @@ func (a *Assignment) Halt() {
 	l.mu.Lock()
 	if !closed(a.halted) {
 		close(a.halted)
-		a.queue = nil
-		a.pending++
+		a.pending++ // it ends when all of this is done
 		a.sweep()
+		a.room, a.blocked = math.MaxInt/2, false // those that leave make more
+		a.take()
 		a.release()
 	}
 	l.mu.Unlock()

@@ -545,11 +545,7 @@ func storm(t *testing.T, chance *rand.Rand) {
 		partitions.Go(func() {
 			var before *Assignment
 			for generation := range 3 {
-				room := 1 + draw(20)
-				if p%2 == 0 {
-					room = 1 << 30 // what is queued is dropped
-				}
-				a := r.loop.Assign(context.Background(), before, room, r.leave)
+				a := r.loop.Assign(context.Background(), before, 1+draw(20), r.leave)
 				name := byte('A' + 3*p + generation)
 				for n := 0; n < 40; {
 					var ids []string
