@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
 )
@@ -93,9 +94,7 @@ func (a *Assignment) Receive(items []*Item) {
 	}
 	a.loop.mu.Lock()
 	a.queue = append(a.queue, items...)
-	if a.take(); closed(a.halted) {
-		a.queue = nil // nobody takes the rest
-	}
+	a.take()
 	a.loop.mu.Unlock()
 	a.loop.fill()
 }
@@ -161,9 +160,10 @@ func (a *Assignment) Halt() {
 	l.mu.Lock()
 	if !closed(a.halted) {
 		close(a.halted)
-		a.queue = nil
-		a.pending++
+		a.pending++ // it ends when all of this is done
 		a.sweep()
+		a.room, a.blocked = math.MaxInt/2, false // those that leave make more
+		a.take()
 		a.release()
 	}
 	l.mu.Unlock()

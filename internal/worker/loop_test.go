@@ -55,7 +55,7 @@ func TestLoop_WhatWaitsHasNoSlot(t *testing.T) {
 		r.each(1, func(ctx context.Context, id string) error {
 			if id == "1" {
 				if tries = append(tries, time.Since(began)); len(tries) < 3 {
-					return oncemill.RetryAfter(time.Minute, errFailed)
+					return oncemill.RetryAfter(lookAgain+30*time.Second, errFailed)
 				}
 				if n := oncemill.FromContext(ctx).Attempt; n != 3 {
 					t.Errorf("attempt %d, want 3", n)
@@ -68,8 +68,36 @@ func TestLoop_WhatWaitsHasNoSlot(t *testing.T) {
 		r.wants("acked", &r.acked, "2")
 		time.Sleep(time.Hour)
 		r.wants("acked", &r.acked, "2", "1")
-		if len(tries) != 3 || tries[1] < time.Minute || tries[2] < tries[1]+time.Minute || tries[2] > 3*time.Minute {
-			t.Errorf("tries after %v, want two more, each after its minute", tries)
+		const delay = lookAgain + 30*time.Second
+		if len(tries) != 3 || tries[1] < delay || tries[2] < tries[1]+delay || tries[2] > 3*delay {
+			t.Errorf("tries after %v, want two more, each after its delay", tries)
+		}
+		r.ends(a)
+	})
+}
+
+// A message waits for its whole delay, whatever the store says of it.
+func TestLoop_RetryComesNotBeforeItsDelay(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		var tries []time.Duration
+		began := time.Now()
+		r.loop = New(Work{Source: func(_ context.Context, d consumer.Delivery, done func(consumer.Decision)) {
+			if tries = append(tries, time.Since(began)); len(tries) == 1 {
+				done(consumer.Decision{Action: consumer.RetryLater, Delay: 5*lookAgain + time.Second})
+				return
+			}
+			if d.Count != 2 {
+				t.Errorf("delivery %d, want the second", d.Count)
+			}
+			done(consumer.Decision{Action: consumer.Ack})
+		}}, 1)
+		a := r.assign()
+		a.Receive(r.messages("1"))
+		time.Sleep(time.Hour)
+		r.wants("acked", &r.acked, "1")
+		if len(tries) != 2 || tries[1] != 5*lookAgain+time.Second {
+			t.Errorf("tries after %v", tries)
 		}
 		r.ends(a)
 	})
@@ -142,6 +170,8 @@ func TestLoop_KeepsTheOrderOfKeys(t *testing.T) {
 				t.Errorf("acked %v, want %v", got, want)
 			}
 		}
+		a.Receive(r.messages("a4"))
+		r.wants("acked", &r.acked, "a1", "a2", "a3", "a4", "b1", "b2", "7")
 		r.ends(a)
 	})
 }
@@ -271,6 +301,9 @@ func TestAssignment_HaltDrops(t *testing.T) {
 		synctest.Wait()
 		halted.Receive(r.messages("4"))
 		halted.Halt()
+		if n := halted.Queued(); n > 0 {
+			t.Errorf("%d messages are queued, and nobody takes them", n)
+		}
 		synctest.Wait()
 		if !closed(halted.Ended()) {
 			t.Fatal("it has not ended, although nothing of it runs")
@@ -344,6 +377,7 @@ func TestAssignment_Cancel(t *testing.T) {
 		if n := a.Cancel(errGrace); n != 1 {
 			t.Errorf("%d handlers ran, want one", n)
 		}
+		r.wants("given back", &r.back, "1", "2")
 		if err := <-cause; !errors.Is(err, errGrace) {
 			t.Errorf("cause %v", err)
 		}
@@ -480,7 +514,8 @@ func storm(t *testing.T, chance *rand.Rand) {
 	}
 	r := newRig(t)
 	halted := map[byte]time.Time{} // by the name of an assignment
-	var running [4]map[byte]int    // by partition, and by that
+	returnable := map[string]bool{}
+	var running [4]map[byte]int // by partition, and by that
 	r.each(1+draw(5), func(_ context.Context, id string) error {
 		mu.Lock()
 		if at, is := halted[id[1]]; is && time.Now().After(at) {
@@ -519,6 +554,11 @@ func storm(t *testing.T, chance *rand.Rand) {
 						n++
 					}
 					if p%2 == 0 {
+						mu.Lock()
+						for _, id := range ids {
+							returnable[id] = true
+						}
+						mu.Unlock()
 						a.Receive(r.returnable(ids...))
 					} else {
 						a.Receive(r.messages(ids...))
@@ -545,6 +585,10 @@ func storm(t *testing.T, chance *rand.Rand) {
 			t.Errorf("%s is settled or given back twice", id)
 		}
 		seen[id] = true
+		delete(returnable, id)
+	}
+	for id := range returnable {
+		t.Errorf("%s is neither settled nor given back", id)
 	}
 	for _, id := range r.acked {
 		key := id[:2]
