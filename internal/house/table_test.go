@@ -65,6 +65,7 @@ var house = table{
 	{3, "dedupstore/natskv", "records in NATS JetStream: in a bucket, or beside what handlers publish", natsGo},
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "oncemilltest", "for users' tests of their handlers: deliver twice, crash, fail, two at once", testLib},
+	{3, "consumer/sourcetest", "the conformance suite of sources", testLib},
 	{3, "internal/consumertest", "processors, and dead letters, for tests of consumers", testLib},
 	{3, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{3, "internal/rpc", "unary calls of protobuf services become runs, for every library", protobuf},
