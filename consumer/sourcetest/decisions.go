@@ -16,7 +16,7 @@ var decisionCases = []testCase{
 		m := k.consume(Member{}, func(*call) consumer.Decision { return ack })
 		k.untilAcked(len(ids))
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		k.once("acknowledged", ids...)
 		k.nothingComesAgain()
 	}},
@@ -31,7 +31,7 @@ var decisionCases = []testCase{
 				})
 			k.untilAcked(len(ids))
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 		}},
 	{name: "decisions/retry-comes-again-and-not-early", why: "a retry that comes early burns the attempts of a message " +
 		"while a service is down, and one that is forgotten is a lost message", test: func(k *kit) {
@@ -45,7 +45,7 @@ var decisionCases = []testCase{
 		})
 		k.untilAcked(len(delays))
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		for id, delay := range delays {
 			calls := k.of(id)
 			if len(calls) != 2 {
@@ -87,7 +87,7 @@ var decisionCases = []testCase{
 			k.untilAcked(1)
 			k.until("the message to be rejected", func() bool { return len(k.of("rejected")) > 0 })
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 			k.once("rejected", "rejected")
 			k.nothingComesAgain()
 		}},
@@ -102,7 +102,7 @@ var decisionCases = []testCase{
 			})
 			k.untilAcked(2)
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 		}},
 	{name: "deliveries/are-what-was-published", why: "handlers get a message that is not theirs, or that another " +
 		"handler has changed", test: deliveriesAreWhatWasPublished},

@@ -29,7 +29,7 @@ var drainCases = []testCase{
 		}
 		close(finish)
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		k.once("decided in the drain", "m1")
 		k.nothingComesAgain()
 	}},
@@ -49,7 +49,7 @@ var drainCases = []testCase{
 		next := k.consume(Member{}, func(*call) consumer.Decision { return ack })
 		k.untilAcked(n)
 		next.stop()
-		k.left(0)
+		k.nothingLeft()
 	}},
 	{name: "drain/what-waits-is-given-back", why: "a deployment waits for a retry that is due in an hour, or loses it",
 		needs: []Capability{Drain, Concurrency}, test: func(k *kit) {

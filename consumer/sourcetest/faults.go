@@ -33,7 +33,7 @@ var faultCases = []testCase{
 			k.untilAcked(len(ids))
 			a.stop()
 			b.stop()
-			k.left(0)
+			k.nothingLeft()
 			// Some brokers take messages from the first when the second joins.
 			if n := len(k.all()); n > len(ids)+len(ids)/2 {
 				k.Errorf("%d messages were handed over %d times", len(ids), n)
@@ -61,7 +61,7 @@ var faultCases = []testCase{
 			default:
 			}
 			m.stop()
-			k.drains()
+			k.nothingLeft()
 			k.once("over a restart", ids...)
 		}},
 	{name: "faults/lost-acks", why: "an ack that gets lost is never made up for, and its message comes for ever",
@@ -72,7 +72,7 @@ var faultCases = []testCase{
 			m := k.guard(Member{}, func(context.Context, string, int) error { return nil })
 			k.untilAcked(len(ids))
 			restore()
-			k.left(0)
+			k.until("acks to be made up for", func() bool { return k.Left() == 0 })
 			m.stop()
 			k.once("whose acks were lost", ids...)
 		}},
@@ -122,7 +122,7 @@ func movedToAnotherMember(k *kit) {
 	if n := again.Load(); n != 1 {
 		k.Errorf("the second member got the message %d times, want once", n)
 	}
-	k.left(0)
+	k.nothingLeft()
 	k.nothingComesAgain()
 }
 
@@ -153,7 +153,7 @@ var batchCases = []testCase{
 		})
 		k.untilAcked(len(ids))
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		for _, id := range ids {
 			want := 1
 			if id == "m003" || id == "m007" {

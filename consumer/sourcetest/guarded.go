@@ -36,7 +36,7 @@ var guardCases = []testCase{
 			})
 			k.untilAcked(2)
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 			k.once("handled for three ack deadlines", "long", "next")
 		}},
 	{name: "copies/run-once-and-all-end", why: "a message that a broker or a producer repeats has a second effect, or " +
@@ -47,7 +47,7 @@ var guardCases = []testCase{
 		k.publish("m3", "m1")
 		k.untilAcked(3)
 		m.stop()
-		k.drains()
+		k.nothingLeft()
 		k.once("copies", "m1", "m2", "m3")
 	}},
 	{name: "busy/keys-use-up-no-delivery", why: "a message whose key is busy for long reaches the limit of deliveries, " +
@@ -58,13 +58,13 @@ var guardCases = []testCase{
 		m := k.guard(Member{Once: once}, func(context.Context, string, int) error { return nil })
 		k.untilAcked(1)
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		if n := k.Deliveries(); n != 1 {
 			k.Errorf("%d deliveries of a message whose key was busy, want one", n)
 		}
 	}},
 	{name: "busy/keys-hold-up-no-free-one", why: "a few keys that are busy for long stop a worker, although it has " +
-		"other work", needs: []Capability{Concurrency}, test: busyKeysHoldUpNoFreeOne},
+		"other work", needs: []Capability{Concurrency, Room}, test: busyKeysHoldUpNoFreeOne},
 	{name: "outage/uses-up-no-delivery", why: "an outage of the store uses up the deliveries of all messages",
 		needs: []Capability{Sparing}, hook: needsDeliveries, test: func(k *kit) {
 			k.publish("m1")
@@ -77,7 +77,7 @@ var guardCases = []testCase{
 			store.down.Store(false)
 			k.untilAcked(1)
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 			if n := k.Deliveries(); n != 1 {
 				k.Errorf("%d deliveries of a message that an outage held up, want one", n)
 			}
@@ -98,7 +98,7 @@ var guardCases = []testCase{
 			store.down.Store(false)
 			k.untilAcked(len(ids))
 			m.stop()
-			k.drains()
+			k.nothingLeft()
 			k.once("in an outage", ids...)
 		}},
 }
@@ -129,20 +129,6 @@ func after(d time.Duration) <-chan struct{} {
 	ended := make(chan struct{})
 	time.AfterFunc(d, func() { close(ended) })
 	return ended
-}
-
-// drains has members look for what is left until there is nothing: a copy that was not acknowledged yet may come again.
-func (k *kit) drains() {
-	k.Helper()
-	k.until("nothing to be left", func() bool {
-		if k.Left() == 0 {
-			return true
-		}
-		m := k.guard(Member{}, func(context.Context, string, int) error { return nil })
-		<-after(short)
-		m.stop()
-		return k.Left() == 0
-	})
 }
 
 // away is a store that is down for a while.

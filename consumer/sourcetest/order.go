@@ -16,7 +16,7 @@ var orderCases = []testCase{
 		m := k.consume(Member{}, fails)
 		k.untilAcked(30)
 		m.stop()
-		k.left(0)
+		k.nothingLeft()
 		k.inOrder()
 	}},
 	{name: "order/kept-over-a-drain", why: "each deployment mixes up the messages of a key",
@@ -30,7 +30,7 @@ var orderCases = []testCase{
 			m := k.consume(Member{}, fails)
 			k.untilAcked(60)
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 			k.inOrder()
 		}},
 	{name: "in-flight/no-more-than-configured", why: "a burst starts more handlers than the database has connections",
@@ -49,7 +49,7 @@ var orderCases = []testCase{
 			})
 			k.untilAcked(len(ids))
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 			if most.Load() > n {
 				k.Errorf("%d calls at once, want at most %d", most.Load(), n)
 			}
@@ -68,7 +68,7 @@ var orderCases = []testCase{
 			})
 			k.untilAcked(3)
 			m.stop()
-			k.left(0)
+			k.nothingLeft()
 		}},
 }
 

@@ -81,6 +81,7 @@ const (
 	Order       Capability = "order"       // messages with a key are handled one after the other, as published
 	Concurrency Capability = "concurrency" // several messages at once; one that waits holds up none without its key
 	Rejection   Capability = "rejection"   // a rejected message is not delivered again
+	Room        Capability = "room"        // messages that wait for busy keys leave room for one that is free
 	Sparing     Capability = "sparing"     // busy keys and outages use up no delivery
 	Drain       Capability = "drain"       // calls go on when Run is to end, and their decisions reach the broker
 	Grace       Capability = "grace"       // and they have as long as Member.Grace says
