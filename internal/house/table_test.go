@@ -43,6 +43,7 @@ var house = table{
 	{1, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
 	{1, "internal/testserver/mysqltest", "MariaDB", these(testLib, mysql)},
 	{1, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
+	{1, "internal/testserver/rabbittest", "RabbitMQ", testLib},
 	{1, "internal/testserver/dynamotest", "dynalite, behind a proxy that loses", testLib},
 	{1, "internal/testserver/cassandratest", "Cassandra, behind a proxy that loses", these(testLib, gocql)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
