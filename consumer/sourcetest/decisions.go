@@ -33,29 +33,30 @@ var decisionCases = []testCase{
 			m.stop()
 			k.nothingLeft()
 		}},
-	{name: "decisions/retry-comes-again-and-not-early", why: "a retry that comes early burns the attempts of a message " +
-		"while a service is down, and one that is forgotten is a lost message", test: func(k *kit) {
-		delays := map[string]time.Duration{"at-once": 0, "short": short, "longer": 3 * short}
-		k.publish(slices.Sorted(maps.Keys(delays))...)
-		m := k.consume(Member{}, func(c *call) consumer.Decision {
-			if c.number == 1 {
-				return retry(delays[c.id])
+	{name: "decisions/retry-comes-again-and-not-early",
+		why: "a retry that comes early burns the attempts of a message " +
+			"while a service is down, and one that is forgotten is a lost message", test: func(k *kit) {
+			delays := map[string]time.Duration{"at-once": 0, "short": short, "longer": 3 * short}
+			k.publish(slices.Sorted(maps.Keys(delays))...)
+			m := k.consume(Member{}, func(c *call) consumer.Decision {
+				if c.number == 1 {
+					return retry(delays[c.id])
+				}
+				return ack
+			})
+			k.untilAcked(len(delays))
+			m.stop()
+			k.nothingLeft()
+			for id, delay := range delays {
+				calls := k.of(id)
+				if len(calls) != 2 {
+					k.Errorf("%s was handed over %d times, want twice", id, len(calls))
+				}
+				if waited := calls[1].began.Sub(calls[0].decided); waited < delay {
+					k.Errorf("%s came again after %v, want not before %v", id, waited, delay)
+				}
 			}
-			return ack
-		})
-		k.untilAcked(len(delays))
-		m.stop()
-		k.nothingLeft()
-		for id, delay := range delays {
-			calls := k.of(id)
-			if len(calls) != 2 {
-				k.Errorf("%s was handed over %d times, want twice", id, len(calls))
-			}
-			if waited := calls[1].began.Sub(calls[0].decided); waited < delay {
-				k.Errorf("%s came again after %v, want not before %v", id, waited, delay)
-			}
-		}
-	}},
+		}},
 	{name: "decisions/a-retry-holds-up-no-other", why: "one message that waits for an hour stops all others",
 		needs: []Capability{Concurrency}, test: func(k *kit) {
 			k.publish("waits")

@@ -9,48 +9,50 @@ import (
 )
 
 var drainCases = []testCase{
-	{name: "drain/calls-go-on-and-their-decisions-count", why: "each deployment cuts handlers off, or repeats what they " +
-		"have done", needs: []Capability{Drain}, test: func(k *kit) {
-		k.publish("m1")
-		finish := make(chan struct{})
-		m := k.consume(Member{}, func(c *call) consumer.Decision {
-			k.wait(finish)
-			if c.ctx.Err() != nil {
-				k.Errorf("the context of a call has ended within the grace: %v", context.Cause(c.ctx))
+	{name: "drain/calls-go-on-and-their-decisions-count",
+		why: "each deployment cuts handlers off, or repeats what they " +
+			"have done", needs: []Capability{Drain}, test: func(k *kit) {
+			k.publish("m1")
+			finish := make(chan struct{})
+			m := k.consume(Member{}, func(c *call) consumer.Decision {
+				k.wait(finish)
+				if c.ctx.Err() != nil {
+					k.Errorf("the context of a call has ended within the grace: %v", context.Cause(c.ctx))
+				}
+				return ack
+			})
+			k.until("a call", func() bool { return len(k.all()) == 1 })
+			m.cancel()
+			select {
+			case <-m.ended:
+				k.Error("Run returned while a call was going on")
+			case <-after(short):
 			}
-			return ack
-		})
-		k.until("a call", func() bool { return len(k.all()) == 1 })
-		m.cancel()
-		select {
-		case <-m.ended:
-			k.Error("Run returned while a call was going on")
-		case <-after(short):
-		}
-		close(finish)
-		m.stop()
-		k.nothingLeft()
-		k.once("decided in the drain", "m1")
-		k.nothingComesAgain()
-	}},
-	{name: "drain/the-rest-is-given-back", why: "Run handles all that is left in a topic before it returns, or what it " +
-		"had received is lost", test: func(k *kit) {
-		const n = 200
-		k.publish(numbered("m", n)...)
-		m := k.consume(Member{MaxInFlight: 1}, func(*call) consumer.Decision {
-			k.wait(after(5 * time.Millisecond))
-			return ack
-		})
-		k.untilAcked(3)
-		m.stop()
-		if got := len(k.all()); got == n {
-			k.Errorf("Run handed over all %d messages before it returned", n)
-		}
-		next := k.consume(Member{}, func(*call) consumer.Decision { return ack })
-		k.untilAcked(n)
-		next.stop()
-		k.nothingLeft()
-	}},
+			close(finish)
+			m.stop()
+			k.nothingLeft()
+			k.once("decided in the drain", "m1")
+			k.nothingComesAgain()
+		}},
+	{name: "drain/the-rest-is-given-back",
+		why: "Run handles all that is left in a topic before it returns, or what it " +
+			"had received is lost", test: func(k *kit) {
+			const n = 200
+			k.publish(numbered("m", n)...)
+			m := k.consume(Member{MaxInFlight: 1}, func(*call) consumer.Decision {
+				k.wait(after(5 * time.Millisecond))
+				return ack
+			})
+			k.untilAcked(3)
+			m.stop()
+			if got := len(k.all()); got == n {
+				k.Errorf("Run handed over all %d messages before it returned", n)
+			}
+			next := k.consume(Member{}, func(*call) consumer.Decision { return ack })
+			k.untilAcked(n)
+			next.stop()
+			k.nothingLeft()
+		}},
 	{name: "drain/what-waits-is-given-back", why: "a deployment waits for a retry that is due in an hour, or loses it",
 		needs: []Capability{Drain, Concurrency}, test: func(k *kit) {
 			k.publish("waits", "runs")

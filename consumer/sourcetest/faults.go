@@ -76,8 +76,9 @@ var faultCases = []testCase{
 			m.stop()
 			k.once("whose acks were lost", ids...)
 		}},
-	{name: "faults/moved-to-another-member", why: "a member that was taken for dead acknowledges or gives back a message " +
-		"that is another's by now", needs: []Capability{Members},
+	{name: "faults/moved-to-another-member",
+		why: "a member that was taken for dead acknowledges or gives back a message " +
+			"that is another's by now", needs: []Capability{Members},
 		hook: needsHook(func(s *Subject) bool { return s.Cut == nil }, "Cut"), test: movedToAnotherMember},
 }
 
@@ -127,41 +128,42 @@ func movedToAnotherMember(k *kit) {
 }
 
 var batchCases = []testCase{
-	{name: "batches/errors-steer-their-own-messages", why: "one message that fails makes its neighbours come again, or " +
-		"is taken for done with them", hook: func(s *Subject) string {
-		if s.Batches == nil {
-			return "there are no batches"
-		}
-		return ""
-	}, test: func(k *kit) {
-		ids := numbered("m", 12)
-		k.publish(ids...)
-		config := k.config(Member{})
-		m := k.run(func(ctx context.Context, _ *member) error {
-			return k.Batches(ctx, config, func(ctx context.Context, ids []string) (errs []error) {
-				for _, id := range ids {
-					c := k.begin(ctx, delivery(id))
-					decision := ack
-					if c.number == 1 && (id == "m003" || id == "m007") {
-						decision = retry(0)
+	{name: "batches/errors-steer-their-own-messages",
+		why: "one message that fails makes its neighbours come again, or " +
+			"is taken for done with them", hook: func(s *Subject) string {
+			if s.Batches == nil {
+				return "there are no batches"
+			}
+			return ""
+		}, test: func(k *kit) {
+			ids := numbered("m", 12)
+			k.publish(ids...)
+			config := k.config(Member{})
+			m := k.run(func(ctx context.Context, _ *member) error {
+				return k.Batches(ctx, config, func(ctx context.Context, ids []string) (errs []error) {
+					for _, id := range ids {
+						c := k.begin(ctx, delivery(id))
+						decision := ack
+						if c.number == 1 && (id == "m003" || id == "m007") {
+							decision = retry(0)
+						}
+						k.decide(c, decision)
+						errs = append(errs, decision.Err)
 					}
-					k.decide(c, decision)
-					errs = append(errs, decision.Err)
-				}
-				return errs
+					return errs
+				})
 			})
-		})
-		k.untilAcked(len(ids))
-		m.stop()
-		k.nothingLeft()
-		for _, id := range ids {
-			want := 1
-			if id == "m003" || id == "m007" {
-				want = 2
+			k.untilAcked(len(ids))
+			m.stop()
+			k.nothingLeft()
+			for _, id := range ids {
+				want := 1
+				if id == "m003" || id == "m007" {
+					want = 2
+				}
+				if n := len(k.of(id)); n != want {
+					k.Errorf("%s ran %d times, want %s", id, n, fmt.Sprint(want))
+				}
 			}
-			if n := len(k.of(id)); n != want {
-				k.Errorf("%s ran %d times, want %s", id, n, fmt.Sprint(want))
-			}
-		}
-	}},
+		}},
 }

@@ -50,19 +50,20 @@ var guardCases = []testCase{
 		k.nothingLeft()
 		k.once("copies", "m1", "m2", "m3")
 	}},
-	{name: "busy/keys-use-up-no-delivery", why: "a message whose key is busy for long reaches the limit of deliveries, " +
-		"and nobody gets it any more", needs: []Capability{Sparing}, hook: needsDeliveries, test: func(k *kit) {
-		k.hold(5*short, "busy")
-		once := k.processor(k.store, consumer.Config{MaxWait: short / 4})
-		k.publish("busy")
-		m := k.guard(Member{Once: once}, func(context.Context, string, int) error { return nil })
-		k.untilAcked(1)
-		m.stop()
-		k.nothingLeft()
-		if n := k.Deliveries(); n != 1 {
-			k.Errorf("%d deliveries of a message whose key was busy, want one", n)
-		}
-	}},
+	{name: "busy/keys-use-up-no-delivery",
+		why: "a message whose key is busy for long reaches the limit of deliveries, " +
+			"and nobody gets it any more", needs: []Capability{Sparing}, hook: needsDeliveries, test: func(k *kit) {
+			k.hold(5*short, "busy")
+			once := k.processor(k.store, consumer.Config{MaxWait: short / 4})
+			k.publish("busy")
+			m := k.guard(Member{Once: once}, func(context.Context, string, int) error { return nil })
+			k.untilAcked(1)
+			m.stop()
+			k.nothingLeft()
+			if n := k.Deliveries(); n != 1 {
+				k.Errorf("%d deliveries of a message whose key was busy, want one", n)
+			}
+		}},
 	{name: "busy/keys-hold-up-no-free-one", why: "a few keys that are busy for long stop a worker, although it has " +
 		"other work", needs: []Capability{Concurrency, Room}, test: busyKeysHoldUpNoFreeOne},
 	{name: "outage/uses-up-no-delivery", why: "an outage of the store uses up the deliveries of all messages",

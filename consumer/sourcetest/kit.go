@@ -342,8 +342,8 @@ func (m *member) goroutines() (stacks []string) {
 	return stacks
 }
 
-// nothingLeft wants the broker to have nothing left, soon. Without a drain, acks may be lost at the end of a run: then further
-// runs may make up for them.
+// nothingLeft wants the broker to have nothing left, soon. Without a drain, acks may be lost at the end of a run. Then
+// further runs may make up for them.
 func (k *kit) nothingLeft() {
 	k.Helper()
 	if _, lacks := k.Lacks[Drain]; !lacks {

@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A toyBroker is a queue in memory. It delivers again what was not acknowledged in time. A rule that it breaks makes it,
-// or a source of it, a broken one.
+// A toyBroker is a queue in memory. It delivers again what was not acknowledged in time. It, or a source of it, breaks
+// the rule.
 type toyBroker struct {
 	rule    string
 	ackWait time.Duration

@@ -51,8 +51,9 @@ type toyRun struct {
 
 func (s *toySource) Run(ctx context.Context, _ string, handle consumer.SourceHandler) error {
 	r := &toyRun{
-		toySource: s, handle: handle, draining: make(chan struct{}), locked: make(chan struct{}, 1), inFlight: map[int]toyDelivery{},
-		queues: map[string][]func(){}, waits: oncemill.NewWaitLimit(max(1, s.config.MaxInFlight/2)),
+		toySource: s, handle: handle, draining: make(chan struct{}), locked: make(chan struct{}, 1),
+		inFlight: map[int]toyDelivery{},
+		queues:   map[string][]func(){}, waits: oncemill.NewWaitLimit(max(1, s.config.MaxInFlight/2)),
 	}
 	if s.breaks("waiting-takes-all-places") {
 		r.waits = nil

@@ -54,7 +54,9 @@ func (s *stockSource) Run(ctx context.Context, topic string, handle consumer.Sou
 }
 
 // route runs a Router with a guarded handler until ctx ends.
-func (s *stockSource) route(ctx context.Context, topic string, once *consumer.Processor, handle message.NoPublishHandlerFunc) error {
+func (s *stockSource) route(
+	ctx context.Context, topic string, once *consumer.Processor, handle message.NoPublishHandlerFunc,
+) error {
 	sub, err := s.subscribe()
 	if err != nil {
 		return err

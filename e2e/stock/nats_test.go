@@ -26,12 +26,13 @@ const natsAckWait = 2 * time.Second
 func natsSubject(t *testing.T, server *natstest.Server) sourcetest.Subject {
 	t.Helper()
 	js := server.JetStream()
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}})
+	if err != nil {
 		t.Fatal(err)
 	}
 	cons, err := js.CreatePushConsumer(t.Context(), "ORDERS", jetstream.ConsumerConfig{
-		Durable: "billing", DeliverSubject: "deliver.billing", DeliverGroup: "billing", AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: natsAckWait, MaxDeliver: -1,
+		Durable: "billing", DeliverSubject: "deliver.billing", DeliverGroup: "billing",
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: natsAckWait, MaxDeliver: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

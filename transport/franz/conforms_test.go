@@ -79,7 +79,8 @@ func newConforming(t *testing.T, server *kafkatest.Server, partitions int, order
 	}
 	server.CreateTopic(c.topic, partitions)
 	var err error
-	c.client, err = kgo.NewClient(kgo.SeedBrokers(server.Addr), kgo.ProducerLinger(0), kgo.MetadataMinAge(50*time.Millisecond))
+	quick := kgo.MetadataMinAge(50 * time.Millisecond)
+	c.client, err = kgo.NewClient(kgo.SeedBrokers(server.Addr), kgo.ProducerLinger(0), quick)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,9 @@ const conformingAckWait = 2 * time.Second
 
 func newConforming(t *testing.T, maxDeliver int) *conforming {
 	t.Helper()
-	c := &conforming{t: t, server: natstest.Start(t), maxDeliver: maxDeliver, wires: map[consumer.Source]*testserver.Wire{}}
+	c := &conforming{
+		t: t, server: natstest.Start(t), maxDeliver: maxDeliver, wires: map[consumer.Source]*testserver.Wire{},
+	}
 	c.js = c.server.JetStream()
 	_, err := c.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}})
 	if err != nil {
@@ -136,7 +138,8 @@ func (c *conforming) member(m sourcetest.Member) (jetstream.JetStream, natsjs.Co
 	c.t.Helper()
 	wire := &testserver.Wire{}
 	js := c.server.JetStream(nats.SetCustomDialer(wire), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond))
-	if _, err := js.AccountInfo(c.t.Context()); err != nil { // a connection has a goroutine for answers from the first on
+	// The first answer starts a goroutine that is the connection's.
+	if _, err := js.AccountInfo(c.t.Context()); err != nil {
 		c.t.Fatal(err)
 	}
 	return js, natsjs.Config{

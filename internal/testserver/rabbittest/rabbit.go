@@ -67,8 +67,8 @@ var shared struct {
 	epmd *os.File
 }
 
-// Shared returns the node that the tests of this process share, and starts it for the first of them. Queues are named by
-// the test. Nobody stops it; it ends with the process, however that ends.
+// Shared returns the node that the tests of this process share, and starts it for the first of them. The tests name
+// their queues. Nobody stops it; it ends with the process, however that ends.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	testserver.Wanted(t)
@@ -82,7 +82,8 @@ func Shared(t testing.TB) *Server {
 				return err
 			}
 			dir := filepath.Join(n.dir, "epmd")
-			if shared.epmd, err = testserver.StartWatched(dir, n.epmdCommand(), testserver.WaitLimit, n.lookAtEPMD); err != nil {
+			shared.epmd, err = testserver.StartWatched(dir, n.epmdCommand(), testserver.WaitLimit, n.lookAtEPMD)
+			if err != nil {
 				return err
 			}
 			command, err := n.command()
