@@ -61,7 +61,7 @@ var faultCases = []testCase{
 			default:
 			}
 			m.stop()
-			k.nothingLeft()
+			k.nothingLeftAtLast()
 			k.once("over a restart", ids...)
 		}},
 	{name: "faults/lost-acks", why: "an ack that gets lost is never made up for, and its message comes for ever",

@@ -47,7 +47,7 @@ var guardCases = []testCase{
 		k.publish("m3", "m1")
 		k.untilAcked(3)
 		m.stop()
-		k.nothingLeft()
+		k.nothingLeftAtLast()
 		k.once("copies", "m1", "m2", "m3")
 	}},
 	{name: "busy/keys-use-up-no-delivery",

@@ -342,14 +342,19 @@ func (m *member) goroutines() (stacks []string) {
 	return stacks
 }
 
-// nothingLeft wants the broker to have nothing left, soon. Without a drain, acks may be lost at the end of a run. Then
-// further runs may make up for them.
+// nothingLeft wants the broker to have nothing left, soon. Without a drain, acks may be lost at the end of a run.
 func (k *kit) nothingLeft() {
 	k.Helper()
-	if _, lacks := k.Lacks[Drain]; !lacks {
-		k.until("the broker to have nothing left", func() bool { return k.Left() == 0 })
+	if _, lacks := k.Lacks[Drain]; lacks {
+		k.nothingLeftAtLast()
 		return
 	}
+	k.until("the broker to have nothing left", func() bool { return k.Left() == 0 })
+}
+
+// nothingLeftAtLast wants further runs to leave the broker with nothing.
+func (k *kit) nothingLeftAtLast() {
+	k.Helper()
 	for end := time.Now().Add(waitLimit); k.Left() > 0; {
 		if time.Now().After(end) {
 			k.Fatalf("the broker has %d messages left after %v", k.Left(), waitLimit)

@@ -98,7 +98,14 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 // virtual time (package testing/synctest).
 func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, func(t *testing.T, c testCase, r *report) {
-		synctest.Test(t, func(t *testing.T) { c.check(t, open(t), r) })
+		skipped := false
+		synctest.Test(t, func(t *testing.T) {
+			defer func() { skipped = t.Skipped() }()
+			c.check(t, open(t), r)
+		})
+		if skipped { // the bubble does not say so
+			t.SkipNow()
+		}
 	})
 }
 

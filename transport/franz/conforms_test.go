@@ -161,7 +161,7 @@ func (c *conforming) config(m sourcetest.Member) franz.Config {
 func (c *conforming) opts(wire *testserver.Wire) []kgo.Opt {
 	return []kgo.Opt{
 		kgo.SeedBrokers(c.server.Addr), kgo.ConsumerGroup(c.group()), kgo.Dialer(wire.DialContext),
-		kgo.SessionTimeout(2 * time.Second), kgo.HeartbeatInterval(100 * time.Millisecond),
+		kgo.SessionTimeout(5 * time.Second), kgo.HeartbeatInterval(100 * time.Millisecond),
 		kgo.FetchMaxWait(100 * time.Millisecond), kgo.MetadataMinAge(50 * time.Millisecond),
 	}
 }
