@@ -174,6 +174,20 @@ need_kafka() {
 	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver/kafkatest
 }
 
+# need_rabbitmq: Debian's package starts a server at once and at every boot: not here.
+need_rabbitmq() {
+	local follows="tests against a real RabbitMQ were skipped" theirs=no
+	command -v rabbitmq-server >/dev/null && return
+	if can_install; then
+		systemctl cat rabbitmq-server >/dev/null 2>&1 && theirs=yes
+		without_services apt_install rabbitmq-server
+		[ $theirs = yes ] || systemctl disable --now rabbitmq-server >/dev/null 2>&1 # nor at the next boot
+	fi
+	command -v rabbitmq-server >/dev/null && return
+	missing+=("rabbitmq-server: $follows (on Debian, as root: apt-get install rabbitmq-server)")
+	return 1
+}
+
 # need_dynalite: npm, which fetches it once, into the user's cache.
 need_dynalite() { need_program npm npm "tests against dynalite, which stands in for DynamoDB, were skipped"; }
 

@@ -32,7 +32,9 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m,
 		// sarama's metrics (rcrowley/go-metrics) have one goroutine for the whole process.
-		goleak.IgnoreAnyFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"))
+		goleak.IgnoreAnyFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),
+		// A connection that ends while watermill-amqp closes it tells a channel of the adapter's that nobody reads.
+		goleak.IgnoreAnyFunction("github.com/rabbitmq/amqp091-go.(*Connection).shutdown.func1"))
 }
 
 // patience bounds every wait for something that must come.

@@ -25,11 +25,13 @@ import (
 var imported = []string{
 	"context",
 	"errors",
+	"maps",
 	"net/http",
 	"os",
 	"os/signal",
 	"sync",
 	"syscall",
+	"testing",
 	"time",
 	"connectrpc.com/connect",
 	"github.com/jackc/pgx/v5",
@@ -40,6 +42,8 @@ var imported = []string{
 	"github.com/twmb/franz-go/pkg/kgo",
 	"github.com/apache/cassandra-gocql-driver/v2",
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb",
+	"github.com/ThreeDotsLabs/watermill",
+	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp",
 	"github.com/ThreeDotsLabs/watermill/message",
 	"database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware",
@@ -49,6 +53,7 @@ var imported = []string{
 	module,
 	module + "/console",
 	module + "/consumer",
+	module + "/consumer/sourcetest",
 	module + "/dedupstore",
 	module + "/dedupstore/cassandrastore",
 	module + "/dedupstore/dynamostore",
@@ -87,7 +92,10 @@ var given = map[string]map[int]string{
 			brokers   []string
 			store     dedupstore.Store
 			ticket    string
+			uri       string
+			logger    watermill.LoggerAdapter
 
+			textMarshaler struct{ amqp.DefaultMarshaler }
 			chargeRecord  func(context.Context, *kgo.Record) error
 			chargeMessage func(*message.Message) error
 		)
@@ -234,6 +242,29 @@ var given = map[string]map[int]string{
 		)`},
 	"docs/redis.md": {0: `
 		var rdb *redis.Client`},
+	"docs/sources.md": {
+		0: `
+		var ctx context.Context`,
+		2: `
+		type message struct {
+			*producer.Message
+			Position string
+		}
+		var (
+			grace       time.Duration
+			maxInFlight int
+			received    chan message
+			handle      consumer.SourceHandler
+			topic, file string
+		)`,
+		3: `
+		type broker interface {
+			Source(sourcetest.Member) consumer.Source
+			Publish(...sourcetest.Message)
+			Left() int
+		}
+		var newBroker func(*testing.T) broker`,
+	},
 	"docs/steps.md": {0: `
 		type (
 			Charge struct{}
