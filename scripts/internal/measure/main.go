@@ -23,7 +23,7 @@ func main() {
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
-	sizes := sizes{lines: map[string]int{}}
+	sizes := sizes{lines: map[string]int{}, names: map[string]int{}}
 	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -48,14 +48,15 @@ func main() {
 // notLibrary lists the folders whose code no user of the library compiles.
 var notLibrary = []string{
 	"bench", "cmd", "docs", "e2e", "examples", "model", "scripts",
-	"dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
+	"consumer/sourcetest", "dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
 	"internal/answertest", "internal/claimtest", "internal/consumertest", "internal/crowdtest",
 	"internal/house", "internal/keytest", "internal/leaktest",
-	"internal/lineartest", "internal/relaytest", "internal/testserver",
+	"internal/lineartest", "internal/relaytest", "internal/sim", "internal/testserver",
 }
 
 type sizes struct {
 	lines        map[string]int // of library code, by package
+	names        map[string]int // exported, by package
 	wide         int
 	examples     int
 	errorStructs int
@@ -109,6 +110,9 @@ func (s *sizes) addLibrary(name, text string) error {
 		}
 	}
 	s.addTypes(file)
+	if dir := path.Dir(name); file.Name.Name != "main" && !strings.HasPrefix(dir+"/", "internal/") {
+		s.names[dir] += exportedNames(file)
+	}
 	return nil
 }
 
@@ -180,16 +184,55 @@ func (s *sizes) addTypes(file *ast.File) {
 func hasErrorMethod(file *ast.File, name string) bool {
 	return slices.ContainsFunc(file.Decls, func(d ast.Decl) bool {
 		f, ok := d.(*ast.FuncDecl)
-		if !ok || f.Recv == nil || f.Name.Name != "Error" {
-			return false
-		}
-		receiver := f.Recv.List[0].Type
-		if pointer, ok := receiver.(*ast.StarExpr); ok {
-			receiver = pointer.X
-		}
-		ident, ok := receiver.(*ast.Ident)
-		return ok && ident.Name == name
+		return ok && f.Recv != nil && f.Name.Name == "Error" && receiver(f) == name
 	})
+}
+
+// exportedNames counts what go doc -all shows: types, functions, methods, constants and variables.
+func exportedNames(file *ast.File) (n int) {
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			if d.Name.IsExported() && (d.Recv == nil || ast.IsExported(receiver(d))) {
+				n++
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					if spec.Name.IsExported() {
+						n++
+					}
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						if name.IsExported() {
+							n++
+						}
+					}
+				}
+			}
+		}
+	}
+	return n
+}
+
+// receiver is the name of the type that a method is of.
+func receiver(method *ast.FuncDecl) string {
+	of := method.Recv.List[0].Type
+	if pointer, ok := of.(*ast.StarExpr); ok {
+		of = pointer.X
+	}
+	switch generic := of.(type) {
+	case *ast.IndexExpr:
+		of = generic.X
+	case *ast.IndexListExpr:
+		of = generic.X
+	}
+	name, _ := of.(*ast.Ident)
+	if name == nil {
+		return ""
+	}
+	return name.Name
 }
 
 func exportedFields(of *ast.StructType) (n int) {
@@ -228,5 +271,9 @@ func (s *sizes) print() {
 	})
 	for _, dir := range dirs {
 		fmt.Printf("%8d  %s\n", s.lines[dir], dir)
+	}
+	fmt.Println("\nexported names by package (types, functions, methods, constants, variables)")
+	for _, dir := range slices.Sorted(maps.Keys(s.names)) {
+		fmt.Printf("%8d  %s\n", s.names[dir], dir)
 	}
 }

@@ -11,7 +11,7 @@ import (
 func TestSizes_CountWhatTheyAreSaidTo(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	got := sizes{lines: map[string]int{}}
+	got := sizes{lines: map[string]int{}, names: map[string]int{}}
 	for name, text := range map[string]string{
 		"go.go": `
 // Package p.
@@ -56,7 +56,10 @@ func (*Panic) Error() string { return ` + "`9\n\n10`" + ` }
 	if want := map[string]int{".": 11, "q": 3}; !maps.Equal(got.lines, want) {
 		t.Errorf("lines: %v, want %v", got.lines, want)
 	}
-	got.lines = nil
+	if want := map[string]int{".": 5}; !maps.Equal(got.names, want) {
+		t.Errorf("names: %v, want %v", got.names, want)
+	}
+	got.lines, got.names = nil, nil
 	want := sizes{examples: 3, errorStructs: 2, fields: 3, pageWords: 3, docWords: 5}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v, want %+v", got, want)
