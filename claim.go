@@ -71,9 +71,9 @@ func (r *run) init(g *Guard, call *Call, owner owner, token string) {
 // noAnswer is the last answer of a run that has none.
 var noAnswer dedupstore.ClaimResult
 
-// claimTogether asks for the run's key, together with others that ask at this time, and tells the run's owner when there
-// is an answer. A granted claim is extended until the run is attempted or given back. Claim only what can start now: a
-// crash uses up an attempt of it. If it returns a shard, the claim waits for the flush of that shard's claims.
+// claimTogether asks for the run's key, together with others that ask at this time, and tells the run's owner when
+// there is an answer. A granted claim is extended until the run is attempted or given back. Claim only what can start
+// now: a crash uses up an attempt of it. If it returns a shard, the claim waits for the flush of that shard's claims.
 //
 // It asks nothing where the store is down: claim asks, and waits as the call says. It also asks nothing for a first
 // call over an inbox, whose attempt begins with a transaction.

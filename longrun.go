@@ -62,8 +62,10 @@ func (r *longRuns) see(g *Guard) {
 	if r.atWork == 0 {
 		return
 	}
-	g.log.Warn("oncemill: handlers have been at work for long: look for a call without a deadline, or set Policy.MaxRun",
-		"id", key.ID, "handler", key.Handler, "key", key.String(), "at_work", r.atWork.Round(time.Second), "runs", r.runs)
+	g.log.Warn("oncemill: handlers have been at work for long: look for a call without a deadline, or set "+
+		"Policy.MaxRun",
+		"id", key.ID, "handler", key.Handler, "key", key.String(), "at_work", r.atWork.Round(time.Second),
+		"runs", r.runs)
 }
 
 // handles notes that the handler is called now.

@@ -27,10 +27,10 @@ type Policy struct {
 	// than six times what replicas have to answer. Zero: 30 s.
 	Lease time.Duration
 
-	// MaxRun is how long a run may take. Then the handler's context is cancelled with cause ErrMaxRun, and an error that
-	// it returns counts as a failed attempt; under a policy that parks the outcome is unknown. A handler that does not
-	// heed its context goes on. With or without a limit the log names runs that have been at work for a minute. At least
-	// 100 ms. Zero: no limit.
+	// MaxRun is how long a run may take. Then the handler's context is cancelled with cause ErrMaxRun, and an error
+	// that it returns counts as a failed attempt; under a policy that parks the outcome is unknown. A handler that does
+	// not heed its context goes on. With or without a limit the log names runs that have been at work for a minute. At
+	// least 100 ms. Zero: no limit.
 	MaxRun time.Duration
 
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Interrupted
@@ -240,8 +240,8 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 // granted all the same and count as an attempt when its lease ends. Enough of them exhaust a message without a run.
 func (p Policy) waits(store dedupstore.Store) error {
 	if long, ok := store.(dedupstore.LongLeased); ok && p.Lease < long.LeastLease() {
-		return invalid("Policy.Lease", fmt.Sprintf("is %v, want at least %v for this store: it sends what got no answer "+
-			"again, and needs time for that", p.Lease, long.LeastLease()))
+		return invalid("Policy.Lease", fmt.Sprintf("is %v, want at least %v for this store: it sends what got no "+
+			"answer again, and needs time for that", p.Lease, long.LeastLease()))
 	}
 	waiter, ok := store.(dedupstore.Waiter)
 	if !ok || p.Shadow {

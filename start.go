@@ -9,11 +9,11 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Start is Run for a caller that has many calls and waits for none, each with the context of its delivery. The calls are
-// claimed together, fn runs for each in a goroutine of its own, and successes without outputs are stored together. Fn and
-// done get the call's place in the slice. Start tells done how each call ended, once, with the results of Run, in a
-// goroutine in which done must not wait for anything. If fn ends its goroutine, or something else than fn panics, done
-// gets a *PanicError. The slices must not be changed afterwards.
+// Start is Run for a caller that has many calls and waits for none, each with the context of its delivery. The calls
+// are claimed together, fn runs for each in a goroutine of its own, and successes without outputs are stored together.
+// Fn and done get the call's place in the slice. Start tells done how each call ended, once, with the results of Run,
+// in a goroutine in which done must not wait for anything. If fn ends its goroutine, or something else than fn panics,
+// done gets a *PanicError. The slices must not be changed afterwards.
 func (g *Guard) Start(contexts []context.Context, calls []Call,
 	fn func(ctx context.Context, i int) (dedupstore.Outcome, error), done func(i int, res Result, err error)) {
 	s := &started{guard: g, contexts: contexts, fn: fn, done: done, runs: make([]run, len(calls))}
@@ -99,8 +99,8 @@ func (r *run) finish(ctx context.Context) (later bool) {
 }
 
 // settleTold settles how a run ends, and tells its owner. It reports true if the owner is told later, by whoever stores
-// a plain success together with others. If something panics, or the handler ends its goroutine, the owner gets no Result
-// and a *PanicError.
+// a plain success together with others. If something panics, or the handler ends its goroutine, the owner gets no
+// Result and a *PanicError.
 func (r *run) settleTold(ctx context.Context, ends func() *ending) (later bool) {
 	over := false
 	defer func() {

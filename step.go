@@ -29,8 +29,8 @@ import (
 //
 // Only successes are remembered. An error of fn is returned, with the step's name before it, and steers the run as if
 // the handler itself had returned it: Permanent, RetryAfter, Uncounted, NoEffect and the rest. The handler may also
-// deal with it. Under a policy that parks, a step that crashed or erred without NoEffect or Permanent is unknown, and so
-// is its message, until somebody decides about the step. NoEffect vouches for the whole run there, so do nothing
+// deal with it. Under a policy that parks, a step that crashed or erred without NoEffect or Permanent is unknown, and
+// so is its message, until somebody decides about the step. NoEffect vouches for the whole run there, so do nothing
 // outside of steps before it.
 //
 // A step that another run still holds is waited for, at most for Policy.Lease, and so is a store that does not answer.
@@ -149,7 +149,8 @@ func (r *runContext) use(name string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.steps[name] {
-		return invalid("name", fmt.Sprintf("is %q, which this run has used before: it would get the other's result", name))
+		return invalid("name", fmt.Sprintf("is %q, which this run has used before: it would get the other's "+
+			"result", name))
 	}
 	if r.steps == nil {
 		r.steps = map[string]bool{}

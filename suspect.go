@@ -36,8 +36,8 @@ func (r *run) waitTurn(ctx context.Context) bool {
 		return false
 	default:
 	}
-	g.log.WarnContext(ctx, "oncemill: message runs while no other suspect does: its last runs ended with their leases, "+
-		"perhaps with their processes", "id", r.call.Key.ID, "key", r.call.Key.String())
+	g.log.WarnContext(ctx, "oncemill: message runs while no other suspect does: its last runs ended with their "+
+		"leases, perhaps with their processes", "id", r.call.Key.ID, "key", r.call.Key.String())
 	return true
 }
 

@@ -40,7 +40,9 @@ func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done 
 // slice.
 func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle func(ctx context.Context, i int) error,
 	done func(i int, d Decision)) {
-	s := &started{handle: handle, all: make([]inbound, len(deliveries)), contexts: make([]context.Context, len(deliveries))}
+	s := &started{
+		handle: handle, all: make([]inbound, len(deliveries)), contexts: make([]context.Context, len(deliveries)),
+	}
 	calls := make([]oncemill.Call, len(deliveries))
 	within, places := make([]context.Context, 0, len(deliveries)), make([]int, 0, len(deliveries))
 	for i := range deliveries {

@@ -20,9 +20,9 @@ type Inspector interface {
 	// List returns the records that a filter lets through, page by page: after is empty for the first page, then the
 	// Next of the page before. Each page looks at a few thousand records at most, so that it holds up nobody; it may
 	// therefore be empty although there are more. Like Look it may be a little behind. Records that are there all the
-	// time come at least once; one may come twice. They come in no order. For each record that cannot be read there is a
-	// [*RecordError] in the error, which comes together with the rest of the page. [Unreadable] tells such an error from
-	// others.
+	// time come at least once; one may come twice. They come in no order. For each record that cannot be read there is
+	// a [*RecordError] in the error, which comes together with the rest of the page. [Unreadable] tells such an error
+	// from others.
 	List(ctx context.Context, f Filter, after string) (Page, error)
 
 	// Count counts the records that a filter lets through, in pages as List does, and with such errors. The caller adds

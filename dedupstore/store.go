@@ -36,8 +36,8 @@ type Store interface {
 	//
 	// What an expired lease left behind may be a publish step (AcquiredPublish) or a run (AcquiredRun). A started run
 	// that must not be retaken (Request.ParkExpired) becomes Unknown. A run whose attempts are spent becomes Failed and
-	// exhausted. Both are then in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer publishes
-	// the dead letter.
+	// exhausted. Both are then in PUBLISHING, and the claimer owns them (AcquiredPublish), so that one claimer
+	// publishes the dead letter.
 	Claim(ctx context.Context, requests []Request) []ClaimResult
 
 	// Extend renews leases. Each then ends the given duration from now, by the store's clock, even if that is sooner
@@ -93,8 +93,8 @@ type Waiter interface {
 
 // A LongLeased store waits long for an answer before it sends again. A lease must outlast several tries.
 type LongLeased interface {
-	// LeastLease is how long leases must be at least. Nothing breaks under a shorter one, but what is undecided when its
-	// lease ends is told to nobody.
+	// LeastLease is how long leases must be at least. Nothing breaks under a shorter one, but what is undecided when
+	// its lease ends is told to nobody.
 	LeastLease() time.Duration
 }
 
@@ -138,8 +138,8 @@ type Request struct {
 
 	// SuspectAfter refuses the run of a key whose last runs crashed, so many in a row or more: the answer is Suspect. A
 	// run crashed if a claim finds its lease expired. A run that ended by itself begins the count anew: by a Finish, or
-	// by a Release that counts. An uncounted Release keeps the count, and a rerun begins with none. 1 to 9; zero: no run
-	// is refused.
+	// by a Release that counts. An uncounted Release keeps the count, and a rerun begins with none. 1 to 9; zero: no
+	// run is refused.
 	SuspectAfter int
 
 	// ParkExpired makes a started run whose lease expired end as Unknown, instead of running it again.

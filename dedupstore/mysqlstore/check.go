@@ -124,8 +124,8 @@ func (set settings) report(connections int) dedupstore.Report {
 	warn(set.on("wsrep_on"), false, "wsrep_on is ON: let all programs that use the store write to one and the same "+
 		"node of the cluster; another node may answer with what was true a moment ago")
 	limit := set.number("idle_transaction_timeout")
-	warn(limit > 0 && limit < 10, false, fmt.Sprintf("idle_transaction_timeout is %v: a handler of an inbox that waits for "+
-		"longer loses its transaction", time.Duration(limit)*time.Second))
+	warn(limit > 0 && limit < 10, false, fmt.Sprintf("idle_transaction_timeout is %v: a handler of an inbox that "+
+		"waits for longer loses its transaction", time.Duration(limit)*time.Second))
 	packet := set.number("max_allowed_packet")
 	warn(packet >= 0 && packet < 1<<20, false, fmt.Sprintf("max_allowed_packet is %d: larger outcomes have no room; "+
 		"set it to 16M or more", packet))

@@ -51,8 +51,8 @@ type holder struct{ db *sql.DB }
 // Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The server refuses
 // what the handler writes after it (error 1792), and the store notices when the handler has returned ([ErrTxEnded]) and
 // parks the run as unknown, but what was committed stays. It does not notice if the process or the connection ends
-// before that, or if the handler uses COMMIT AND CHAIN, START TRANSACTION READ WRITE or SET autocommit: the message then
-// runs again. Leave the session's variables as they are.
+// before that, or if the handler uses COMMIT AND CHAIN, START TRANSACTION READ WRITE or SET autocommit: the message
+// then runs again. Leave the session's variables as they are.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -191,9 +191,9 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 }
 
 // place waits until one more handler may run, and returns the place that it takes, and the extra one of runs inside it.
-// While handlers have all places, each may wait for a run inside itself, so there is one more for these. If each handler
-// had one of its own, heartbeats would find no connection. The run that has the extra place has another for runs inside
-// itself, or it would wait for itself.
+// While handlers have all places, each may wait for a run inside itself, so there is one more for these. If each
+// handler had one of its own, heartbeats would find no connection. The run that has the extra place has another for
+// runs inside itself, or it would wait for itself.
 func (s *Store) place(ctx context.Context) (taken, more chan struct{}, err error) {
 	places := s.handlers()
 	if places == nil {

@@ -90,8 +90,8 @@ func (s *Store) usable(ctx context.Context) error {
 	case found != version:
 		return s.versionError(found)
 	case isolation == "READ-UNCOMMITTED":
-		return unfit("transaction isolation", "is READ-UNCOMMITTED: a duplicate could see an outcome that is rolled back "+
-			"afterwards: set another in the DSN or on the server", nil)
+		return unfit("transaction isolation", "is READ-UNCOMMITTED: a duplicate could see an outcome that is "+
+			"rolled back afterwards: set another in the DSN or on the server", nil)
 	case !commits:
 		return unfit("autocommit", "is off: claims would stay in transactions that nobody ends: leave autocommit=0 "+
 			"out of the DSN", nil)
@@ -125,8 +125,8 @@ const (
 // errContended says that another transaction has had a record locked for contendedFor.
 var errContended = errors.New("another transaction has the record locked")
 
-// change makes operations, each under the lock of its record. None waits for a record that another needs: they pass what
-// somebody has locked, and those that have to change it try again, or end with errContended.
+// change makes operations, each under the lock of its record. None waits for a record that another needs: they pass
+// what somebody has locked, and those that have to change it try again, or end with errContended.
 func (s *Store) change(ctx context.Context, ops []operation) error {
 	if len(ops) == 0 {
 		return nil
@@ -164,7 +164,8 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 	return nil
 }
 
-// changeFree makes operations in one transaction. It returns those whose records somebody has locked, or that have none.
+// changeFree makes operations in one transaction. It returns those whose records somebody has locked, or that have
+// none.
 func (s *Store) changeFree(ctx context.Context, ops []operation) (passed []operation, err error) {
 	silence := longestSilence
 	for _, op := range ops { // a vanished host should not cost the record its next lease

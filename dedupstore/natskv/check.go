@@ -113,7 +113,8 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, versions ...string) string
 	case c.Retention == jetstream.InterestPolicy:
 		return "has retention interest, which deletes records that no consumer wants: use limits, or a work queue"
 	case c.SubjectDeleteMarkerTTL != 0:
-		return "puts markers where messages expire, and they get between records and outputs: unset SubjectDeleteMarkerTTL"
+		return "puts markers where messages expire, and they get between records and outputs: unset " +
+			"SubjectDeleteMarkerTTL"
 	case c.DiscardNewPerSubject:
 		return "refuses a second revision of a record, and so each outcome: unset DiscardNewPerSubject"
 	case c.NoAck:
@@ -132,8 +133,8 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, versions ...string) string
 	}
 	for _, source := range c.Sources {
 		if has(sourced(source), records) {
-			return fmt.Sprintf("gets messages of stream %q into the subjects of records: give that source a FilterSubject, or "+
-				"transforms, that leave out %q", source.Name, records)
+			return fmt.Sprintf("gets messages of stream %q into the subjects of records: give that source a "+
+				"FilterSubject, or transforms, that leave out %q", source.Name, records)
 		}
 	}
 	return ""
@@ -201,11 +202,11 @@ func (s *Store) losses(c jetstream.StreamConfig) (losses []string) {
 	if c.Replicas < 2 {
 		part := ""
 		if s.shared {
-			part = "; when it or the account runs out of storage in the middle of a batch, outputs may be there without their " +
-				"record"
+			part = "; when it or the account runs out of storage in the middle of a batch, outputs may be there " +
+				"without their record"
 		}
-		lose(" has one replica: its records are lost with the server's disk, and no claim is made while that server is "+
-			"down%s; give its stream 3 replicas", part)
+		lose(" has one replica: its records are lost with the server's disk, and no claim is made while that "+
+			"server is down%s; give its stream 3 replicas", part)
 	}
 	if s.shared && c.MaxMsgsPerSubject > 1 {
 		lose(" keeps %d messages of a subject: a run that publishes more into one loses the first of them",
@@ -230,9 +231,10 @@ func (s *Store) losses(c jetstream.StreamConfig) (losses []string) {
 func (s *Store) warnings(info *jetstream.StreamInfo) (warnings []string) {
 	c := info.Config
 	if first := info.State.FirstTime; info.State.Msgs > 0 && info.Created.Sub(first) > clocksApart {
-		warnings = append(warnings, fmt.Sprintf("the %s was created at %s and has messages of %s: nats-server brings those "+
-			"of a stream back that was deleted just before, and what their records name would not run; unless it was "+
-			"restored from a backup, purge it before anything is published", s.kind(), info.Created.Format(time.RFC3339),
+		warnings = append(warnings, fmt.Sprintf("the %s was created at %s and has messages of %s: nats-server "+
+			"brings those of a stream back that was deleted just before, and what their records name would not run; "+
+			"unless it was restored from a backup, purge it before anything is "+
+			"published", s.kind(), info.Created.Format(time.RFC3339),
 			first.Format(time.RFC3339)))
 	}
 	if s.shared && c.Replicas < 2 && c.Storage == jetstream.FileStorage {
@@ -240,8 +242,8 @@ func (s *Store) warnings(info *jetstream.StreamInfo) (warnings []string) {
 			"second; give it 3 replicas")
 	}
 	if s.shared && c.Retention == jetstream.WorkQueuePolicy {
-		warnings = append(warnings, fmt.Sprintf("the stream is a work queue: a consumer that acknowledges records deletes "+
-			"them; give each consumer a filter that leaves out %s.>", s.prefix))
+		warnings = append(warnings, fmt.Sprintf("the stream is a work queue: a consumer that acknowledges records "+
+			"deletes them; give each consumer a filter that leaves out %s.>", s.prefix))
 	}
 	if c.MaxBytes > 0 && info.State.Bytes > uint64(c.MaxBytes)/5*4 && c.Discard == jetstream.DiscardNew {
 		warnings = append(warnings, fmt.Sprintf("the %s holds %d of at most %d bytes: when it is full, claims and "+

@@ -52,8 +52,8 @@ func (s *Store) failed(ctx context.Context, err error) error {
 		return s.setup("needs JetStream: enable it on the server, and for the account", err)
 	}
 	if errors.Is(err, nats.ErrPermissionViolation) {
-		return s.setup("refuses what the client's user lacks a right for: allow what the package doc of natskv lists, and "+
-			"to publish to the subjects of outputs", err)
+		return s.setup("refuses what the client's user lacks a right for: allow what the package doc of natskv "+
+			"lists, and to publish to the subjects of outputs", err)
 	}
 	var api *jetstream.APIError
 	switch {

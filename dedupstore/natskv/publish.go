@@ -127,8 +127,8 @@ func (s *Store) encode(ctx context.Context, m producer.Message) (*nats.Msg, stri
 		return invalid("Message.Topic", "is %q, which is no subject of stream %q, but of %q: publish it by another "+
 			"publisher, or return it from the handler", m.Topic, s.stream, s.config.Load().Subjects)
 	case limit > 0 && size > limit:
-		return invalid("Message.Payload", "makes a message of %d bytes with its headers, want at most %d: the server's "+
-			"max_payload, or the stream's MaxMsgSize", size, limit)
+		return invalid("Message.Payload", "makes a message of %d bytes with its headers, want at most %d: the "+
+			"server's max_payload, or the stream's MaxMsgSize", size, limit)
 	}
 	return encoded, id, nil
 }

@@ -24,8 +24,8 @@ type Config struct {
 	// Bucket is the name of the bucket. Empty means "oncemill", unless Stream is set.
 	Bucket string
 
-	// Stream is the name of a stream that has the records beside what handlers publish into it, instead of a bucket. See
-	// [Store.Inbox].
+	// Stream is the name of a stream that has the records beside what handlers publish into it, instead of a bucket.
+	// See [Store.Inbox].
 	Stream string
 
 	// Subject is what the subjects of records in Stream begin with, such as "orders.once". The stream must have
@@ -56,8 +56,9 @@ func Bucket(name string, replicas int) jetstream.StreamConfig {
 func Stream(name string, replicas int, subjects ...string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: name, Subjects: subjects, Replicas: replicas, Storage: jetstream.FileStorage,
-		Discard: jetstream.DiscardNew, AllowAtomicPublish: true, AllowMsgTTL: true, AllowRollup: true, AllowDirect: true,
-		MaxMsgs: -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1, MaxMsgsPerSubject: -1,
+		Discard: jetstream.DiscardNew, AllowAtomicPublish: true, AllowMsgTTL: true, AllowRollup: true,
+		AllowDirect: true,
+		MaxMsgs:     -1, MaxBytes: -1, MaxMsgSize: -1, MaxConsumers: -1, MaxMsgsPerSubject: -1,
 	}
 }
 
@@ -108,7 +109,9 @@ func New(js jetstream.JetStream, c Config) (*Store, error) {
 
 func (c Config) validate() error {
 	invalid := func(field, format string, args ...any) error {
-		return &dedupstore.InvalidError{Package: "natskv", Field: "Config." + field, Problem: fmt.Sprintf(format, args...)}
+		return &dedupstore.InvalidError{
+			Package: "natskv", Field: "Config." + field, Problem: fmt.Sprintf(format, args...),
+		}
 	}
 	switch {
 	case c.Stream == "" && c.Subject != "":

@@ -63,7 +63,7 @@ func (op *operation) claimed() string {
 	if op.plain() {
 		return string(op.packed)
 	}
-	const options = countSize + 1 + 1 + fenceSize + 1 // what stands before the sections in the argument of the claim script
+	const options = countSize + 1 + 1 + fenceSize + 1 // what stands before the sections in the claim script's argument
 	return string(layoutVersion) + string(stateRunning) + "-" + op.reply + string(op.packed[options:])
 }
 

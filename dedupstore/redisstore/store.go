@@ -108,8 +108,8 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	return results
 }
 
-// foresee notes whether the next claims had better ask the script at once: what a process had in hand when it was killed
-// comes again together.
+// foresee notes whether the next claims had better ask the script at once: what a process had in hand when it was
+// killed comes again together.
 func (s *Store) foresee(results []dedupstore.ClaimResult) {
 	plain, known := 0, 0
 	for i := range results {

@@ -43,8 +43,8 @@ var (
 // The store waits for the write lock on its own and needs no busy_timeout. The program's transactions do: open the
 // database with _journal_mode=WAL, _busy_timeout=10000 and _txlock=immediate. Allow more than one connection, and use
 // no cache=shared, under which claims wait for handlers. Beside very many records a claim reads more pages than fit in
-// SQLite's cache, 2 MB a connection, which each write of another connection empties. Set PRAGMA mmap_size there, in bytes
-// and up to 2147418112: all connections then read the pages that the system keeps in memory.
+// SQLite's cache, 2 MB a connection, which each write of another connection empties. Set PRAGMA mmap_size there, in
+// bytes and up to 2147418112: all connections then read the pages that the system keeps in memory.
 //
 // The file must be on a local disk, because SQLite's locks do not work on network file systems. While a process has it
 // open, nothing else may replace, move or delete it or its -wal and -shm files: what is committed after that is lost.

@@ -2,8 +2,8 @@ package ids
 
 import "strings"
 
-// StepMark is between the names of a handler and of its step, in the handler's name of the step's record. So the records
-// of steps have the message's ID, and stores remember which steps a group has.
+// StepMark is between the names of a handler and of its step, in the handler's name of the step's record. So the
+// records of steps have the message's ID, and stores remember which steps a group has.
 const StepMark = "/step="
 
 // IsStep reports whether a step can have a name.

@@ -73,8 +73,8 @@ var refusals = map[string]Status{
 		Message: "a call with this key is in progress: send this one again later with the same key"},
 	requests.NotKept: {Code: alreadyExists, Message: "the call was processed, once, and its response was sent; " +
 		"it could not be kept for repeats: do not send it again with another key"},
-	requests.Unknown: {Code: unknown, Message: "the outcome is not known: the call was begun, may have had an effect, " +
-		"and will not be tried again under this key"},
+	requests.Unknown: {Code: unknown, Message: "the outcome is not known: the call was begun, may have had an " +
+		"effect, and will not be tried again under this key"},
 	requests.Uncommitted: {Code: internal, Message: "nothing was committed: if there is a RetryInfo, " +
 		"send the call again then with the same key"},
 	requests.Unavailable: {Code: unavailable,
@@ -155,8 +155,8 @@ type storedDetail struct {
 }
 
 // encode returns a reply as it is stored, in at most so many bytes, with the metadata that may be kept. It reports
-// false for one that does not fit, or has no message of protobuf, and then returns its code alone, or a note that it was
-// sent.
+// false for one that does not fit, or has no message of protobuf, and then returns its code alone, or a note that it
+// was sent.
 func (r *Reply) encode(most int, kept []string) (data []byte, whole bool) {
 	s := stored{Version: 1, Header: pick(r.Header, kept), Trailer: pick(r.Trailer, kept)}
 	var message []byte

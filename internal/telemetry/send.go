@@ -113,8 +113,8 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 }
 
 // start begins a message's span, and returns the trace context that the message has, if any. That is the parent, unless
-// the sender prefers the current span, and there is one. For a sender that does not, as the current span is a batch's, a
-// message without one begins a trace.
+// the sender prefers the current span, and there is one. For a sender that does not, as the current span is a batch's,
+// a message without one begins a trace.
 func (s *Sender) start(
 	ctx context.Context, tracer trace.Tracer, n named, h map[string]string, current bool,
 ) (context.Context, trace.Span, trace.SpanContext) {

@@ -75,10 +75,10 @@ func (o *Outbox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 }
 
 // Migrate makes the tables where they are missing, and changes those of an older version. You may repeat it, and
-// several processes may call it at once. It needs the privilege CREATE, for an older version also ALTER, INDEX, SELECT and
-// UPDATE, and the storage engine InnoDB. Stop programs of an older version before: a message that they and newer ones
-// write would be published twice, with the same ID. Programs that use the outbox need SELECT, INSERT, UPDATE and DELETE
-// on Table, and SELECT and UPDATE on Table_settings, whose rows they lock.
+// several processes may call it at once. It needs the privilege CREATE, for an older version also ALTER, INDEX, SELECT
+// and UPDATE, and the storage engine InnoDB. Stop programs of an older version before: a message that they and newer
+// ones write would be published twice, with the same ID. Programs that use the outbox need SELECT, INSERT, UPDATE and
+// DELETE on Table, and SELECT and UPDATE on Table_settings, whose rows they lock.
 //
 // Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {

@@ -89,8 +89,8 @@ func (o *Outbox) sql(query string, values ...any) string { return fmt.Sprintf(o.
 // list is values in parentheses, which is also how one of them is written.
 func list(values ...any) string { return string(sqlstore.AppendRow(nil, values...)) }
 
-// silence is how long the server keeps a transaction whose host says nothing, with its locks: twice what an operation of a
-// relay may take.
+// silence is how long the server keeps a transaction whose host says nothing, with its locks: twice what an operation
+// of a relay may take.
 const silence = 20 * time.Second
 
 // inTx runs fn in a transaction, and again when the server refuses it because of others.

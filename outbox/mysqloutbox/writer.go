@@ -173,8 +173,9 @@ func (w writer) inserts(records []record) (all []insert, err error) {
 			r.ID, r.Topic, r.Copy, r.Key, r.Text, payload)
 		if len(row)+apart+packetRest > packet {
 			return nil, fmt.Errorf("messages[%d], %q: %w", i, r.ID, &dedupstore.InvalidError{
-				Package: "mysqloutbox", Field: "Message.Payload", Problem: fmt.Sprintf("has %d bytes, and with key and "+
-					"header too many for the server's max_allowed_packet, which is %d: raise it", len(r.Payload), packet)})
+				Package: "mysqloutbox", Field: "Message.Payload", Problem: fmt.Sprintf("has %d bytes, and with key "+
+					"and header too many for the server's max_allowed_packet, which is %d: raise "+
+					"it", len(r.Payload), packet)})
 		}
 		if apart > 0 || len(b)+1+len(row) > min(statementBytes, packet-packetRest) {
 			flush(nil)

@@ -15,8 +15,8 @@ import (
 type Config struct {
 	// Account names the account that a call acts for. Take it from what an outer interceptor or middleware has put into
 	// the context after authentication, never from what the client can choose: accounts never see each other's
-	// responses, even with the same key. A repeat gets its response without the handler and its checks. If users may not
-	// see each other's responses, make each one an account here. An error or an empty name is answered with
+	// responses, even with the same key. A repeat gets its response without the handler and its checks. If users may
+	// not see each other's responses, make each one an account here. An error or an empty name is answered with
 	// PERMISSION_DENIED. SingleTenant is for services with one account.
 	Account func(context.Context) (string, error)
 
@@ -29,8 +29,8 @@ type Config struct {
 	KeyField protoreflect.ExtensionType
 
 	// Required says which methods, such as /acme.v1.Payments/Pay, must have a key. The others run under a key made for
-	// the call, so that a handler always has its Run and, with an inbox, its transaction. Nil: those that are not marked
-	// as idempotent.
+	// the call, so that a handler always has its Run and, with an inbox, its transaction. Nil: those that are not
+	// marked as idempotent.
 	Required func(procedure string) bool
 
 	// Pass says which methods go past the guard, streams too. Those with NO_SIDE_EFFECTS always do. Nil: the services

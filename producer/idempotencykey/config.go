@@ -38,9 +38,9 @@ type Config struct {
 	// answered with 413. Zero: 1 MiB.
 	MaxRequestBody int64
 
-	// Release says which responses give their key back, instead of being kept for repeats: the next request with it runs
-	// the handler. It is asked about each status of 400 and above. In an inbox, what the handler has written for such a
-	// response is rolled back.
+	// Release says which responses give their key back, instead of being kept for repeats: the next request with it
+	// runs the handler. It is asked about each status of 400 and above. In an inbox, what the handler has written for
+	// such a response is rolled back.
 	//
 	// A status below 500 must mean that the handler had no effect, as a 404, 401 or 429 may. Such runs are not counted.
 	// Runs that end with 500 and above are: at most Policy.MaxAttempts times, then the response is kept, and a policy

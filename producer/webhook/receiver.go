@@ -53,8 +53,8 @@ func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Rece
 	}
 	joins, ok := publisher.(interface{ JoinsInbox() bool })
 	if ok && joins.JoinsInbox() && !guard.Transacts() {
-		return nil, fmt.Errorf("webhook: publisher is a %T, which writes in the transaction of an inbox, and guard has "+
-			"none: make the guard over the store's Inbox(), or open a transaction in a PublisherFunc", publisher)
+		return nil, fmt.Errorf("webhook: publisher is a %T, which writes in the transaction of an inbox, and guard "+
+			"has none: make the guard over the store's Inbox(), or open a transaction in a PublisherFunc", publisher)
 	}
 	server, err := telemetry.NewServer(telemetry.Providers(guard.Policy().Telemetry))
 	if err != nil {

@@ -21,7 +21,8 @@ func StandardWebhooks(secret string, others ...string) (Verifier, error) {
 	for i, s := range append([]string{secret}, others...) {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s, "whsec_"))
 		if err != nil {
-			return nil, fmt.Errorf("webhook: secret %d is not base64, use it as the sender shows it: \"whsec_\" and base64", i+1)
+			return nil, fmt.Errorf("webhook: secret %d is not base64, use it as the sender shows it: \"whsec_\" "+
+				"and base64", i+1)
 		}
 		if len(key) < minStandardKey {
 			return nil, fmt.Errorf("webhook: secret %d has %d bytes, want at least %d", i+1, len(key), minStandardKey)

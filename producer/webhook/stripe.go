@@ -19,8 +19,8 @@ import (
 func Stripe(secret string, others ...string) (Verifier, error) {
 	for _, s := range append([]string{secret}, others...) {
 		if kind, _, _ := strings.Cut(s, "_"); kind == "sk" || kind == "rk" || kind == "pk" {
-			return nil, fmt.Errorf("webhook: Stripe: a secret begins with %q: that is a key of the API; take the signing "+
-				"secret of the endpoint, which begins with \"whsec_\"", kind+"_")
+			return nil, fmt.Errorf("webhook: Stripe: a secret begins with %q: that is a key of the API; take the "+
+				"signing secret of the endpoint, which begins with \"whsec_\"", kind+"_")
 		}
 	}
 	return newScheme(verifyStripe, secret, others)
