@@ -46,8 +46,8 @@ func (h OutputHandler) do(ctx context.Context, in *inbound, recorded bool) (dedu
 	produced := stamp(ctx, in.delivery.Header, outputs)
 	if inbox, ok := txctx.From[txctx.Carrier[dedupstore.Produced]](ctx); ok { // what the record need not hold
 		if produced, err = inbox.Carry(ctx, produced); err != nil {
-			return dedupstore.Outcome{}, oncemill.Permanent(fmt.Errorf("the handler's outputs cannot be published: "+
-				"%w", err))
+			return dedupstore.Outcome{}, oncemill.Permanent(
+				fmt.Errorf("the handler's outputs cannot be published: %w", err))
 		}
 	}
 	return dedupstore.Outcome{Produced: produced}, nil
