@@ -141,7 +141,7 @@ func (r *run) uncommitted(ctx context.Context, w *transacted, err error) *ending
 	res := Result{
 		Status: StatusDone, Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: w.took, Handler: err,
 	}
-	failure, handlers := errors.AsType[*workError](err)
+	failure, handlers := err.(*workError) //nolint:errorlint // one that a store wraps is the database's error
 	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
 	switch {
 	case handlers && !l.isLost():

@@ -290,6 +290,7 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 	if own && delayed {
 		res.Wait = after.RetryAfter()
 	}
+	res.Uncounted = errors.Is(err, context.Canceled) || interrupted(ctx, err)
 	return Decision{Action: RetryLater, Delay: res.Wait, Result: res, Err: &oncemill.Error{Result: res}}
 }
 

@@ -79,7 +79,7 @@ func (s inbox) InTx(
 	defer s.runs.leave(c)
 	for tries := 1; ; tries++ {
 		err := s.attempt(ctx, c, work)
-		conflict, again := errors.AsType[*conflictError](err)
+		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
 		switch {
 		case !again:
 			return noRoom(err)
