@@ -97,7 +97,7 @@ var drainCases = []testCase{
 			k.kept(1)
 		}},
 	{name: "end/nothing-is-left-running", why: "a process that starts and stops its consumers leaks goroutines, or " +
-		"handles messages that it has given back", test: func(k *kit) {
+		"handles messages that it has given back", needs: []Capability{End}, test: func(k *kit) {
 		k.publish(numbered("m", 5)...)
 		source := k.open(Member{})
 		first := true
