@@ -22,7 +22,7 @@ var drainCases = []testCase{
 				return ack
 			})
 			k.until("a call", func() bool { return len(k.all()) == 1 })
-			m.cancel()
+			m.drain()
 			select {
 			case <-m.ended:
 				k.Error("Run returned while a call was going on")
@@ -65,7 +65,7 @@ var drainCases = []testCase{
 			})
 			k.until("both calls", func() bool { return len(k.all()) == 2 })
 			began := time.Now()
-			m.cancel()
+			m.drain()
 			close(finish)
 			m.stop()
 			if lasted := time.Since(began); lasted > usualGrace/2 {
@@ -88,7 +88,7 @@ var drainCases = []testCase{
 			})
 			k.until("a call", func() bool { return len(k.all()) == 1 })
 			began := time.Now()
-			m.cancel()
+			m.drain()
 			k.until("the end of the call's context", func() bool { return len(cut) > 0 })
 			if lasted := (<-cut).Sub(began); lasted < grace {
 				k.Errorf("the context of a call ended %v after that of Run, want not before %v", lasted, grace)
@@ -97,7 +97,7 @@ var drainCases = []testCase{
 			k.kept(1)
 		}},
 	{name: "end/nothing-is-left-running", why: "a process that starts and stops its consumers leaks goroutines, or " +
-		"handles messages that it has given back", test: func(k *kit) {
+		"handles messages that it has given back", needs: []Capability{End}, test: func(k *kit) {
 		k.publish(numbered("m", 5)...)
 		source := k.open(Member{})
 		first := true

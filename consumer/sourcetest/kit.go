@@ -78,10 +78,15 @@ func (k *kit) close() {
 	}
 }
 
-// until polls for what must come.
+// until polls for what must come. It cannot come if a Run has ended by itself.
 func (k *kit) until(what string, met func() bool) {
 	k.Helper()
 	for end := time.Now().Add(waitLimit); !met(); time.Sleep(pollEvery) {
+		for _, m := range k.members {
+			if m.hasEnded() && !m.cut && !m.stopping {
+				k.Fatalf("while the case waited for %s, Run ended with %v", what, m.err)
+			}
+		}
 		if time.Now().After(end) {
 			k.Fatalf("waited %v for %s; calls: %v", waitLimit, what, k.all())
 		}
@@ -202,6 +207,24 @@ type member struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 	err    error // of Run, when it has ended
+
+	stopping bool // its Run is to end
+	cut      bool // its Run may end: it was cut off
+}
+
+func (m *member) hasEnded() bool {
+	select {
+	case <-m.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// drain ends the context of Run.
+func (m *member) drain() {
+	m.stopping = true
+	m.cancel()
 }
 
 // run runs a member until it is stopped.
@@ -305,7 +328,7 @@ func (k *kit) guard(config Member, handle func(ctx context.Context, id string, r
 
 // end ends a member, and reports whether Run has returned.
 func (m *member) end() bool {
-	m.cancel()
+	m.drain()
 	limit := time.NewTimer(waitLimit)
 	defer limit.Stop()
 	select {

@@ -86,6 +86,7 @@ const (
 	Drain       Capability = "drain"       // calls go on when Run is to end, and their decisions reach the broker
 	Grace       Capability = "grace"       // and they have as long as Member.Grace says
 	Members     Capability = "members"     // several members share the messages
+	End         Capability = "end"         // nothing is left running when Run has returned
 )
 
 // Run tests a source. It calls open once for each case, in a parallel subtest with its own topic. What open needs

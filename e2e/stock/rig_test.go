@@ -33,8 +33,12 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		// sarama's metrics (rcrowley/go-metrics) have one goroutine for the whole process.
 		goleak.IgnoreAnyFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),
-		// A connection that ends while watermill-amqp closes it tells a channel of the adapter's that nobody reads.
-		goleak.IgnoreAnyFunction("github.com/rabbitmq/amqp091-go.(*Connection).shutdown.func1"))
+		// While watermill-amqp closes its connection, the end of that tells a channel that nobody reads, or makes the adapter
+		// connect again.
+		goleak.IgnoreAnyFunction("github.com/rabbitmq/amqp091-go.(*Connection).shutdown.func1"),
+		goleak.IgnoreAnyFunction("github.com/rabbitmq/amqp091-go.(*Connection).reader"),
+		goleak.IgnoreAnyFunction("github.com/rabbitmq/amqp091-go.(*Connection).heartbeater"),
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp.(*ConnectionWrapper).reconnect"))
 }
 
 // patience bounds every wait for something that must come.
