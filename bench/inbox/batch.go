@@ -3,27 +3,40 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
+	"time"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
-	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/worker"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // A batched handler is one behind a Processor that gets what is there at a time, as those of workers do.
 type batched struct {
-	once    *consumer.Processor
-	batcher *worker.Batcher[waiting]
-	pool    *batch.Pool
+	loop *worker.Loop
+	run  *worker.Assignment
 }
 
 // A waiting message is told what became of it.
 type waiting struct {
+	worker.Item
 	delivery consumer.Delivery
 	done     chan error
 }
+
+// Delivery is the message.
+func (w *waiting) Delivery(int) (consumer.Delivery, time.Time) { return w.delivery, time.Time{} }
+
+// Acked says that the effect is there.
+func (w *waiting) Acked(context.Context) { w.done <- nil }
+
+// Decided says that it is not.
+func (w *waiting) Decided(_ context.Context, d consumer.Decision) (due time.Time, again bool) {
+	w.done <- fmt.Errorf("message %s: %s, %w", d.ID, d.Action, d.Err)
+	return due, false
+}
+
+const mostInBatch = 64
 
 func openBatches(ctx context.Context, s servers) (system, error) {
 	store, err := openPostgres(ctx, s)
@@ -34,43 +47,35 @@ func openBatches(ctx context.Context, s servers) (system, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := batched{once: once, pool: &batch.Pool{}}
-	b.batcher = &worker.Batcher[waiting]{Most: 64, Bytes: 1 << 20, AtOnce: 2, Pool: b.pool,
-		Run: func(some []waiting) { b.run(ctx, some) }}
-	return b, nil
+	loop := worker.New(worker.Work{
+		Once: once, Handler: "effect", Batch: insertAll, Batches: worker.Batches{Most: mostInBatch}.WithDefaults(),
+	}, 2*mostInBatch)
+	return batched{loop, loop.Assign(ctx, nil, 1<<30, func() {})}, nil
 }
 
 func (b batched) handle(_ context.Context, id string, payload []byte) error {
-	w := waiting{consumer.Delivery{
-		Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload,
-		Count: 1,
-	}, make(chan error, 1)}
-	b.batcher.Add(w, len(payload))
+	w := &waiting{delivery: consumer.Delivery{
+		Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload, Count: 1,
+	}, done: make(chan error, 1)}
+	w.Message = w
+	b.run.Receive([]*worker.Item{&w.Item})
 	return <-w.done
 }
 
-func (b batched) run(ctx context.Context, some []waiting) {
-	deliveries, contexts := make([]consumer.Delivery, len(some)), slices.Repeat([]context.Context{ctx}, len(some))
-	for i, w := range some {
-		deliveries[i] = w.delivery
+func insertAll(ctx context.Context, messages []worker.Message) []error {
+	ids := make([]string, len(messages))
+	for i, m := range messages {
+		ids[i] = m.(*waiting).delivery.Header[producer.HeaderID]
 	}
-	b.once.StartBatch(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
-		ids := make([]string, len(which))
-		for n, i := range which {
-			ids[n] = deliveries[i].Header[producer.HeaderID]
-		}
-		_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, cents) SELECT unnest($1::text[]), 1200`, ids)
-		if err != nil {
-			return []error{err}
-		}
-		return nil
-	}, func(i int, d consumer.Decision) {
-		if d.Action != consumer.Ack || d.Err != nil {
-			some[i].done <- fmt.Errorf("message %s: %s, %w", d.ID, d.Action, d.Err)
-			return
-		}
-		some[i].done <- nil
-	})
+	_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, cents) SELECT unnest($1::text[]), 1200`, ids)
+	if err != nil {
+		return []error{err}
+	}
+	return nil
 }
 
-func (b batched) close() { b.pool.Wait() }
+func (b batched) close() {
+	b.run.Halt()
+	<-b.run.Ended()
+	b.loop.Wait()
+}

@@ -45,11 +45,14 @@ func (l *Loop) Assign(ctx context.Context, after *Assignment, room int, left fun
 	return a
 }
 
-// Halted is closed when nothing of the assignment starts any more.
-func (a *Assignment) Halted() <-chan struct{} { return a.halted }
+// IsHalted reports whether nothing of the assignment starts any more.
+func (a *Assignment) IsHalted() bool { return closed(a.halted) }
 
 // Ended is closed when nothing of it goes on any more, either.
 func (a *Assignment) Ended() <-chan struct{} { return a.ended }
+
+// HasEnded reports whether Ended is closed.
+func (a *Assignment) HasEnded() bool { return closed(a.ended) }
 
 // Hold keeps the assignment from ending until Release is called.
 func (a *Assignment) Hold() {

@@ -188,16 +188,20 @@ func (i *Item) handle(ctx context.Context) error {
 
 // decided carries out the decision about a message. It waits for nothing.
 func (i *Item) decided(d consumer.Decision) {
-	l, ctx := i.of.loop, i.of.ctx
 	if d.Action == consumer.Ack {
-		i.Message.Acked(ctx)
-		l.leave(i, true)
-		return
+		i.Message.Acked(i.of.ctx)
+		i.of.loop.leave(i, true)
+	} else {
+		i.of.loop.carryOut(i, d) // which puts the decision on the heap
 	}
+}
+
+// carryOut carries out a decision that is not an ack.
+func (l *Loop) carryOut(i *Item, d consumer.Decision) {
 	l.leaveSlot(i)
 	l.fill()
 	l.pool.Go(func() {
-		if due, again := i.Message.Decided(ctx, d); again {
+		if due, again := i.Message.Decided(i.of.ctx, d); again {
 			l.await(i, due)
 		} else {
 			l.leave(i, false)

@@ -139,7 +139,7 @@ func (f *poller) forget(partitions []*partition, unconfirmed error) {
 		f.ending[p.partitionID] = p
 		p.throttle()
 	}
-	maps.DeleteFunc(f.ending, func(_ partitionID, p *partition) bool { return closed(p.Ended()) })
+	maps.DeleteFunc(f.ending, func(_ partitionID, p *partition) bool { return p.HasEnded() })
 }
 
 // halt starts nothing more.
@@ -159,14 +159,5 @@ func (f *poller) wait() {
 	f.mu.Unlock()
 	for _, p := range partitions {
 		<-p.Ended()
-	}
-}
-
-func closed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

@@ -69,16 +69,10 @@ type Worker struct {
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
 // config that is wrong.
 func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker, error) {
-	switch {
-	case once == nil:
-		return nil, errors.New("franz: NewWorker needs a Processor")
-	case handle == nil:
+	if handle == nil {
 		return nil, errors.New("franz: NewWorker needs a Handler")
 	}
-	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
-		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
-	}
-	return newWorker(config, worker.Work{
+	return newHandlerWorker(config, worker.Work{
 		Once: once, Handler: config.Handler,
 		Each: func(ctx context.Context, m worker.Message) error { return handle(ctx, m.(*record).rec) },
 	})
@@ -87,19 +81,14 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 // NewBatchWorker is NewWorker for a handler of batches.
 func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchConfig) (*Worker, error) {
 	batches := worker.Batches{Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger}.WithDefaults()
-	problem := consumer.HandlerProblem(config.Handler)
 	switch {
-	case once == nil:
-		return nil, errors.New("franz: NewBatchWorker needs a Processor")
 	case handle == nil:
 		return nil, errors.New("franz: NewBatchWorker needs a BatchHandler")
-	case problem != "":
-		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
 	case batches.Problem() != "":
 		return nil, fmt.Errorf("franz: BatchConfig.%s", batches.Problem())
 	}
 	config.Order = cmp.Or(config.Order, PerKey)
-	w, err := newWorker(config.Config, worker.Work{
+	w, err := newHandlerWorker(config.Config, worker.Work{
 		Once: once, Handler: config.Handler, Batches: batches,
 		Batch: func(ctx context.Context, messages []worker.Message) []error {
 			records := make([]*kgo.Record, len(messages))
@@ -115,6 +104,17 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 			"handler", config.Handler)
 	}
 	return w, err
+}
+
+// newHandlerWorker returns a worker whose handler has a name.
+func newHandlerWorker(config Config, work worker.Work) (*Worker, error) {
+	if work.Once == nil {
+		return nil, errors.New("franz: a Worker needs a Processor")
+	}
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
+	}
+	return newWorker(config, work)
 }
 
 func newWorker(config Config, work worker.Work) (*Worker, error) {

@@ -121,12 +121,3 @@ func (e *engine) consume(ctx context.Context, topic string, work worker.Work) er
 	}
 	return err
 }
-
-func (s *session) draining() bool {
-	select {
-	case <-s.run.Halted():
-		return true
-	default:
-		return false
-	}
-}

@@ -40,7 +40,7 @@ func (m *message) Decided(ctx context.Context, d consumer.Decision) (due time.Ti
 		delay := delayOf(m, d)
 		due = time.Now().Add(delay)
 		m.log().DebugContext(ctx, "natsjs: message will come again", "delay", delay, "error", d.Err)
-		switch draining := m.s.draining(); {
+		switch draining := m.s.run.IsHalted(); {
 		case (!draining || m.Last) && m.s.keeper.keep(m, d, delay):
 			m.decision = &d
 			return due, true
