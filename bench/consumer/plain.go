@@ -7,14 +7,16 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/batch"
 )
 
 // plainSubscriber hands what a source delivers to a Router, and acknowledges what the Router does: nobody claims
-// anything.
+// anything. It has goroutines as oncewatermill's has them.
 type plainSubscriber struct {
 	source  consumer.Source
 	closing chan struct{}
 	running sync.WaitGroup
+	passes  batch.Pool // messages on their way through the Router
 }
 
 func newPlainSubscriber(source consumer.Source) *plainSubscriber {
@@ -28,8 +30,10 @@ func (s *plainSubscriber) Subscribe(_ context.Context, topic string) (<-chan *me
 	s.running.Go(func() { <-s.closing; stop() })
 	s.running.Go(func() {
 		defer close(out)
+		s.passes.Keep(1)
+		defer s.passes.Release()
 		_ = s.source.Run(ctx, topic, func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
-			go s.pass(ctx, out, d, done)
+			s.passes.Go(func() { s.pass(ctx, out, d, done) })
 		})
 	})
 	return out, nil

@@ -41,17 +41,20 @@ func (s Servers) Spent(ctx context.Context) (spent Spent, err error) {
 	return spent, err
 }
 
-// Figures are the CPU that each of so many messages cost this process, each server, and all of them.
+// Figures are the CPU that each of so many messages cost this process, each server, and all of them. That of this process
+// by that of the servers hardly changes with the machine and its load, because each message asks the same of the servers.
 func (s Servers) Figures(before, after Spent, messages int) []Figure {
 	micros := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) / float64(messages) }
-	all := after.CPU - before.CPU
+	client := after.CPU - before.CPU
+	all := client
 	figures := []Figure{{Name: "client µs/msg", Value: micros(all)}}
 	for i, server := range s {
 		used := after.servers[i] - before.servers[i]
 		figures = append(figures, Figure{Name: server.Name + " µs/msg", Value: micros(used)})
 		all += used
 	}
-	return append(figures, Figure{Name: AllCPU, Value: micros(all)})
+	return append(figures, Figure{Name: AllCPU, Value: micros(all)},
+		Figure{Name: "client/servers", Value: float64(client) / float64(max(all-client, 1))})
 }
 
 // Cost measures work on so many messages: their rate, and what each of them costs everybody.
