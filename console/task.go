@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -71,7 +72,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		o := dedupstore.Outcome{Kind: dedupstore.Kind(r.PostFormValue("outcome"))}
 		switch o.Kind {
 		case dedupstore.Failed:
-			o.Reason = r.PostFormValue("because")
+			o.Reason = cmp.Or(r.PostFormValue("because"), explain.Decided)
 		case dedupstore.Succeeded:
 			if result := r.PostFormValue("result"); result != "" {
 				o.Result = []byte(result)
@@ -79,7 +80,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		default:
 			return refuse(http.StatusBadRequest, errOutcome)
 		}
-		t.change = dedupstore.Complete{Outcome: explain.Decide(o)}
+		t.change = dedupstore.Complete{Outcome: o}
 	case Archive:
 		if t.why == "" {
 			return refuse(http.StatusBadRequest, errNote)

@@ -79,10 +79,13 @@ happened. Duplicates get that outcome from then on.`,
 				return usagef("--outcome is %q, want succeeded or failed", outcome)
 			}
 			o := dedupstore.Outcome{Kind: kind, Reason: reason}
+			if kind == dedupstore.Failed {
+				o.Reason = cmp.Or(reason, explain.Decided)
+			}
 			if result != "" {
 				o.Result = []byte(result)
 			}
-			m.change = dedupstore.Complete{Outcome: explain.Decide(o)}
+			m.change = dedupstore.Complete{Outcome: o}
 			return nil
 		},
 	})

@@ -25,7 +25,6 @@ import (
 	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -628,7 +627,9 @@ func TestFateOf(t *testing.T) {
 	publishing := finished(dedupstore.Failed, 7)
 	publishing.State = dedupstore.Publishing
 	decided := finished(dedupstore.Failed, 7)
-	decided.Outcome = explain.Decide(decided.Outcome)
+	decided.ByOperator = true
+	said := finished(dedupstore.Failed, 7)
+	said.Outcome.Reason = "decided by an operator: do not retry"
 	for _, c := range []struct {
 		record dedupstore.Record
 		want   fate
@@ -641,6 +642,7 @@ func TestFateOf(t *testing.T) {
 		{publishing, fateRuns},
 		{finished(dedupstore.Unknown, 7), fateUnknown},
 		{decided, fateDecided},
+		{said, fateRuns},
 		{finished(dedupstore.Failed, 8), fateFailed},
 		{finished(dedupstore.Unknown, 8), fateFailed},
 		{finished(dedupstore.Succeeded, 7), fateSucceeded}, // completed by an operator

@@ -14,7 +14,6 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -55,7 +54,7 @@ func fateOf(r *dedupstore.Record, fence uint64) fate {
 		return fateFailed
 	case r.Outcome.Kind == dedupstore.Unknown:
 		return fateUnknown
-	case explain.Decided(&r.Outcome):
+	case r.ByOperator:
 		return fateDecided
 	}
 	return fateRuns
