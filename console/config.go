@@ -63,7 +63,14 @@ type Outbox struct {
 	Inspector outbox.Inspector
 }
 
-// A Counter counts deliveries: the metric of claims by its attributes.
+// Outcomes of a Counter that counts failures.
+const (
+	Failed = "failed"  // runs that failed for good, or whose attempts were spent
+	Parked = "unknown" // runs of unknown outcome
+)
+
+// A Counter counts deliveries: the metric of claims by its attributes, and that of failures, whose outcome is Failed or
+// Parked. A delivery that failed is in both.
 type Counter struct {
 	Group, Handler string
 	Outcome        string // such as "claimed" or "duplicate_completed"

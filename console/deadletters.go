@@ -2,10 +2,15 @@ package console
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
-// A DeadLetterTopic is a topic of dead letters with a name for people and links.
+// A DeadLetterTopic is a topic of dead letters. Give it the topic's own name: records name the topic of their letters.
 type DeadLetterTopic struct {
 	Name   string
 	Source DeadLetters
@@ -40,8 +45,15 @@ type RedriveRequest struct {
 
 // A DeadLetterFilter says which letters are meant. The zero value means all.
 type DeadLetterFilter struct {
-	Reason string // a part of the reason
-	ID     string // the letter's own, or that of the message
+	Reason  string   // a part of the reason
+	Pattern string   // the reason, with # for what differs, as Failures shows it
+	IDs     []string // the letters' own, or those of their messages
+}
+
+// Matches reports whether a letter is meant.
+func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
+	return strings.Contains(d.Reason, f.Reason) && (f.Pattern == "" || operate.Pattern(d.Reason) == f.Pattern) &&
+		(len(f.IDs) == 0 || slices.Contains(f.IDs, d.ID) || slices.Contains(f.IDs, d.Original))
 }
 
 // A DeadLetter is a copy of a message that failed.
@@ -73,4 +85,22 @@ type Prediction struct {
 type Redriven struct {
 	Sent, Left, Refused     int
 	Succeeded, Failed, Open int // of those sent
+}
+
+// topicsOf are the names of the topics that have the dead letters of some failures: those that their records name, else
+// all that are configured.
+func (c *Console) topicsOf(records []dedupstore.Record) (named []string) {
+	var all []string
+	for _, t := range c.config.DeadLetters {
+		all = append(all, t.Name)
+		if slices.ContainsFunc(records, func(r dedupstore.Record) bool {
+			return slices.ContainsFunc(r.Outcome.Produced, func(p dedupstore.Produced) bool { return p.Topic == t.Name })
+		}) {
+			named = append(named, t.Name)
+		}
+	}
+	if len(named) == 0 {
+		return all
+	}
+	return named
 }

@@ -447,7 +447,7 @@ func (l *toyLetters) List(_ context.Context, f DeadLetterFilter, limit int) (fou
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range l.all {
-		if strings.Contains(d.Reason, f.Reason) && (f.ID == "" || f.ID == d.ID || f.ID == d.Original) {
+		if f.Matches(&d) {
 			found = append(found, d)
 		}
 	}
@@ -456,7 +456,7 @@ func (l *toyLetters) List(_ context.Context, f DeadLetterFilter, limit int) (fou
 }
 
 func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, err error) {
-	found, _, err = l.List(ctx, DeadLetterFilter{ID: id}, 100)
+	found, _, err = l.List(ctx, DeadLetterFilter{IDs: []string{id}}, 100)
 	return found, err
 }
 

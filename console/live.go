@@ -147,7 +147,7 @@ func (c *Console) event(ctx context.Context, p *livePart, screen string) ([]byte
 	if err := pages[screen].ExecuteTemplate(&b, "live", p); err != nil {
 		return nil, err
 	}
-	for line := range bytes.Lines(bytes.ReplaceAll(b.Bytes(), []byte("\r"), nil)) {
+	for line := range bytes.Lines(bytes.ReplaceAll(plain(b.Bytes()), []byte("\r"), nil)) {
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			event.WriteString("data: ")
 			event.Write(line)

@@ -20,7 +20,8 @@ type outboxSeen struct {
 	Problem string
 }
 
-// Topics are unpublished rows by topic.
+// Topics are unpublished rows by topic. They are counted without a pause: relays that retry move rows ahead of a slow
+// count, which would count them again and never end.
 type topics struct {
 	pass
 	All []topicCount
@@ -58,12 +59,24 @@ func (o *outboxSeen) look(ctx context.Context, box outbox.Inspector, way *topics
 	}
 	o.Stats, o.At = stats, time.Now()
 	o.Pending = append(slices.Clone(o.Pending[max(0, len(o.Pending)+1-mostBeats):]), float64(stats.Pending))
-	page, err := box.Count(ctx, unpublished, way.after)
-	if err != nil {
-		return err
+	for done := false; !done; {
+		page, err := box.Count(ctx, unpublished, way.after)
+		if err != nil {
+			return err
+		}
+		way.add(page.Tallies)
+		if done = way.next(page.Next, page.Looked, 0); done || o.Topics.Done.IsZero() {
+			o.Topics = *way
+		}
 	}
+	*way = topics{}
+	return nil
+}
+
+// add takes in a page of counts.
+func (way *topics) add(tallies []outbox.Tally) {
 	all := slices.Clone(way.All)
-	for _, t := range page.Tallies {
+	for _, t := range tallies {
 		at := slices.IndexFunc(all, func(of topicCount) bool { return of.Topic == t.Topic })
 		if at < 0 {
 			at = len(all)
@@ -86,12 +99,4 @@ func (o *outboxSeen) look(ctx context.Context, box outbox.Inspector, way *topics
 		return cmp.Or(cmp.Compare(b.Dead, a.Dead), strings.Compare(a.Topic, b.Topic))
 	})
 	way.All = all
-	done := way.next(page.Next, page.Looked, 0)
-	if done || o.Topics.Done.IsZero() {
-		o.Topics = *way
-	}
-	if done {
-		*way = topics{}
-	}
-	return nil
 }

@@ -7,10 +7,13 @@ import (
 	"html/template"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
@@ -56,9 +59,35 @@ func (c *Console) render(w http.ResponseWriter, v *visitor, name string, p *page
 		return refuse(http.StatusInternalServerError, err)
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = b.WriteTo(w) // a client that is gone cannot be told
+	_, _ = w.Write(plain(b.Bytes())) // a client that is gone cannot be told
 	return nil
 }
+
+// raw are attributes whose text is sent back or copied, and not shown.
+var raw = regexp.MustCompile(` (?:value|data-copy)="[^"]*"`)
+
+// plain shows format characters of others as such: a right-to-left override would make "paid not failed" of "paid ton
+// deliaf". Text has no quotes that are not escaped, so an attribute is one.
+func plain(html []byte) []byte {
+	if bytes.IndexFunc(html, isFormat) < 0 {
+		return html
+	}
+	var out []byte
+	at := 0
+	for _, kept := range append(raw.FindAllIndex(html, -1), []int{len(html), len(html)}) {
+		out = append(out, bytes.Map(func(r rune) rune {
+			if isFormat(r) {
+				return utf8.RuneError
+			}
+			return r
+		}, html[at:kept[0]])...)
+		out = append(out, html[kept[0]:kept[1]]...)
+		at = kept[1]
+	}
+	return out
+}
+
+func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
 
 var funcs = template.FuncMap{
 	"time":    timeTag,
@@ -76,7 +105,7 @@ var funcs = template.FuncMap{
 	"plural":  plural,
 	"text":    func(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") },
 	"title":   title,
-	"verbs":   func() []Action { return []Action{Rerun, Complete, Archive, Forget} },
+	"verbs":   func() []Action { return []Action{Complete, Archive, Rerun, Forget} },
 	"dict":    dict,
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -136,10 +137,9 @@ func TestPlan_OfNobodyIsNotForAll(t *testing.T) {
 	}
 	for _, form := range []url.Values{
 		{"do": {"redrive"}, "in": {"dead.billing"}, "id": {""}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {otherGroup}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {noReason}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {"#"}},
-		{"do": {"forget"}, "in": {"records"}, "state": {"failing"}, "pattern": {otherGroup}},
+		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {operate.OtherReasons}},
+		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "state": {"failing"}, "handler": {"none"}},
+		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "pattern": {operate.OtherReasons}},
 	} {
 		form.Set("token", s.token())
 		if status, body, _ := s.post("plan", form); status != http.StatusBadRequest {

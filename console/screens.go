@@ -125,9 +125,9 @@ type event struct {
 
 // An offer is an action on the message.
 type offer struct {
-	Do   Action
-	In   string // where it acts
-	What string
+	Do     Action
+	What   string
+	Topics []string // of a redrive: one of them has the letter
 }
 
 func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -181,21 +181,19 @@ func (c *Console) offers(m *messageView, v *visitor) (all []offer) {
 	for _, a := range m.Story.Actions {
 		do := Action(a.Verb)
 		if a.Verb == "dlq redrive" {
-			for _, t := range c.config.DeadLetters {
-				if v.may[Redrive] {
-					all = append(all, offer{Redrive, t.Name, a.What})
-				}
+			if topics := c.topicsOf([]dedupstore.Record{*m.Record}); v.may[Redrive] && len(topics) > 0 {
+				all = append(all, offer{Redrive, a.What, topics})
 			}
 			continue
 		}
 		if v.may[do] {
-			all = append(all, offer{do, m.In, a.What})
+			all = append(all, offer{Do: do, What: a.What})
 		}
 	}
 	kind := m.Record.Outcome.Kind
 	if v.may[Archive] && m.Note == nil && (kind == dedupstore.Failed || kind == dedupstore.Unknown) {
-		all = append(all, offer{Archive, m.In,
-			"put it aside with a note: Failures shows it no more, unless it fails again"})
+		all = append(all, offer{Do: Archive,
+			What: "put it aside with a note: Failures shows it no more, unless it fails again"})
 	}
 	return all
 }
@@ -242,14 +240,15 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 // A failingView is the screen of failures.
 type failingView struct {
 	*livePart
-	Stores []Store
-	Topics []DeadLetterTopic
-	Topic  string // the topic whose letters are listed
-	List   []DeadLetter
-	More   int
-	Query  *query // a group's
-	Found  *found
-	Tasks  []*taskView
+	Stores  []Store
+	Topics  []DeadLetterTopic
+	Topic   string // the topic whose letters are listed
+	List    []DeadLetter
+	More    int
+	Query   *query // a group's
+	Found   *found
+	Letters []string // the topics that have the letters of those
+	Tasks   []*taskView
 }
 
 func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -281,6 +280,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			if body.Found, err = c.find(ctx, s, q, pageSize, budget); err != nil {
 				return err
 			}
+			body.Letters = c.topicsOf(body.Found.Records)
 		} else {
 			p.Live = string(link("live", "screen", "failures", "in", s.Name))
 		}

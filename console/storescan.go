@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/census"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // A storeSeen is what the loop knows of a store. Each part is of the last whole pass through the store, or of as much
@@ -35,9 +36,9 @@ func (p pass) Part() string {
 	case !p.Done.IsZero():
 		return ""
 	case p.Total > 0:
-		return number(p.Looked) + " of " + number(max(p.Total, p.Looked)) + " records so far"
+		return number(p.Looked) + " of " + number(max(p.Total, p.Looked)) + " looked at so far"
 	default:
-		return number(p.Looked) + " records so far"
+		return number(p.Looked) + " looked at so far"
 	}
 }
 
@@ -87,11 +88,9 @@ type failing struct {
 const (
 	mostGroups = 200
 	mostOldest = 10
-	otherGroup = "other reasons"
-	noReason   = "no reason given"
 )
 
-// A group is the failures whose reasons differ in numbers only.
+// A group is the failures whose reasons have one pattern.
 type group struct {
 	Pattern string // the reason, with # for what differs
 	N       int
@@ -112,50 +111,6 @@ func (g group) Sparks() (points []float64) {
 	}
 	return points
 }
-
-// patternOf makes one text of reasons that differ in numbers only, with # for them.
-func patternOf(reason string) string {
-	if reason == "" {
-		return noReason
-	}
-	var b strings.Builder
-	for at := 0; at < len(reason); {
-		end, digits := at, false
-		for end < len(reason) && isHex(reason[end]) {
-			digits = digits || reason[end] <= '9'
-			end++
-		}
-		switch {
-		case end == at:
-			b.WriteByte(reason[at])
-			at++
-			continue
-		case digits && (onlyDigits(reason[at:end]) || end-at >= 6):
-			b.WriteByte('#')
-		default:
-			b.WriteString(reason[at:end])
-		}
-		at = end
-	}
-	return b.String()
-}
-
-// pieceOf is the longest text that all reasons of a pattern have.
-func pieceOf(pattern string) (longest string) {
-	if pattern == otherGroup || pattern == noReason {
-		return ""
-	}
-	for piece := range strings.SplitSeq(pattern, "#") {
-		if len(piece) > len(longest) {
-			longest = piece
-		}
-	}
-	return longest
-}
-
-func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F' }
-
-func onlyDigits(s string) bool { return strings.Trim(s, "0123456789") == "" }
 
 // A storeScan goes through a store, again and again: three ways side by side, because a filter of the store is cheaper
 // than to send all records here.
@@ -319,10 +274,10 @@ func (w *storeScan) fail(r *dedupstore.Record) {
 		w.failing.Archived++
 		return
 	}
-	pattern := patternOf(r.Outcome.Reason)
+	pattern := operate.Pattern(r.Outcome.Reason)
 	g := w.groups[pattern]
 	if g == nil && len(w.groups) >= mostGroups {
-		pattern = otherGroup
+		pattern = operate.OtherReasons
 		g = w.groups[pattern]
 	}
 	at := ended(r)

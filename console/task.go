@@ -451,6 +451,9 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	return c.render(w, v, "task", &page{
 		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
 		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
-		Body: body,
+		Body: struct {
+			*livePart
+			Topics []string
+		}{body, c.topicsOf(body.task.plan.Records)},
 	})
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -306,11 +305,10 @@ type consoleLetters struct {
 func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, payload bool) (*app, *redriving, error) {
 	a := l.server.alone()
 	r := &redriving{
-		dlq:     dlq{stream: l.server.stream, reason: f.Reason, payload: payload, tenant: "default"},
+		dlq: dlq{
+			stream: l.server.stream, reason: f.Reason, pattern: f.Pattern, ids: f.IDs, payload: payload, tenant: "default",
+		},
 		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
-	}
-	if f.ID != "" {
-		r.ids = []string{f.ID}
 	}
 	kafka, err := a.onKafka(l.server.flags)
 	switch {
@@ -355,7 +353,7 @@ func (l *consoleLetters) List(
 
 // Show implements [console.DeadLetters].
 func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.DeadLetter, err error) {
-	a, r, err := l.open(ctx, console.DeadLetterFilter{ID: id}, true)
+	a, r, err := l.open(ctx, console.DeadLetterFilter{IDs: []string{id}}, true)
 	if err != nil {
 		return nil, err
 	}
@@ -384,12 +382,10 @@ func (l *consoleLetters) Predict(
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, of := range slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
-		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
-	}) {
+	for _, of := range p.list() {
 		all = append(all, console.Prediction{
 			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
-			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of.Reason])),
+			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of])),
 		})
 	}
 	return all, p.shown, nil

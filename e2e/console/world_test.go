@@ -308,7 +308,7 @@ func (l *deadTopic) all() (all []console.DeadLetter) {
 func (l *deadTopic) List(_ context.Context, f console.DeadLetterFilter, limit int) ([]console.DeadLetter, int, error) {
 	var found []console.DeadLetter
 	for _, d := range l.all() {
-		if strings.Contains(d.Reason, f.Reason) {
+		if f.Matches(&d) {
 			found = append(found, d)
 		}
 	}

@@ -29,6 +29,7 @@ var house = table{
 	{1, "internal/worker", "what the workers of all transports share", nil},
 	{2, "internal/answertest", "answers of a guard, for tests", testLib},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
+	{2, "internal/operate", "what operators do, for the command and the console", nil},
 	{1, "internal/census", "adds up records by scope", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
