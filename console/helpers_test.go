@@ -62,7 +62,8 @@ func newSite(t testing.TB, change func(*Config)) *site {
 			return []Finding{{"warning", "store", "its clock is behind"}}, nil
 		},
 		Trace: "https://traces.example/{trace}", TraceSearch: "https://traces.example/?id={id}",
-		Every: 100 * time.Millisecond, Rate: 10_000, Logger: slog.New(slog.DiscardHandler),
+		Authorize: ViewOnly,
+		Every:     100 * time.Millisecond, Rate: 10_000, Logger: slog.New(slog.DiscardHandler),
 		Audit: func(_ context.Context, e Entry) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

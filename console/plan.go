@@ -23,7 +23,8 @@ import (
 
 const (
 	mostPlanned = 1000 // records or rows of a plan
-	mostPlans   = 50
+	mostPlans   = 200
+	mostOwn     = 10 // plans of a person
 	planLife    = 10 * time.Minute
 	planTimeout = 2 * time.Second // how long a plan looks for records
 )
@@ -42,6 +43,7 @@ var (
 type plan struct {
 	id      string
 	session string // of the visitor that it was made for
+	person  string
 	made    time.Time
 
 	Action  Action
@@ -128,7 +130,7 @@ func (c *Console) allowed(r *http.Request, a Action) (who string, err error) {
 // makePlan finds what an action would change. It changes nothing.
 func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	p := &plan{
-		id: rand.Text(), session: v.session, made: time.Now(), Action: Action(r.PostFormValue("do")),
+		id: rand.Text(), session: v.session, person: v.person, made: time.Now(), Action: Action(r.PostFormValue("do")),
 		In: r.PostFormValue("in"),
 	}
 	if !slices.Contains(verbs, p.Action) {
@@ -151,12 +153,28 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.plans = append(c.plans, p)
-	c.plans = slices.Clone(c.plans[max(0, len(c.plans)-mostPlans):])
-	c.mu.Unlock()
+	c.keepPlan(p)
 	seeOther(w, string(link("plan", "id", p.id)))
 	return nil
+}
+
+// keepPlan keeps a plan. Nobody's many plans remove those of others, unless very many people plan at once.
+func (c *Console) keepPlan(p *plan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own, oldest := 0, 0
+	for i := len(c.plans) - 1; i >= 0; i-- {
+		if c.plans[i].person == p.person {
+			own, oldest = own+1, i
+		}
+	}
+	if own >= mostOwn || len(c.plans) >= mostPlans {
+		if own < mostOwn {
+			oldest = 0
+		}
+		c.plans = slices.Delete(c.plans, oldest, oldest+1)
+	}
+	c.plans = append(c.plans, p)
 }
 
 // plan finds a plan of a session; nil if there is none any more.

@@ -241,8 +241,19 @@ func TestActions_NeedRightTokenAndOrigin(t *testing.T) {
 	}
 }
 
-// The zero value lets everybody look, and nobody do anything else.
-func TestActions_ZeroConfigIsReadOnly(t *testing.T) {
+// The zero value shows nothing.
+func TestHandler_ZeroConfigShowsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = nil }).fill().runs()
+	for _, page := range append(screens(), "live?screen=overview") {
+		if status, body := s.get(page); status != http.StatusForbidden || strings.Contains(body, "billing") ||
+			!strings.Contains(body, "set Config.Authorize") {
+			t.Errorf("%s: status %d\n%s", page, status, body)
+		}
+	}
+}
+
+func TestActions_ViewOnlyIsReadOnly(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil).fill().runs()
 	before := s.state()

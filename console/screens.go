@@ -150,6 +150,9 @@ func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) er
 	if !v.may[Payloads] {
 		rec.Outcome.Result = nil
 	}
+	if len(rec.Outcome.Result) > 0 {
+		c.sawPayload(r, v, s.Name, key.String())
+	}
 	m := &messageView{
 		In: s.Name, Key: key.String(), Record: rec, Note: c.config.Notes.of(s.Name, rec),
 		TraceSearch: traceLink(c.config.TraceSearch, "id", key.ID),
@@ -313,7 +316,9 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 	if err != nil {
 		return err
 	}
-	if !v.may[Payloads] {
+	if v.may[Payloads] {
+		c.sawPayload(r, v, t.Name, id)
+	} else {
 		for i := range all {
 			all[i].Header, all[i].Payload = nil, nil
 		}
@@ -323,6 +328,11 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 		ID  string
 		All []DeadLetter
 	}{t.Name, id, all}})
+}
+
+// sawPayload says in the log who was shown what nobody sees without a right.
+func (c *Console) sawPayload(r *http.Request, v *visitor, in, what string) {
+	c.config.Logger.InfoContext(r.Context(), "console: payload shown", "who", v.Who, "in", in, "what", what)
 }
 
 // An outboxView is the screen of an outbox.

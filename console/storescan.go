@@ -20,7 +20,8 @@ type storeSeen struct {
 	Counts   counts
 	Failures failing
 	Running  working
-	Problem  string // why the last look failed
+	Problem  string    // why the last look failed
+	At       time.Time // when that was
 }
 
 // A pass is a way through a store, page by page.
@@ -125,8 +126,10 @@ type storeScan struct {
 	working working
 	oldest  []dedupstore.Record
 
-	unread  error // what the last step could not read
-	hurried bool  // only failures are counted, until a whole pass is done
+	unread  error     // what the last step could not read
+	asked   bool      // failures are to be counted soon
+	hurried bool      // only failures are counted, until a whole pass is done
+	rested  time.Time // when they may be hurried again; while they are, when that began
 	shown   storeSeen
 }
 
@@ -138,6 +141,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		began := time.Now()
 		if !c.idle() {
 			w.shown.Problem = problemOf(w.steps(ctx, s.Inspector, began.Add(c.config.Every/share)))
+			w.shown.At = time.Now()
 			shown := w.shown
 			c.see(func(s *seen) { s.Stores[i] = &shown })
 		}
@@ -145,10 +149,17 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		if w.hurried && w.shown.Problem == "" && !c.idle() {
 			wait = 0
 		}
-		if pause(ctx, wait, c.wake[s.Name]) {
-			w.hurried = true
-			w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
-		}
+		w.asked = pause(ctx, wait, c.wake[s.Name]) || w.asked
+		w.hurry()
+	}
+}
+
+// hurry counts failures without a pause, if somebody has asked for that, and if the last time is long enough ago: so
+// nobody who asks all the time makes the server busy, and keeps other figures from being counted.
+func (w *storeScan) hurry() {
+	if w.asked && !w.hurried && time.Now().After(w.rested) {
+		w.asked, w.hurried, w.rested = false, true, time.Now()
+		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
 	}
 }
 
@@ -264,6 +275,9 @@ func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error
 		})
 	}
 	if done {
+		if w.hurried {
+			w.rested = time.Now().Add(2 * share * time.Since(w.rested))
+		}
 		w.groups, w.hurried = nil, false
 	}
 	return nil

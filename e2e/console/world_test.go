@@ -38,6 +38,9 @@ func everything(*http.Request, console.Action) (string, error) { return "ada", n
 // newWorld makes a world whose visitors may do what authorize says; nil: look.
 func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (string, error)) *world {
 	t.Helper()
+	if authorize == nil {
+		authorize = console.ViewOnly
+	}
 	w := &world{t: t, deadLetters: &deadTopic{}}
 	var err error
 	if w.store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{}); err != nil {
