@@ -202,9 +202,12 @@ func (a *app) changes(
 			select {
 			case <-pause.C:
 			case <-ctx.Done():
+				return false, fmt.Errorf("%d of %s changed", changed, plural(all, "record"))
 			}
 		}
-		err = store.Change(ctx, r, change)
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout()) // one that has begun ends
+		defer cancel()
+		err = store.Change(within, r, change)
 		line := audit.With("key", r.Key.String(), "fence", r.Fence, "state", string(r.State))
 		var no *dedupstore.RefusedError
 		switch {

@@ -28,6 +28,7 @@ import (
 type consoleServer struct {
 	*app
 	listen          string
+	cert, key       string
 	write, payloads bool
 	login           string
 	metrics, dead   []string
@@ -51,10 +52,12 @@ func (a *app) console() *cobra.Command {
 otherwise. It shows the store, the outbox and the dead letters that are named.
 
 It is read-only without --write, and hides payloads without --payloads. --login
-names a file with a line NAME:TOKEN for each person, which the browser asks for;
-programs may send the token as a Bearer. A token has 16 characters at least.
-Without a file, --write makes a token for you and tells it. Other machines are
-served only with --login; put TLS before it.`,
+names a file with a line NAME:ROLES:TOKEN for each person, which the browser
+asks for; programs may send the token as a Bearer. Roles are some of view,
+operate and payloads, with commas. A token has 20 characters at least, and
+other users must not be able to read the file. Without a file, --write makes a
+token for you and tells it on standard error; under a service manager, use a
+file. Other machines are served only with --login, and should be with TLS.`,
 		Example: "  oncemill console --metrics http://127.0.0.1:9464/metrics\n" +
 			"  oncemill console --write --dead-letters dead.billing --audit-log audit.jsonl",
 		Args: arguments(cobra.NoArgs),
@@ -69,7 +72,9 @@ served only with --login; put TLS before it.`,
 	flags.BoolVar(&s.write, "write", false, "allow actions: forget, rerun, complete, archive, redrive,\n"+
 		"requeue, discard, replay")
 	flags.BoolVar(&s.payloads, "payloads", false, "show results, and headers and payloads of dead letters")
-	flags.StringVar(&s.login, "login", "", "the file with a line NAME:TOKEN for each person")
+	flags.StringVar(&s.login, "login", "", "the file with a line NAME:ROLES:TOKEN for each person")
+	flags.StringVar(&s.cert, "tls-cert", "", "serve HTTPS, with the certificate in this file")
+	flags.StringVar(&s.key, "tls-key", "", "and the key in this one")
 	flags.StringSliceVar(&s.metrics, "metrics", nil, "the metrics of your services, in Prometheus's text format")
 	flags.StringSliceVar(&s.dead, "dead-letters", nil, "subjects or topics of dead letters")
 	flags.StringVar(&s.stream, "stream", "", "the stream of dead letters, if their subjects do not lead to\nit (NATS)")
@@ -94,7 +99,10 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if !loopback(host) && s.login == "" {
 		return usagef("--listen is %s, which other machines reach: it needs --login", s.listen)
 	}
-	if err := s.readLogins(); err != nil {
+	if (s.cert == "") != (s.key == "") {
+		return usagef("--tls-cert and --tls-key need each other")
+	}
+	if err := s.findPeople(); err != nil {
 		return err
 	}
 	logTo, done, err := s.auditLog(s.audit)
@@ -116,10 +124,17 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	fmt.Fprintf(s.log, "The console is at http://%s/\n", l.Addr())
-	if s.write && s.login == "" {
-		for name, token := range s.people {
-			fmt.Fprintf(s.log, "Log in as %s with the token %s\n", name, token)
+	scheme := "https"
+	if s.cert == "" {
+		scheme = "http"
+		if !loopback(host) {
+			fmt.Fprintln(s.log, "Tokens go over the network in clear: set --tls-cert and --tls-key, or put TLS before it.")
+		}
+	}
+	fmt.Fprintf(s.log, "The console is at %s://%s/\n", scheme, l.Addr())
+	if s.write {
+		for name, l := range s.people {
+			fmt.Fprintf(s.log, "Log in as %s with the token %s\n", name, l.token)
 		}
 	}
 	return s.run(ctx, c, l)
@@ -130,12 +145,18 @@ func (s *consoleServer) run(ctx context.Context, c *console.Console, l net.Liste
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	server := &http.Server{
-		Handler: s.admits(l.Addr().String(), c.Handler()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+		Handler: s.admits(c.Handler()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		var err error
+		if s.cert == "" {
+			err = server.Serve(l)
+		} else {
+			err = server.ServeTLS(l, s.cert, s.key)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
 			stop(err)
 		}
 	}()
@@ -163,8 +184,11 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		Trace: s.settings.Trace, TraceSearch: s.search, Rate: s.rate, Logger: s.logger, Authorize: s.authorize,
 		Notes: &console.Notes{},
 	}
+	if s.people != nil { // a page of another site has no login to send
+		config.Hosts = []string{"*"}
+	}
 	if s.settings.Store != "" {
-		store, err := s.inspector(ctx)
+		store, err := s.openStore(ctx) // pages say if it does not answer
 		if err != nil {
 			return config, err
 		}
@@ -266,33 +290,17 @@ func me() string {
 	return "unknown"
 }
 
-// readLogins reads who may log in, or makes a token if somebody may write.
-func (s *consoleServer) readLogins() error {
+// findPeople finds out who may log in, or makes a token if somebody may write.
+func (s *consoleServer) findPeople() (err error) {
 	switch {
+	case s.login != "" && (s.write || s.payloads):
+		return usagef("--write and --payloads are for everybody who comes: with --login, its roles say who may do what")
 	case s.login != "":
-		text, err := os.ReadFile(s.login)
-		if err != nil {
-			return fmt.Errorf("--login: %w", err)
-		}
-		s.people, err = parseLogins(string(text))
-		return err
+		s.people, err = readLogins(s.login)
 	case s.write:
-		s.people = logins{me(): rand.Text()}
+		s.people = logins{me(): {token: rand.Text(), operate: true, payloads: s.payloads}}
 	}
-	return nil
-}
-
-// authorize says what a visitor may do: admits has found out who it is.
-func (s *consoleServer) authorize(r *http.Request, action console.Action) (string, error) {
-	who, _ := r.Context().Value(visitorKey{}).(string)
-	switch {
-	case action == console.View:
-	case action == console.Payloads && !s.payloads:
-		return "", errors.New("payloads are hidden: start oncemill console with --payloads")
-	case action != console.Payloads && !s.write:
-		return "", errors.New("this console is read-only: start oncemill console with --write")
-	}
-	return who, nil
+	return err
 }
 
 // consoleLetters are the dead letters of a topic, for the console. Each operation connects anew, as the command does.

@@ -134,7 +134,7 @@ func (a *app) rowList(ctx context.Context, f outbox.Filter, limit int, check boo
 	if a.forPeople() {
 		a.table(tableOfRows(rows, time.Now()))
 		if more {
-			fmt.Fprintf(a.log, "There are more than these %d; --limit shows more.\n", limit)
+			fmt.Fprintf(a.log, "There are more than %d; --limit shows more.\n", limit)
 		}
 	} else if err := items(a, viewsOfRows(rows)); err != nil {
 		return err
