@@ -214,7 +214,7 @@ func (a *app) natsTrail(ctx context.Context, topic string) (trail, error) {
 	}
 	info := t.stream.CachedInfo()
 	if info.Config.Retention != jetstream.LimitsPolicy {
-		return nil, fmt.Errorf("stream %s has the retention %s: a consumer would change what it keeps. Audit a "+
+		return nil, fmt.Errorf("stream %s has the retention %s: a consumer would change what it keeps. Count in a "+
 			"mirror of it that has the retention limits", safe(t.name, 80),
 			strings.ToLower(info.Config.Retention.String()))
 	}
