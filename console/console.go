@@ -82,6 +82,7 @@ var routes = map[string]route{
 	"plan":     {page: (*Console).showPlan, form: (*Console).makePlan},
 	"act":      {form: (*Console).act},
 	"task":     {page: (*Console).showTask},
+	"stop":     {form: (*Console).stop},
 	"live":     {page: (*Console).live},
 	"refresh":  {form: (*Console).refresh},
 }

@@ -47,7 +47,9 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Findings != nil {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
-	all.Go(func() { c.work(ctx) })
+	for range mostAtOnce {
+		all.Go(func() { c.work(ctx) })
+	}
 	beat := time.NewTicker(c.config.Every)
 	defer beat.Stop()
 	for ctx.Err() == nil {

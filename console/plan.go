@@ -74,6 +74,8 @@ func (p *plan) What() string {
 		return "Decides an unknown outcome. Duplicates get it from then on, and nothing runs."
 	case Archive:
 		return "Puts the failure aside with a note. The record stays as it is; it comes back if it fails again."
+	case Restore:
+		return "Takes the note back: Failures shows the failure again."
 	case Redrive:
 		return "Publishes the messages of dead letters to where they came from, so that their handlers run again. " +
 			"Every group of the source topic gets them. Outside of an inbox, a second effect is possible. " +
@@ -258,10 +260,14 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 	for i := range all {
 		r := &all[i]
 		if explain.IsStepOf(kept, r.Key) {
-			refused[errNeeded.Error()]++
+			refused[operate.ErrNeeded.Error()]++
 			continue
 		}
-		if why := p.refuses(r); why != "" {
+		why := p.refuses(r)
+		if noted := c.config.Notes.of(s.Name, r) != nil; p.Action == Restore && !noted {
+			why = "is not archived"
+		}
+		if why != "" {
 			refused[why]++
 			kept = append(kept, *r)
 			continue
@@ -310,7 +316,7 @@ func (p *plan) refuses(r *dedupstore.Record) string {
 		change = dedupstore.Rerun{}
 	case Complete:
 		change = dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}}
-	case Archive:
+	case Archive, Restore:
 		if r.Outcome.Kind != dedupstore.Failed && r.Outcome.Kind != dedupstore.Unknown {
 			return "is no failure"
 		}
@@ -366,8 +372,12 @@ func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (
 		if t := c.task(form.Get("task")); t != nil {
 			other = t.plan
 		}
-		if other == nil {
+		switch {
+		case other == nil:
 			return refuse(http.StatusNotFound, errNoPlan)
+		case other.Action == Redrive:
+			*f = other.Which
+			return nil
 		}
 		of = other.Records
 	case form.Has("id"):

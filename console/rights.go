@@ -23,6 +23,7 @@ const (
 	Rerun    Action = "rerun"
 	Complete Action = "complete"
 	Archive  Action = "archive" // put a failure aside with a note
+	Restore  Action = "restore" // take that back
 	Redrive  Action = "redrive"
 	Requeue  Action = "requeue"
 	Discard  Action = "discard"
@@ -30,7 +31,7 @@ const (
 )
 
 // verbs are the actions that change something, in the order in which pages offer them.
-var verbs = []Action{Redrive, Rerun, Complete, Archive, Forget, Requeue, Discard, Replay}
+var verbs = []Action{Redrive, Rerun, Complete, Archive, Restore, Forget, Requeue, Discard, Replay}
 
 var (
 	errNobodyMay = errors.New("this console shows nothing: set Config.Authorize, which says who may do what")

@@ -194,6 +194,9 @@ func (c *Console) offers(m *messageView, v *visitor) (all []offer) {
 		}
 	}
 	kind := m.Record.Outcome.Kind
+	if v.may[Restore] && m.Note != nil {
+		all = append(all, offer{Do: Restore, What: "take the note back: Failures shows it again"})
+	}
 	if v.may[Archive] && m.Note == nil && (kind == dedupstore.Failed || kind == dedupstore.Unknown) {
 		all = append(all, offer{Do: Archive,
 			What: "put it aside with a note: Failures shows it no more, unless it fails again"})
@@ -243,15 +246,16 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 // A failingView is the screen of failures.
 type failingView struct {
 	*livePart
-	Stores  []Store
-	Topics  []DeadLetterTopic
-	Topic   string // the topic whose letters are listed
-	List    []DeadLetter
-	More    int
-	Query   *query // a group's
-	Found   *found
-	Letters []string // the topics that have the letters of those
-	Tasks   []*taskView
+	Stores   []Store
+	Topics   []DeadLetterTopic
+	Topic    string // the topic whose letters are listed
+	List     []DeadLetter
+	More     int
+	Query    *query // a group's
+	Found    *found
+	Letters  []string // the topics that have the letters of those
+	Archived bool     // the archived ones are listed
+	Tasks    []*taskView
 }
 
 func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -275,7 +279,18 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		}
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
-		if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
+		if r.FormValue("archived") != "" {
+			body.Archived = true
+			records, err := s.Inspector.Look(ctx, c.config.Notes.keys(s.Name))
+			if err != nil {
+				return err
+			}
+			body.Found = &found{Records: slices.DeleteFunc(records, func(r dedupstore.Record) bool {
+				return c.config.Notes.of(s.Name, &r) == nil // it has run since, or is gone
+			})}
+			newestFirst(body.Found.Records)
+			body.Found.To = len(body.Found.Records)
+		} else if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
 			q.State = cmp.Or(q.State, openFailures)
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed

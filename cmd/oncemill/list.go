@@ -66,7 +66,7 @@ func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, check, 
 	if a.forPeople() {
 		a.table(tableOf(records, time.Now()))
 		if more {
-			fmt.Fprintf(a.log, "There are more than %d; --limit shows more.\n", limit)
+			fmt.Fprintf(a.log, "There are more than %d, and these are not the last ones: records have no order. --limit shows more.\n", limit)
 		}
 	} else {
 		var all []view
