@@ -44,6 +44,9 @@ type Config struct {
 	// Audit is told of every change, whether it was made or refused. Logger has a line of each in any case.
 	Audit func(context.Context, Entry)
 
+	// Log returns the last changes that the audit log has, in any order. Nil: those that this console has made.
+	Log func(context.Context) ([]Entry, error)
+
 	// Notes remember which failures were archived. Nil: notes that are forgotten when the process ends.
 	Notes *Notes
 

@@ -34,6 +34,7 @@ type Console struct {
 
 	mu     sync.Mutex
 	held   map[string]int // live streams by person
+	made   []Entry        // the last changes
 	seen   seen           // what the loop sampled last
 	latest *snapshot      // what live streams show
 	plans  []*plan        // oldest first
@@ -79,6 +80,7 @@ var routes = map[string]route{
 	"letter":   {page: (*Console).letter},
 	"outbox":   {page: (*Console).outbox},
 	"health":   {page: (*Console).health},
+	"log":      {page: (*Console).log},
 	"plan":     {page: (*Console).showPlan, form: (*Console).makePlan},
 	"act":      {form: (*Console).act},
 	"task":     {page: (*Console).showTask},

@@ -294,7 +294,7 @@ func screens() []string {
 		messageLink(key("later")), messageLink(key("half")), messageLink(key("gone")),
 		"failures", "failures?list=1", "failures?pattern=card+%23+refused&list=1", "failures?letters=dead.billing",
 		"letter?in=dead.billing&id=dead-1", "outbox", "outbox?state=published", "outbox?state=all&topic=orders",
-		"health",
+		"health", "log",
 	}
 }
 

@@ -38,7 +38,7 @@ var pages = func() map[string]*template.Template {
 	base := template.Must(template.New("").Funcs(funcs).ParseFS(texts, "templates/layout.html", "templates/parts.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{
-		"overview", "messages", "message", "failures", "letter", "outbox", "health", "plan", "task", "sorry",
+		"overview", "messages", "message", "failures", "letter", "outbox", "health", "log", "plan", "task", "sorry",
 	} {
 		all[name] = template.Must(template.Must(base.Clone()).ParseFS(texts, "templates/"+name+".html"))
 	}
@@ -177,7 +177,7 @@ func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
 // tone is the class of a state, which has its colour.
 func tone(state any) string {
 	switch fmt.Sprint(state) {
-	case "succeeded", "published", "changed", "done":
+	case "succeeded", "published", "changed", "done", "sent":
 		return "good"
 	case "retryable", "publishing", "delayed", "pending", "warning", "stopped", "refused":
 		return "wait"

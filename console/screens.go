@@ -40,6 +40,23 @@ func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) err
 	})
 }
 
+// log shows who changed what, the last change first.
+func (c *Console) log(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	ctx, cancel := within(r)
+	defer cancel()
+	c.mu.Lock()
+	all := slices.Clone(c.made)
+	c.mu.Unlock()
+	if c.config.Log != nil {
+		var err error
+		if all, err = c.config.Log(ctx); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Entry) int { return b.Time.Compare(a.Time) })
+	return c.render(w, v, "log", &page{Title: "Log", At: "log", Body: all[:min(mostLogged, len(all))]})
+}
+
 // A listing is a screen with records.
 type listing struct {
 	Stores []Store

@@ -22,6 +22,7 @@ import (
 const (
 	mostQueued = 16
 	mostTasks  = 50  // that are remembered
+	mostLogged = 200 // changes that a page shows
 	mostAtOnce = 8   // that are done side by side
 	mostItems  = 200 // that a page shows
 )
@@ -231,6 +232,9 @@ func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
 	c.config.Logger.InfoContext(ctx, "console: action", "who", e.Who, "action", string(e.Action), "in", e.Where,
 		"what", e.What, "fence", e.Fence, "why", e.Why, "result", e.Result, "error", e.Error)
 	c.config.Audit(ctx, e)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made = append(c.made[max(0, len(c.made)+1-mostLogged):], e)
 }
 
 func (t *task) result(changed int, refused int, results ...string) {

@@ -143,3 +143,19 @@ func TestNotes_RestoreIsKept(t *testing.T) {
 		t.Error("it is archived again")
 	}
 }
+
+// The log says who changed what, the last change first, and shows no markup of theirs.
+func TestLog_SaysWhoChangedWhat(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	if _, body := s.get("log"); !strings.Contains(body, "Nobody has changed anything") {
+		t.Error(body)
+	}
+	s.acts(Rerun, url.Values{"in": {"records"}, "key": {key("bad").String()}}, url.Values{"why": {"<i>mended</i>"}})
+	s.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
+	_, body := s.get("log")
+	last, first := strings.Index(body, "<td>forget</td>"), strings.Index(body, "<td>rerun</td>")
+	if last < 0 || first < last || !strings.Contains(body, "&lt;i&gt;mended") || !strings.Contains(body, "<td>ada</td>") {
+		t.Error(body)
+	}
+}

@@ -192,7 +192,9 @@ func (a *app) changes(
 	defer progress.end()
 	changed, refused := 0, 0
 	var first error
-	do := func(ctx context.Context, item *operate.Item) error { return store.Change(ctx, item.Record, item.Change) }
+	do := func(ctx context.Context, item *operate.Item) error {
+		return store.Change(ctx, item.Record, item.Change)
+	}
 	err := operate.Change(ctx, items, m.rate, a.timeout(), do, func(item *operate.Item, err error) {
 		r := &item.Record
 		line := audit.With("key", r.Key.String(), "fence", r.Fence, "state", string(r.State))

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -204,6 +205,9 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 	if len(config.Stores)+len(config.Outboxes) > 0 {
 		config.Findings = s.findings
 	}
+	if s.audit != "" {
+		config.Log = s.lastChanges
+	}
 	if len(s.metrics) > 0 {
 		config.Counters = console.Prometheus(nil, s.metrics...)
 	}
@@ -218,6 +222,26 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		config.Notes, err = console.OpenNotes(s.notes)
 	}
 	return config, err
+}
+
+// lastChanges are those of the audit log, of this and earlier processes.
+func (s *consoleServer) lastChanges(context.Context) (all []console.Entry, err error) {
+	f, err := os.Open(s.audit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	const tail = 1 << 20
+	if info, err := f.Stat(); err == nil && info.Size() > tail {
+		_, _ = f.Seek(-tail, io.SeekEnd) // the first line is cut then, and counts as none
+	}
+	_, err = operate.ReadLog(f, func(e operate.Entry) {
+		all = append(all, console.Entry{
+			Time: e.Time, Who: e.Who, Action: console.Action(e.Action), Where: e.Where, What: e.What, Fence: e.Fence,
+			Why: e.Why, Result: e.Result, Error: e.Error,
+		})
+	})
+	return all, err
 }
 
 // findings are the doctor's, of the store and the outbox.

@@ -143,7 +143,7 @@ looked for, 4 nothing is known of what explain was asked about.`,
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"},
 		&cobra.Group{ID: "run", Title: "Run:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate(), a.doctor(), a.deadLetters(), a.duplicates(), a.relay(), a.console())
+		a.migrate(), a.doctor(), a.deadLetters(), a.duplicates(), a.auditLogs(), a.relay(), a.console())
 	a.completes(root)
 	return root
 }
@@ -156,6 +156,7 @@ var flagWords = map[string][]string{
 	"output": {"table", "json", "jsonl"}, "kind": {"succeeded", "failed", "unknown"},
 	"state":                     {"running", "retryable", "publishing", "done"},
 	"oncemill outbox ls state":  {"pending", "delayed", "leased", "dead", "published"},
+	"action":                    {"forget", "rerun", "complete", "archive", "restore", "redrive", "requeue", "discard", "replay"},
 	"outcome":                   {"failed", "unknown", "mismatch", "rejected"},
 	"oncemill complete outcome": {"succeeded", "failed"},
 }
