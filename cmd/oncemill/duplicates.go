@@ -21,26 +21,6 @@ import (
 // sourcePayload is the source of an ID that is made of a message's payload.
 const sourcePayload producer.Source = "payload"
 
-// A trail is what a broker keeps of a topic.
-type trail interface {
-	// read calls do with each message that was there when the trail was opened.
-	read(ctx context.Context, do func(message) error) error
-
-	// find reads one message again.
-	find(ctx context.Context, where place) (producer.Incoming, error)
-
-	// size is about how many messages there are. Notes are what people should know of the topic.
-	size() int
-	notes() []string
-}
-
-// A message is one of a trail.
-type message struct {
-	producer.Incoming
-	at    time.Time
-	place place
-}
-
 type counting struct {
 	id    string
 	check bool
@@ -64,9 +44,8 @@ source), Nats-Msg-Id, Idempotency-Key, Debezium's id, Watermill's UUID. Or say
 
 Redeliveries cannot be seen in a topic. Look at the metrics of consumers.
 
-Counts are exact: with a billion IDs, hashes collide with a chance below 1 in
-10^20. Spans are exact to 1 %. Some 100 bytes for each message are written to
-the folder for temporary files, and removed at the end.`,
+Counts are exact, and spans to 1 %. The ID of each message is written to the
+folder for temporary files, and removed at the end.`,
 		Example: "  oncemill duplicates orders --kafka 127.0.0.1:9092\n" +
 			"  oncemill duplicates orders.new --nats nats://127.0.0.1 --id payload --check",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -123,7 +102,7 @@ func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string
 	if err != nil {
 		return err
 	}
-	var t trail
+	var t *trail
 	if kafka {
 		t, err = a.kafkaTrail(ctx, topic)
 	} else {
@@ -140,40 +119,29 @@ func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string
 	defer func() { err = errors.Join(err, count.close()) }()
 	progress := a.progress("messages")
 	defer progress.end()
-	err = t.read(ctx, func(m message) error {
-		progress.add(1, t.size())
-		report.message(m.at)
-		switch id, err := identify(m.Incoming, extractors); {
+	var failed error
+	err = t.read(ctx, func(l letter) bool {
+		progress.add(1, t.size)
+		report.message(l.at)
+		switch id, err := identify(l.incoming(), extractors); {
 		case errors.Is(err, producer.ErrNoID):
 			report.Without++
-			return nil
 		case err != nil:
 			report.Unusable++
 			report.Problem = cmp.Or(report.Problem, err.Error())
-			return nil
 		default:
-			return count.add(ctx, id, m.at, m.place)
+			failed = count.add(ctx, id, l.at)
 		}
+		return failed == nil
 	})
-	if err != nil {
+	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}
 	progress.end()
 	if err := report.count(ctx, count); err != nil {
 		return err
 	}
-	for _, r := range report.Repeated {
-		in, err := t.find(ctx, r.place)
-		if err == nil {
-			var found producer.Identity
-			found, err = identify(in, extractors)
-			r.ID = found.ID
-		}
-		if err != nil { // it may have expired meanwhile
-			report.Notes = append(report.Notes, "One of the most repeated IDs could not be read again: "+oneLine(err))
-		}
-	}
-	report.Notes = append(report.Notes, t.notes()...)
+	report.Notes = append(report.Notes, t.notes...)
 	return a.showTopic(report, u.check)
 }
 
@@ -228,8 +196,6 @@ type repeatedID struct {
 	Copies int             `json:"copies"`
 	First  time.Time       `json:"first"`
 	Last   time.Time       `json:"last"`
-
-	place place
 }
 
 func (r *topicReport) message(at time.Time) {
@@ -255,9 +221,9 @@ func (r *topicReport) count(ctx context.Context, t *tally) error {
 	err := t.each(ctx, func(s sighting) {
 		kind := &byKind[s.kind]
 		kind.Messages++
-		if id == nil || s.hash != first.hash {
+		if id == nil || s.id != first.id {
 			r.repeated(id)
-			first, id = s, &repeatedID{Kind: kinds[s.kind], First: time.Unix(0, s.at).UTC(), place: s.place}
+			first, id = s, &repeatedID{ID: s.id, Kind: kinds[s.kind], First: time.Unix(0, s.at).UTC()}
 			r.IDs++
 			kind.IDs++
 		} else {

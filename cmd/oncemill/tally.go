@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"math/bits"
@@ -22,18 +21,11 @@ type tally struct {
 	insert *sql.Stmt
 }
 
-// A sighting is one message. Its ID is kept as a hash: its text is read again where it is needed.
+// A sighting is one message.
 type sighting struct {
-	hash  [16]byte
-	at    int64 // Unix time in nanoseconds
-	place place
-	kind  uint8 // index of kinds
-}
-
-// A place is where a broker keeps a message.
-type place struct {
-	offset    int64
-	partition int32
+	id   string
+	at   int64 // Unix time in nanoseconds
+	kind int   // index of kinds
 }
 
 // kinds are the kinds of IDs that can be found.
@@ -52,13 +44,13 @@ func newTally(ctx context.Context) (t *tally, err error) {
 	t.db, err = sql.Open("sqlite", "file:"+filepath.Join(dir, "seen")+"?_pragma=journal_mode(off)&_pragma=synchronous(off)")
 	if err == nil {
 		t.db.SetMaxOpenConns(1)
-		_, err = t.db.ExecContext(ctx, "CREATE TABLE seen (hash BLOB, at INTEGER, partition INTEGER, place INTEGER, kind INTEGER)")
+		_, err = t.db.ExecContext(ctx, "CREATE TABLE seen (id TEXT, at INTEGER, kind INTEGER)")
 	}
 	if err == nil {
 		t.tx, err = t.db.BeginTx(ctx, nil)
 	}
 	if err == nil {
-		t.insert, err = t.tx.PrepareContext(ctx, "INSERT INTO seen VALUES (?, ?, ?, ?, ?)")
+		t.insert, err = t.tx.PrepareContext(ctx, "INSERT INTO seen VALUES (?, ?, ?)")
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.close())
@@ -66,27 +58,23 @@ func newTally(ctx context.Context) (t *tally, err error) {
 	return t, nil
 }
 
-func (t *tally) add(ctx context.Context, id producer.Identity, at time.Time, where place) error {
-	sum := sha256.Sum256([]byte(id.ID))
-	_, err := t.insert.ExecContext(ctx, sum[:16], at.UnixNano(), where.partition, where.offset,
-		slices.Index(kinds, id.Source))
+func (t *tally) add(ctx context.Context, id producer.Identity, at time.Time) error {
+	_, err := t.insert.ExecContext(ctx, id.ID, at.UnixNano(), slices.Index(kinds, id.Source))
 	return err
 }
 
 // each calls do with all sightings, the copies of an ID side by side, in the order of their times.
 func (t *tally) each(ctx context.Context, do func(sighting)) error {
-	rows, err := t.tx.QueryContext(ctx, "SELECT hash, at, partition, place, kind FROM seen ORDER BY hash, at, partition, place")
+	rows, err := t.tx.QueryContext(ctx, "SELECT id, at, kind FROM seen ORDER BY id, at")
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var s sighting
-		var hash []byte
-		if err := rows.Scan(&hash, &s.at, &s.place.partition, &s.place.offset, &s.kind); err != nil {
+		if err := rows.Scan(&s.id, &s.at, &s.kind); err != nil {
 			return err
 		}
-		copy(s.hash[:], hash)
 		do(s)
 	}
 	return rows.Err()
