@@ -32,15 +32,16 @@ type Console struct {
 	asked   atomic.Int64 // when somebody looked last, in Unix ms
 	streams atomic.Int64
 
-	mu     sync.Mutex
-	held   map[string]int // live streams by person
-	made   []Entry        // the last changes
-	seen   seen           // what the loop sampled last
-	latest *snapshot      // what live streams show
-	plans  []*plan        // oldest first
-	tasks  []*task        // oldest first
-	queue  chan *task
-	wake   map[string]chan struct{} // by source: look now
+	mu      sync.Mutex
+	letters map[string]*letterList // by topic
+	held    map[string]int         // live streams by person
+	made    []Entry                // the last changes
+	seen    seen                   // what the loop sampled last
+	latest  *snapshot              // what live streams show
+	plans   []*plan                // oldest first
+	tasks   []*task                // oldest first
+	queue   chan *task
+	wake    map[string]chan struct{} // by source: look now
 }
 
 // New makes a Console. It asks nobody yet.
@@ -52,6 +53,7 @@ func New(config Config) (*Console, error) {
 	c := &Console{
 		config: config, secret: make([]byte, 32), guard: http.NewCrossOriginProtection(),
 		queue: make(chan *task, mostQueued), wake: map[string]chan struct{}{}, held: map[string]int{},
+		letters: map[string]*letterList{},
 	}
 	rand.Read(c.secret)
 	for _, s := range config.Stores {
@@ -60,6 +62,9 @@ func New(config Config) (*Console, error) {
 	}
 	for _, o := range config.Outboxes {
 		c.seen.Outboxes = append(c.seen.Outboxes, &outboxSeen{Name: o.Name})
+	}
+	for _, d := range config.DeadLetters {
+		c.letters[d.Name] = &letterList{}
 	}
 	c.wake[findingsSource] = make(chan struct{}, 1)
 	c.latest = newSnapshot(c.seen, time.Now())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -18,7 +19,7 @@ type DeadLetterTopic struct {
 
 // DeadLetters shows the dead letters of a topic, and runs their messages again.
 type DeadLetters interface {
-	// List returns letters, at most so many, and how many more there are.
+	// List returns letters, at most so many, the newest first, and how many more there are.
 	List(ctx context.Context, f DeadLetterFilter, limit int) (found []DeadLetter, more int, err error)
 
 	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
@@ -103,4 +104,32 @@ func (c *Console) topicsOf(records []dedupstore.Record) (named []string) {
 		return all
 	}
 	return named
+}
+
+// A letterList is what somebody has seen of a topic a moment ago: a crowd reads the topic once.
+type letterList struct {
+	mu     sync.Mutex
+	at     time.Time
+	filter DeadLetterFilter
+	found  []DeadLetter
+	more   int
+}
+
+// lettersFor is how long others are shown the same list.
+const lettersFor = 5 * time.Second
+
+// list lists the letters of a topic. Those who ask at the same time wait for one read.
+func (l *letterList) list(ctx context.Context, d DeadLetters, f DeadLetterFilter) ([]DeadLetter, int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.at) > lettersFor || f.Reason != l.filter.Reason {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it, too
+		defer cancel()
+		found, more, err := d.List(ctx, f, pageSize)
+		if err != nil {
+			return nil, 0, err
+		}
+		l.at, l.filter, l.found, l.more = time.Now(), f, found, more
+	}
+	return l.found, l.more, nil
 }

@@ -1,12 +1,16 @@
 package console
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
@@ -149,4 +153,46 @@ func TestScreens_FormatCharactersAreShown(t *testing.T) {
 		}
 	}
 	s.acts(Rerun, url.Values{"in": {"records"}, "key": {key(evil).String()}}, nil)
+}
+
+// countedLetters count how often a topic is read, which takes a moment.
+type countedLetters struct {
+	*toyLetters
+	reads atomic.Int64
+}
+
+func (l *countedLetters) List(ctx context.Context, f DeadLetterFilter, n int) ([]DeadLetter, int, error) {
+	l.reads.Add(1)
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	}
+	return l.toyLetters.List(ctx, f, n)
+}
+
+// Twelve people who open a large topic at once have it read once.
+func TestLetters_ACrowdReadsATopicOnce(t *testing.T) {
+	t.Parallel()
+	var letters *countedLetters
+	s := newSite(t, func(c *Config) {
+		letters = &countedLetters{toyLetters: c.DeadLetters[0].Source.(*toyLetters)}
+		c.DeadLetters[0].Source = letters
+	}).fill()
+	var all sync.WaitGroup
+	for range 12 {
+		all.Go(func() {
+			if status, body := s.get("failures?letters=dead.billing"); status != http.StatusOK ||
+				!strings.Contains(body, "dead-1") {
+				t.Errorf("status %d\n%s", status, body)
+			}
+		})
+	}
+	all.Wait()
+	if n := letters.reads.Load(); n != 1 {
+		t.Errorf("the topic was read %d times", n)
+	}
+	if _, body := s.get("failures?letters=dead.billing&reason=nothing"); strings.Contains(body, "dead-1") {
+		t.Errorf("the filter does not filter:\n%s", body)
+	}
 }

@@ -325,7 +325,8 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		if err != nil {
 			return err
 		}
-		if body.List, body.More, err = t.Source.List(ctx, DeadLetterFilter{Reason: q.Reason}, pageSize); err != nil {
+		f := DeadLetterFilter{Reason: q.Reason}
+		if body.List, body.More, err = c.letters[t.Name].list(ctx, t.Source, f); err != nil {
 			return err
 		}
 		p.Live = ""

@@ -374,13 +374,13 @@ func (l *consoleLetters) List(
 	}
 	defer a.close()
 	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
-		if len(found) == limit {
-			more++
-			return
+		if found = append(found, consoleLetter(&one)); len(found) > 2*limit { // the last ones are kept
+			more, found = more+limit, slices.Delete(found, 0, limit)
 		}
-		found = append(found, consoleLetter(&one))
 	})
-	return found, more, err
+	slices.SortStableFunc(found, func(x, y console.DeadLetter) int { return y.At.Compare(x.At) })
+	shown := found[:min(limit, len(found))]
+	return shown, more + len(found) - len(shown), err
 }
 
 // Show implements [console.DeadLetters].
