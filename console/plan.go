@@ -274,7 +274,7 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		}
 		r.Outcome.Result = nil // plans keep no payloads
 		p.Records = append(p.Records, *r)
-		counts[[2]string{r.Key.Group + " / " + r.Key.Handler, stateOf(r.State, r.Outcome.Kind)}]++
+		counts[[2]string{r.Key.Group + " / " + r.Key.Handler, operate.StateOf(r)}]++
 	}
 	for of, n := range counts {
 		p.Counts = append(p.Counts, amount{Name: of[0], About: of[1], Tone: tone(of[1]), N: n})

@@ -101,26 +101,13 @@ func readQuery(q url.Values, now time.Time) (*query, error) {
 		f.Reason = operate.Piece(f.Pattern)
 	}
 	var err error
-	if f.Since, err = before(f.Text.Since, now); err == nil {
-		f.Before, err = before(f.Text.Before, now)
+	if f.Since, err = operate.When(f.Text.Since, now); err == nil {
+		f.Before, err = operate.When(f.Text.Before, now)
 	}
-	return f, err
-}
-
-// before reads a duration before now, or a time.
-func before(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil {
-		return now.Add(-d), nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, refuse(http.StatusBadRequest,
-			fmt.Errorf("console: %q is neither a duration nor an RFC 3339 time", text))
+		return nil, refuse(http.StatusBadRequest, fmt.Errorf("console: since or before %w", err))
 	}
-	return at, nil
+	return f, nil
 }
 
 // pairs are the parameters of a link to the same query, without a place in it.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 //go:embed templates/*.html
@@ -94,7 +95,7 @@ var funcs = template.FuncMap{
 	"span":    explain.Span,
 	"num":     number,
 	"tone":    tone,
-	"stateOf": func(r *dedupstore.Record) string { return stateOf(r.State, r.Outcome.Kind) },
+	"stateOf": operate.StateOf,
 	"scope":   func(k dedupstore.Key) string { return k.Tenant + ":" + k.Group + ":" + k.Handler },
 	"link":    link,
 	"short":   short,
@@ -164,14 +165,6 @@ func percent(part, of float64) string {
 	default:
 		return fmt.Sprintf("%.1f %%", 100*part/of)
 	}
-}
-
-// stateOf is the state in a word: that of a finished record is its outcome.
-func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
-	if state == dedupstore.Finished {
-		return string(kind)
-	}
-	return string(state)
 }
 
 // tone is the class of a state, which has its colour.

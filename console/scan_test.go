@@ -235,13 +235,12 @@ func TestOutboxScan_RowsThatMove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		box := &retryBox{toyBox: &toyBox{}, backoff: 500 * time.Millisecond, due: make([]time.Time, 8)}
 		var seen outboxSeen
-		var way topics
 		for range 20 {
-			if err := seen.look(t.Context(), box, &way); err != nil {
+			if err := seen.look(t.Context(), box); err != nil {
 				t.Fatal(err)
 			}
-			if got := seen.Topics; len(got.All) != 1 || got.All[0].Delayed != 8 || got.Part() != "" ||
-				time.Since(got.Done) > time.Second {
+			if got := seen.Topics; len(got) != 1 || got[0].Delayed != 8 || seen.Looked != 0 ||
+				time.Since(seen.Counted) > time.Second {
 				t.Fatalf("8 rows are counted as %+v", got)
 			}
 			time.Sleep(2 * time.Second)

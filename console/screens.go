@@ -244,7 +244,7 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 			strings.HasPrefix(e.What, "its lease ended"):
 			class = "wait"
 		case i == len(story.Events)-1 || e.At.Equal(r.Ended):
-			class = tone(stateOf(dedupstore.Finished, r.Outcome.Kind))
+			class = tone(r.Outcome.Kind)
 		}
 		if strings.Contains(e.What, "duplicate") {
 			class = "quiet"

@@ -139,7 +139,7 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 	counts := map[string]int{}
 	for i := range items {
 		r := &items[i].Record
-		counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
+		counts[scopeOf(r.Key)+", "+operate.StateOf(r)]++
 	}
 	if agreed, err := a.agreed(ctx, &m.consent, "record", counts); err != nil || !agreed {
 		return err

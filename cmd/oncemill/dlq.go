@@ -56,9 +56,10 @@ type dlq struct {
 	stream, name    string
 	reason, handler string
 	pattern         string   // of reasons: see operate.Pattern
+	key             string   // of order; empty: any
 	ids             []string // of the letters or their messages; empty: all
 	outcomes        []string
-	since, before   string
+	times           times
 	from, to        time.Time
 	newest          time.Time // redrive: of the letters that were there when it planned
 	payload         bool      // show
@@ -88,10 +89,10 @@ func (d *dlq) flags(flags *pflag.FlagSet) {
 func (d *dlq) filter(flags *pflag.FlagSet) {
 	flags.StringVar(&d.reason, "reason", "", "only letters whose reason contains this text; # stands for what\ndiffers, as dlq ls shows it")
 	flags.StringArrayVar(&d.ids, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
+	flags.StringVar(&d.key, "key", "", "only letters whose message has this order key")
 	flags.StringVar(&d.handler, "handler", "", "only letters of this handler")
 	flags.StringSliceVar(&d.outcomes, "outcome", nil, "only these outcomes: failed, unknown, mismatch, rejected")
-	flags.StringVar(&d.since, "since", "", "only letters since then: 2h, or an RFC 3339 time")
-	flags.StringVar(&d.before, "before", "", "only letters before then")
+	d.times.flags(flags, "letters written")
 }
 
 // read reads the flags of a filter.
@@ -100,10 +101,7 @@ func (d *dlq) read(now time.Time) (err error) {
 	if d.outcomes, err = oneOf("--outcome", d.outcomes, known); err != nil {
 		return err
 	}
-	if d.from, err = when("--since", d.since, now); err != nil {
-		return err
-	}
-	d.to, err = when("--before", d.before, now)
+	d.from, d.to, err = d.times.read(now)
 	return err
 }
 
@@ -112,7 +110,7 @@ func (d *dlq) matches(l *letter) bool {
 	tenant, group, handler, _ := headers.SplitScope(full)
 	reason := l.get(producer.HeaderReason)
 	return (strings.Contains(reason, d.reason) || strings.Contains(operate.Pattern(reason), d.reason)) &&
-		(d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
+		(d.key == "" || cmp.Or(l.get(producer.HeaderKey), l.Key) == d.key) && (d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
 		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
 		(d.group == "" || tenant == d.tenant && group == d.group) &&
 		(d.handler == "" || full == d.handler || handler == d.handler) &&

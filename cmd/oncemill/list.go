@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 func (a *app) list() *cobra.Command {
@@ -102,7 +103,7 @@ func tableOf(records []dedupstore.Record, now time.Time) table {
 			claimed = explain.Span(now.Sub(r.Claimed)) + " ago"
 		}
 		t = append(t, []string{
-			safe(r.Key.ID, 60), safe(scopeOf(r.Key), 60), stateOf(r.State, r.Outcome.Kind), fmt.Sprint(r.Attempts),
+			safe(r.Key.ID, 60), safe(scopeOf(r.Key), 60), operate.StateOf(r), fmt.Sprint(r.Attempts),
 			claimed, safe(r.Holder, 30), fmt.Sprint(r.Duplicates),
 			safe(r.Outcome.Reason, 60),
 		})

@@ -13,7 +13,8 @@ import (
 )
 
 func (a *app) auditLogs() *cobra.Command {
-	var who, action, what, since, before string
+	var who, action, what string
+	var t times
 	var limit int
 	cmd := &cobra.Command{
 		Use:     "log FILE...",
@@ -24,11 +25,7 @@ and tells the last changes, the latest at the end.`,
 		Example: "  oncemill log audit.jsonl --since 12h\n  oncemill log audit.jsonl --what order-17 -o json",
 		Args:    arguments(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			from, err := when("--since", since, time.Now())
-			if err != nil {
-				return err
-			}
-			to, err := when("--before", before, time.Now())
+			from, to, err := t.read(time.Now())
 			if err != nil {
 				return err
 			}
@@ -73,8 +70,7 @@ and tells the last changes, the latest at the end.`,
 	flags.StringVar(&who, "who", "", "only changes by somebody whose name contains this")
 	flags.StringVar(&action, "action", "", "only this action, such as forget")
 	flags.StringVar(&what, "what", "", "only changes of what contains this, such as a message ID")
-	flags.StringVar(&since, "since", "", "only changes since then: 12h, or an RFC 3339 time")
-	flags.StringVar(&before, "before", "", "only changes before then")
+	t.flags(flags, "changes")
 	flags.IntVar(&limit, "limit", 100, "tell so many at most")
 	return cmd
 }

@@ -158,7 +158,7 @@ func (s *consoleServer) admits(next http.Handler) http.Handler {
 			refuse(w, status, "log in with your name and your token")
 			return
 		}
-		if seen.first(who + "\x00" + address) {
+		if seen.count(who+"\x00"+address) == 1 {
 			s.logger.Info("console: logged in", "who", who, "address", address)
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), visitorKey{}, who)))
@@ -173,59 +173,53 @@ func refuse(w http.ResponseWriter, status int, why string) {
 
 const (
 	attemptsFor = time.Hour // how long an address, and a person at one, are remembered
-	mostWaiting = 50        // refusals that wait at once
+	mostSeen    = 10_000
+	mostWaiting = 50 // refusals that wait at once
 	longestWait = 2 * time.Second
 )
 
-// Attempts are who has logged in, and who tried, in an hour.
+// Attempts are who has logged in, and how many wrong tokens came from where, in an hour.
 type attempts struct {
 	mu      sync.Mutex
 	began   time.Time
-	known   map[string]bool
-	wrong   map[string]int
+	seen    map[string]int
 	waiting int
 }
 
-func (a *attempts) fresh() {
-	if a.known == nil || time.Since(a.began) > attemptsFor || len(a.known)+len(a.wrong) > 10_000 {
-		a.began, a.known, a.wrong = time.Now(), map[string]bool{}, map[string]int{}
-	}
-}
-
-// first reports whether a person was not seen before.
-func (a *attempts) first(person string) bool {
+// count counts a person at an address, or what is wrong at one.
+func (a *attempts) count(what string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.fresh()
-	before := a.known[person]
-	a.known[person] = true
-	return !before
+	if a.seen == nil || time.Since(a.began) > attemptsFor || len(a.seen) > mostSeen {
+		a.began, a.seen = time.Now(), map[string]int{}
+	}
+	a.seen[what]++
+	return a.seen[what]
+}
+
+// wait reserves a place among those who wait, or gives it back, and reports whether there is one.
+func (a *attempts) wait(places int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.waiting += places
+	return a.waiting <= mostWaiting
 }
 
 // failed logs a wrong token, and waits the longer the more came from an address. It waits with so many at a time only,
 // and reports whether it did.
 func (a *attempts) failed(r *http.Request, log *slog.Logger, address string) bool {
-	a.mu.Lock()
-	a.fresh()
-	a.wrong[address]++
-	n, free := a.wrong[address], a.waiting < mostWaiting
-	if free {
-		a.waiting++
-	}
-	a.mu.Unlock()
+	n := a.count(address)
 	if n <= 10 || n%100 == 0 {
 		name, _, _ := r.BasicAuth()
 		log.Warn("console: log-in refused", "name", safe(name, 100), "address", address, "times", n)
 	}
-	if !free {
+	defer a.wait(-1)
+	if !a.wait(1) {
 		return false
 	}
 	select {
 	case <-time.After(min(time.Duration(n)*100*time.Millisecond, longestWait)):
 	case <-r.Context().Done():
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.waiting--
 	return true
 }

@@ -184,11 +184,3 @@ func mood(r *dedupstore.Record) string {
 		return yellow
 	}
 }
-
-// stateOf is the state in a word: that of a finished record is its outcome.
-func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
-	if state == dedupstore.Finished {
-		return string(kind)
-	}
-	return string(state)
-}

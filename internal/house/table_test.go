@@ -29,7 +29,6 @@ var house = table{
 	{1, "internal/worker", "what the workers of all transports share", nil},
 	{2, "internal/answertest", "answers of a guard, for tests", testLib},
 	{1, "internal/explain", "tells what happened to a message, from its record", nil},
-	{2, "internal/operate", "what operators do, for the command and the console", nil},
 	{1, "internal/census", "adds up records by scope", nil},
 	{1, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{1, "internal/recordstore", "what stores share that read a record, decide, and write it conditionally", nil},
@@ -85,7 +84,8 @@ var house = table{
 
 	{4, "internal/sim", "histories that follow from a seed, in virtual time", these(testLib, otelAPI)},
 
-	{4, "console", "the web console, a handler for any mux", nil},
+	{4, "internal/operate", "what operators do, for the command and the console", nil},
+	{5, "console", "the web console, a handler for any mux", nil},
 
 	{5, "internal/rpc/rpctest", "tests of calls, for every library", these(testLib, protobuf)},
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
