@@ -70,6 +70,11 @@ func TestConsole_EachActionOfARecord(t *testing.T) {
 	}
 	p.open(w.url + "message?in=records&key=" + key("charge", "failed-003").String())
 	p.wants("#story", "Archived by ada", "agreed with the bank")
+	p.follow("#do-restore")
+	act(p, "failed-003")
+	p.open(w.url + "log")
+	p.wants("#changes", "ada", "restore", "archive", "complete", "rerun", "forget", "agreed with the bank")
+	p.shoot("log-of-changes")
 }
 
 func TestConsole_ActionsOfMany(t *testing.T) {

@@ -48,6 +48,8 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 		"letter":        {"letter?in=dead.billing&id=letter-00", []string{"hunter2", "DEAD@100"}, ""},
 		"outbox":        {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
 		"outbox-dead":   {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
+		"log":           {"log", []string{"Log", "Nobody has changed anything"}, ""},
+		"archived":      {"failures?archived=1", []string{"Failures", "archived failures", "No failure is left here"}, ""},
 		"health":        {"health", []string{"Health"}, "allkeys-lru"},
 		"sorry":         {"messages?state=odd", []string{"want one of"}, ""},
 	} {
