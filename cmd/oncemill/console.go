@@ -327,6 +327,9 @@ func (s *consoleServer) findPeople() (err error) {
 	return err
 }
 
+// planTime is how long a plan of the console reads letters: a page waits for it.
+const planTime = 6 * time.Second
+
 // consoleLetters are the dead letters of a topic, for the console. Each operation connects anew, as the command does.
 type consoleLetters struct {
 	server *consoleServer
@@ -410,6 +413,7 @@ func (l *consoleLetters) Predict(
 	if r.store, err = a.inspector(ctx); err != nil {
 		return nil, nil, err
 	}
+	r.until = time.Now().Add(planTime)
 	p, err := a.predict(ctx, r)
 	if err != nil {
 		return nil, nil, err
@@ -419,6 +423,10 @@ func (l *consoleLetters) Predict(
 			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
 			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of])),
 		})
+	}
+	if r.cut {
+		all = append(all, console.Prediction{Reason: fmt.Sprintf("There was time to read for %v only: redrive these, and "+
+			"plan again for the rest.", planTime)})
 	}
 	return all, p.shown, nil
 }

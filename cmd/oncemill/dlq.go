@@ -62,6 +62,8 @@ type dlq struct {
 	times           times
 	from, to        time.Time
 	newest          time.Time // redrive: of the letters that were there when it planned
+	until           time.Time // stop reading then; zero: read all
+	cut             bool      // it was so
 	payload         bool      // show
 	tenant, group   string    // redrive
 }
@@ -309,6 +311,9 @@ func (a *app) eachLetter(ctx context.Context, source deadLetters, d *dlq, left b
 	defer progress.end()
 	return source.each(ctx, left, func(l letter) bool {
 		progress.add(1, 0)
+		if d.cut = !d.until.IsZero() && time.Now().After(d.until); d.cut {
+			return false
+		}
 		if d.matches(&l) {
 			do(l)
 		}

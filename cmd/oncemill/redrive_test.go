@@ -210,6 +210,11 @@ func TestDeadLetters_SumByCause(t *testing.T) {
 	if len(all) != mostReasons+1 || all[0].Run != 100 || last.Run != 1001-mostReasons || len(p.topics[last]) != 1 {
 		t.Errorf("%d reasons, the first %+v, the last %+v", len(all), all[0], last)
 	}
+	r.until = time.Now().Add(-time.Second) // a large topic is read as far as time allows
+	if p, err = a.predict(t.Context(), r); err != nil || !r.cut || len(p.reasons) != 0 {
+		t.Errorf("%d reasons, cut %t, %v", len(p.reasons), r.cut, err)
+	}
+	r.until = time.Time{}
 	r.reason = "/charges/#" // as the list shows it
 	if p, err = a.predict(t.Context(), r); err != nil || len(p.reasons) != 1 {
 		t.Errorf("%d reasons of %q, %v", len(p.reasons), r.reason, err)
