@@ -143,7 +143,7 @@ looked for, 4 nothing is known of what explain was asked about.`,
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"},
 		&cobra.Group{ID: "run", Title: "Run:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate(), a.doctor(), a.deadLetters(), a.duplicates(), a.auditLogs(), a.relay(), a.console())
+		a.migrate(), a.doctor(), a.deadLetters(), a.duplicates(), a.lag(), a.auditLogs(), a.relay(), a.console())
 	a.completes(root)
 	return root
 }
