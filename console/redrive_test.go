@@ -25,7 +25,9 @@ func (s *site) fails(topic, reason string, ids ...string) {
 			Kind: dedupstore.Failed, Reason: reason + " " + id, Produced: []dedupstore.Produced{letter},
 		})
 		s.dead.mu.Lock()
-		s.dead.all = append(s.dead.all, DeadLetter{ID: letter.ID, Original: id, Reason: reason + " " + id, Topic: "orders"})
+		s.dead.all = append(s.dead.all, DeadLetter{
+			ID: letter.ID, Original: id, Reason: reason + " " + id, Topic: "orders",
+		})
 		s.dead.mu.Unlock()
 	}
 }
@@ -148,7 +150,8 @@ func TestScreens_FormatCharactersAreShown(t *testing.T) {
 		"letter?in=dead.billing&id=" + url.QueryEscape(evil),
 	} {
 		_, body := s.get(page)
-		if shown := raw.ReplaceAllString(body, ""); strings.Contains(shown, "\u202e") || !strings.Contains(shown, "\ufffd") {
+		shown := raw.ReplaceAllString(body, "")
+		if strings.Contains(shown, "\u202e") || !strings.Contains(shown, "\ufffd") {
 			t.Errorf("%s shows\n%s", page, shown)
 		}
 	}

@@ -298,3 +298,15 @@ func TestTraceLink_IsAnAddress(t *testing.T) {
 		}
 	}
 }
+
+// After a pause in which nobody looked, a page says how old its figures are.
+func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for age, stale := range map[time.Duration]bool{time.Second: false, time.Hour: true} {
+		p := &livePart{Now: now, Snap: newSnapshot(seen{Stores: []*storeSeen{{At: now.Add(-age)}}}, now)}
+		if got := !p.Stale().IsZero(); got != stale {
+			t.Errorf("figures that are %v old: stale is %t", age, got)
+		}
+	}
+}

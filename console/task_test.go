@@ -155,7 +155,8 @@ func TestLog_SaysWhoChangedWhat(t *testing.T) {
 	s.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
 	_, body := s.get("log")
 	last, first := strings.Index(body, "<td>forget</td>"), strings.Index(body, "<td>rerun</td>")
-	if last < 0 || first < last || !strings.Contains(body, "&lt;i&gt;mended") || !strings.Contains(body, "<td>ada</td>") {
+	if last < 0 || first < last || !strings.Contains(body, "&lt;i&gt;mended") ||
+		!strings.Contains(body, "<td>ada</td>") {
 		t.Error(body)
 	}
 }

@@ -216,8 +216,8 @@ func (a *app) changes(
 	}
 	fmt.Fprintf(a.log, "%s changed, %d refused\n", plural(changed, "record"), refused)
 	if _, reruns := m.change.(dedupstore.Rerun); reruns && changed > 0 {
-		fmt.Fprintln(a.log, "They wait for a delivery, and a rerun sends none: say oncemill dlq redrive TOPIC, or publish "+
-			"the messages again.")
+		fmt.Fprintln(a.log, "They wait for a delivery, and a rerun sends none: say oncemill dlq redrive TOPIC, or "+
+			"publish the messages again.")
 	}
 	if first != nil {
 		return fmt.Errorf("%s refused, the first: %w", plural(refused, "record"), first)

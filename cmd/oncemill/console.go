@@ -129,7 +129,8 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if s.cert == "" {
 		scheme = "http"
 		if !loopback(host) {
-			fmt.Fprintln(s.log, "Tokens go over the network in clear: set --tls-cert and --tls-key, or put TLS before it.")
+			fmt.Fprintln(s.log, "Tokens go over the network in clear: set --tls-cert and --tls-key, or put TLS "+
+				"before it.")
 		}
 	}
 	fmt.Fprintf(s.log, "The console is at %s://%s/\n", scheme, l.Addr())
@@ -341,7 +342,8 @@ func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, p
 	a := l.server.alone()
 	r := &redriving{
 		dlq: dlq{
-			stream: l.server.stream, reason: f.Reason, pattern: f.Pattern, ids: f.IDs, payload: payload, tenant: "default",
+			stream: l.server.stream, reason: f.Reason, pattern: f.Pattern, ids: f.IDs, payload: payload,
+			tenant: "default",
 		},
 		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
 	}
@@ -425,8 +427,8 @@ func (l *consoleLetters) Predict(
 		})
 	}
 	if r.cut {
-		all = append(all, console.Prediction{Reason: fmt.Sprintf("There was time to read for %v only: redrive these, and "+
-			"plan again for the rest.", planTime)})
+		rest := fmt.Sprintf("There was time to read for %v only: redrive these, and plan again for the rest.", planTime)
+		all = append(all, console.Prediction{Reason: rest})
 	}
 	return all, p.shown, nil
 }

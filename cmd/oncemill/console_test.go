@@ -122,7 +122,8 @@ func TestLogins_AreRead(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, text := range []string{
-		"", "# nobody", "ada", "ada:short", ":a-token-without-a-name", "eve:11111111111111111111", "ada:root:the-token-of-ada-12345",
+		"", "# nobody", "ada", "ada:short", ":a-token-without-a-name", "eve:11111111111111111111",
+		"ada:root:the-token-of-ada-12345",
 		"ada:the-token-of-ada-12345\nada:the-token-of-ada-67890",
 	} {
 		if _, err := parseLogins(text); err == nil {

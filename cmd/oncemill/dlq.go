@@ -89,7 +89,8 @@ func (d *dlq) flags(flags *pflag.FlagSet) {
 
 // filter has the flags that say which letters are meant.
 func (d *dlq) filter(flags *pflag.FlagSet) {
-	flags.StringVar(&d.reason, "reason", "", "only letters whose reason contains this text; # stands for what\ndiffers, as dlq ls shows it")
+	flags.StringVar(&d.reason, "reason", "",
+		"only letters whose reason contains this text; # stands for what\ndiffers, as dlq ls shows it")
 	flags.StringArrayVar(&d.ids, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
 	flags.StringVar(&d.key, "key", "", "only letters whose message has this order key")
 	flags.StringVar(&d.handler, "handler", "", "only letters of this handler")
@@ -112,7 +113,8 @@ func (d *dlq) matches(l *letter) bool {
 	tenant, group, handler, _ := headers.SplitScope(full)
 	reason := l.get(producer.HeaderReason)
 	return (strings.Contains(reason, d.reason) || strings.Contains(operate.Pattern(reason), d.reason)) &&
-		(d.key == "" || cmp.Or(l.get(producer.HeaderKey), l.Key) == d.key) && (d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
+		(d.key == "" || cmp.Or(l.get(producer.HeaderKey), l.Key) == d.key) &&
+		(d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
 		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
 		(d.group == "" || tenant == d.tenant && group == d.group) &&
 		(d.handler == "" || full == d.handler || handler == d.handler) &&

@@ -101,7 +101,8 @@ func (a *app) kafkaLag(ctx context.Context, _, group string) (all []behind, err 
 	}
 	slices.SortFunc(all, func(x, y behind) int { return strings.Compare(x.Topic, y.Topic) })
 	if len(all) == 0 {
-		return nil, fmt.Errorf("group %s has joined no topic, and committed no offset: is it spelled so?", safe(group, 80))
+		return nil, fmt.Errorf("group %s has joined no topic, and committed no offset: is it spelled so?",
+			safe(group, 80))
 	}
 	return all, nil
 }

@@ -69,7 +69,8 @@ func TestLag_SaysHowFarBehind(t *testing.T) {
 	} {
 		var out, log bytes.Buffer
 		args := append([]string{"lag", "-o", "jsonl"}, strings.Fields(c.args)...)
-		if status := run(t.Context(), args, nil, &out, &log); status != c.status || !strings.Contains(out.String(), c.want) {
+		status := run(t.Context(), args, nil, &out, &log)
+		if status != c.status || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%s: status %d, %s%s", c.args, status, &out, &log)
 		}
 	}

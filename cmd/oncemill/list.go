@@ -81,7 +81,8 @@ func (a *app) lists(ctx context.Context, f dedupstore.Filter, limit int, last, c
 	if a.forPeople() {
 		a.table(tableOf(records, time.Now()))
 		if more && !last {
-			fmt.Fprintf(a.log, "There are more than %d, and these are not the last ones, which --last shows. --limit shows more.\n", limit)
+			fmt.Fprintf(a.log, "There are more than %d, and these are not the last ones, which --last shows. --limit "+
+				"shows more.\n", limit)
 		}
 	} else {
 		var all []view

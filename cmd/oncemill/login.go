@@ -40,8 +40,8 @@ func readLogins(path string) (logins, error) {
 		return nil, fmt.Errorf("--login: %w", err)
 	}
 	if others := info.Mode().Perm() & 0o007; others != 0 && runtime.GOOS != "windows" {
-		return nil, usagef("--login: %s has the mode %v, so every user of this machine can read its tokens: chmod o= %s",
-			path, info.Mode().Perm(), path)
+		return nil, usagef("--login: %s has the mode %v, so every user of this machine can read its tokens: chmod o= "+
+			"%s", path, info.Mode().Perm(), path)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -69,8 +69,8 @@ func parseLogins(text string) (logins, error) {
 			signs[c] = true
 		}
 		if name == "" || len(token) < leastToken || len(signs) < leastSigns {
-			return nil, usagef("--login: line %d is not NAME:ROLES:TOKEN with a token of %d characters at least, %d of "+
-				"them different", n, leastToken, leastSigns)
+			return nil, usagef("--login: line %d is not NAME:ROLES:TOKEN with a token of %d characters at least, %d "+
+				"of them different", n, leastToken, leastSigns)
 		}
 		if _, twice := all[name]; twice {
 			return nil, usagef("--login: line %d has the name %q again", n, name)

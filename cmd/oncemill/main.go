@@ -154,9 +154,11 @@ var globals = regexp.MustCompile(`(?s)\n\nGlobal Flags:.*?{{end}}`)
 // flagWords are what flags take, by the command's path, or without one.
 var flagWords = map[string][]string{
 	"output": {"table", "json", "jsonl"}, "kind": {"succeeded", "failed", "unknown"},
-	"state":                     {"running", "retryable", "publishing", "done"},
-	"oncemill outbox ls state":  {"pending", "delayed", "leased", "dead", "published"},
-	"action":                    {"forget", "rerun", "complete", "archive", "restore", "redrive", "requeue", "discard", "replay"},
+	"state":                    {"running", "retryable", "publishing", "done"},
+	"oncemill outbox ls state": {"pending", "delayed", "leased", "dead", "published"},
+	"action": {
+		"forget", "rerun", "complete", "archive", "restore", "redrive", "requeue", "discard", "replay",
+	},
 	"outcome":                   {"failed", "unknown", "mismatch", "rejected"},
 	"oncemill complete outcome": {"succeeded", "failed"},
 }

@@ -111,7 +111,8 @@ func viewOf(r *dedupstore.Record, payload bool) view {
 	v := view{
 		Tenant: r.Key.Tenant, Group: r.Key.Group, Handler: r.Key.Handler, ID: r.Key.ID, State: r.State,
 		Kind: r.Outcome.Kind, Exhausted: r.Outcome.Exhausted, Reason: r.Outcome.Reason, Started: r.Started,
-		Fence: r.Fence, Decided: r.Decided, ByOperator: r.ByOperator, Attempts: r.Attempts, Reruns: r.Reruns, Holder: r.Holder, Trace: r.Trace,
+		Fence: r.Fence, Decided: r.Decided, ByOperator: r.ByOperator, Attempts: r.Attempts,
+		Reruns: r.Reruns, Holder: r.Holder, Trace: r.Trace,
 		First: r.First, Claimed: r.Claimed, Ended: r.Ended, Until: r.Until, Expires: r.Expires,
 		Produced: r.Outcome.Produced, Duplicates: r.Duplicates, Last: r.LastDuplicate,
 	}

@@ -48,7 +48,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox "+
 		"is:\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
-	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\nHOST:PORT,…[?tls=true&sasl=MECHANISM&…],\nwith USER:PASSWORD@ before them in a file; as for all with TLS:\nca=FILE of an own authority, cert=FILE&key=FILE of this client")
+	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\nHOST:PORT,…[?tls=true&sasl=MECHANISM&…],\n"+
+		"with USER:PASSWORD@ before them in a file; as for all with TLS:\n"+
+		"ca=FILE of an own authority, cert=FILE&key=FILE of this client")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")

@@ -41,7 +41,8 @@ func newTally(ctx context.Context) (t *tally, err error) {
 	}
 	t = &tally{dir: dir}
 	// Nothing has to outlive this process.
-	t.db, err = sql.Open("sqlite", "file:"+filepath.Join(dir, "seen")+"?_pragma=journal_mode(off)&_pragma=synchronous(off)")
+	path := filepath.Join(dir, "seen")
+	t.db, err = sql.Open("sqlite", "file:"+path+"?_pragma=journal_mode(off)&_pragma=synchronous(off)")
 	if err == nil {
 		t.db.SetMaxOpenConns(1)
 		_, err = t.db.ExecContext(ctx, "CREATE TABLE seen (id TEXT, at INTEGER, kind INTEGER)")

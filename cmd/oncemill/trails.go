@@ -135,8 +135,8 @@ func (r *kafkaReader) ended(ctx context.Context) error {
 		return fmt.Errorf("topic %s: %w", safe(r.topic, 80), err)
 	}
 	for p, end := range r.ends {
-		r.notes = append(r.notes, fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest is "+
-			"gone, or the broker is too slow to be read.", p, readTimeout, end))
+		r.notes = append(r.notes, fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest "+
+			"is gone, or the broker is too slow to be read.", p, readTimeout, end))
 	}
 	clear(r.ends)
 	return nil
