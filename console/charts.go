@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // Charts are SVG made of numbers and of names of classes: no text of others gets into them.
@@ -130,7 +131,7 @@ func picture(r *dedupstore.Record) template.HTML {
 
 // picturedState is the present state in a word that is known here.
 func picturedState(r *dedupstore.Record) string {
-	word := stateOf(r.State, r.Outcome.Kind)
+	word := operate.StateOf(r)
 	if word == "absent" || slices.Contains(states, word) {
 		return word
 	}

@@ -32,11 +32,20 @@ type Config struct {
 	TraceSearch string
 
 	// Authorize says who asks, and whether they may do this. An error refuses; its text is shown. A page asks for every
-	// action that it could offer, so Authorize has to be quick. Nil: everybody may View, and nothing else.
+	// action that it could offer, so Authorize has to be quick. Nil: nobody may do anything, not even look. [ViewOnly]
+	// lets everybody look.
 	Authorize func(*http.Request, Action) (who string, err error)
+
+	// Hosts are the names under which browsers come here, without ports, besides localhost and IP addresses. Other names
+	// are refused: a page of another site could have its own name lead here, and read what is shown. "*" stands for all
+	// names: say so if Authorize knows people by what they send themselves, such as a password.
+	Hosts []string
 
 	// Audit is told of every change, whether it was made or refused. Logger has a line of each in any case.
 	Audit func(context.Context, Entry)
+
+	// Log returns the last changes that the audit log has, in any order. Nil: those that this console has made.
+	Log func(context.Context) ([]Entry, error)
 
 	// Notes remember which failures were archived. Nil: notes that are forgotten when the process ends.
 	Notes *Notes
@@ -63,7 +72,14 @@ type Outbox struct {
 	Inspector outbox.Inspector
 }
 
-// A Counter counts deliveries: the metric of claims by its attributes.
+// Outcomes of a Counter that counts failures.
+const (
+	Failed = "failed"  // runs that failed for good, or whose attempts were spent
+	Parked = "unknown" // runs of unknown outcome
+)
+
+// A Counter counts deliveries: the metric of claims by its attributes, and that of failures, whose outcome is Failed or
+// Parked. A delivery that failed is in both.
 type Counter struct {
 	Group, Handler string
 	Outcome        string // such as "claimed" or "duplicate_completed"
@@ -93,12 +109,7 @@ type Entry struct {
 
 func (c Config) withDefaults() Config {
 	if c.Authorize == nil {
-		c.Authorize = func(_ *http.Request, a Action) (string, error) {
-			if a == View {
-				return "", nil
-			}
-			return "", errReadOnly
-		}
+		c.Authorize = func(*http.Request, Action) (string, error) { return "", errNobodyMay }
 	}
 	if c.Audit == nil {
 		c.Audit = func(context.Context, Entry) {}

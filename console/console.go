@@ -6,11 +6,17 @@ import (
 	"crypto/rand"
 	"embed"
 	"errors"
+	"fmt"
+	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 //go:embed assets/console.css assets/console.js assets/console.svg
@@ -26,13 +32,16 @@ type Console struct {
 	asked   atomic.Int64 // when somebody looked last, in Unix ms
 	streams atomic.Int64
 
-	mu     sync.Mutex
-	seen   seen      // what the loop sampled last
-	latest *snapshot // what live streams show
-	plans  []*plan   // oldest first
-	tasks  []*task   // oldest first
-	queue  chan *task
-	wake   map[string]chan struct{} // by source: look now
+	mu      sync.Mutex
+	letters map[string]*letterList // by topic
+	held    map[string]int         // live streams by person
+	made    []Entry                // the last changes
+	seen    seen                   // what the loop sampled last
+	latest  *snapshot              // what live streams show
+	plans   []*plan                // oldest first
+	tasks   []*task                // oldest first
+	queue   chan *task
+	wake    map[string]chan struct{} // by source: look now
 }
 
 // New makes a Console. It asks nobody yet.
@@ -43,7 +52,8 @@ func New(config Config) (*Console, error) {
 	}
 	c := &Console{
 		config: config, secret: make([]byte, 32), guard: http.NewCrossOriginProtection(),
-		queue: make(chan *task, mostQueued), wake: map[string]chan struct{}{},
+		queue: make(chan *task, mostQueued), wake: map[string]chan struct{}{}, held: map[string]int{},
+		letters: map[string]*letterList{},
 	}
 	rand.Read(c.secret)
 	for _, s := range config.Stores {
@@ -52,6 +62,9 @@ func New(config Config) (*Console, error) {
 	}
 	for _, o := range config.Outboxes {
 		c.seen.Outboxes = append(c.seen.Outboxes, &outboxSeen{Name: o.Name})
+	}
+	for _, d := range config.DeadLetters {
+		c.letters[d.Name] = &letterList{}
 	}
 	c.wake[findingsSource] = make(chan struct{}, 1)
 	c.latest = newSnapshot(c.seen, time.Now())
@@ -72,9 +85,11 @@ var routes = map[string]route{
 	"letter":   {page: (*Console).letter},
 	"outbox":   {page: (*Console).outbox},
 	"health":   {page: (*Console).health},
+	"log":      {page: (*Console).log},
 	"plan":     {page: (*Console).showPlan, form: (*Console).makePlan},
 	"act":      {form: (*Console).act},
 	"task":     {page: (*Console).showTask},
+	"stop":     {form: (*Console).stop},
 	"live":     {page: (*Console).live},
 	"refresh":  {form: (*Console).refresh},
 }
@@ -92,8 +107,9 @@ func (c *Console) Handler() http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if err := c.serve(w, r); err != nil {
-			c.sorry(w, r, err)
+		v := &visitor{}
+		if err := c.serve(w, r, v); err != nil {
+			c.sorry(w, r, v, err)
 		}
 	})
 }
@@ -112,11 +128,29 @@ var (
 	errNoPage = errors.New("there is no such page")
 	errNoID   = errors.New("this dead letter has no ID, by which it could be shown")
 	errMethod = errors.New("the page is not asked for in this way")
+	errLarge  = errors.New("the form is larger than a megabyte: choose fewer things at once")
+	errText   = errors.New("what was asked for is no text in UTF-8")
 )
 
-func (c *Console) serve(w http.ResponseWriter, r *http.Request) error {
+// routeOf is the last segment of a path.
+func routeOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
+
+// serves reports whether the console is meant by a host that a browser names.
+func (c *Console) serves(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil ||
+		slices.Contains(c.config.Hosts, "*") || slices.Contains(c.config.Hosts, host)
+}
+
+func (c *Console) serve(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	path := r.URL.Path
-	name := path[strings.LastIndexByte(path, '/')+1:]
+	name := routeOf(path)
+	if !c.serves(r.Host) {
+		return refuse(http.StatusForbidden, fmt.Errorf("the console is not served under the name %q: see Config.Hosts",
+			r.Host))
+	}
 	if strings.HasPrefix(name, "console.") {
 		return asset(w, r, name)
 	}
@@ -142,22 +176,53 @@ func (c *Console) serve(w http.ResponseWriter, r *http.Request) error {
 	if do == nil {
 		return refuse(http.StatusMethodNotAllowed, errMethod)
 	}
-	v, err := c.admit(r)
-	if err != nil {
+	if err := c.admit(r, v); err != nil {
 		return refuse(http.StatusForbidden, err)
 	}
 	c.asked.Store(time.Now().UnixMilli())
+	if err := readForm(w, r); err != nil {
+		return err
+	}
 	if r.Method == http.MethodPost {
-		r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
 		if err := c.guard.Check(r); err != nil {
 			return refuse(http.StatusForbidden, err)
 		}
-		if !c.genuine(r) {
+		if !c.genuine(r, v) {
 			return refuse(http.StatusForbidden, errToken)
 		}
 	}
-	v.session = session(w, r)
+	v.session = c.session(w, r, v)
 	return do(c, w, r, v)
+}
+
+// formTimeout is how long a body may take.
+const formTimeout = 10 * time.Second
+
+// readForm reads what a page is asked for with.
+func readForm(w http.ResponseWriter, r *http.Request) (err error) {
+	if r.Method == http.MethodPost {
+		to := http.NewResponseController(w)
+		_ = to.SetReadDeadline(time.Now().Add(formTimeout)) // what cannot have one waits longer
+		defer func() {
+			if err == nil { // else the server waits for the rest of the body, and not for ever
+				_ = to.SetReadDeadline(time.Time{})
+			}
+		}()
+		r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
+	}
+	err = r.ParseForm()
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return refuse(http.StatusRequestEntityTooLarge, errLarge)
+	}
+	if err != nil {
+		return refuse(http.StatusBadRequest, err)
+	}
+	for _, values := range r.Form {
+		if !utf8.ValidString(strings.Join(values, "")) {
+			return refuse(http.StatusBadRequest, errText)
+		}
+	}
+	return nil
 }
 
 func asset(w http.ResponseWriter, r *http.Request, name string) error {
@@ -176,21 +241,37 @@ func seeOther(w http.ResponseWriter, page string) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// sorry shows an error.
-func (c *Console) sorry(w http.ResponseWriter, r *http.Request, err error) {
+// sorry shows an error, where it happened, to whom it happened.
+func (c *Console) sorry(w http.ResponseWriter, r *http.Request, v *visitor, err error) {
 	status := http.StatusBadGateway // a server that is looked into did not answer
-	var known *statusError
-	if errors.As(err, &known) {
+	if _, wrong := errors.AsType[*dedupstore.InvalidError](err); wrong {
+		status = http.StatusBadRequest
+	}
+	if known, ok := errors.AsType[*statusError](err); ok {
 		status = known.status
 	}
 	if r.Context().Err() != nil {
 		return
 	}
+	p := &page{Title: http.StatusText(status), Now: time.Now(), visitor: v}
+	body := struct{ Text, Again string }{Text: err.Error()}
+	switch p.At = routeOf(r.URL.Path); p.At {
+	case "":
+		p.At = "overview"
+	case "message":
+		p.At = "messages"
+	case "letter", "plan", "task":
+		p.At = "failures"
+	}
+	if status >= http.StatusInternalServerError && r.Method == http.MethodGet {
+		body.Again = "./" + routeOf(r.URL.Path) + "?" + r.URL.RawQuery
+	}
+	p.Body = body
+	var b bytes.Buffer
+	_ = pages["sorry"].ExecuteTemplate(&b, "layout", p) // it has what it needs
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_ = pages["sorry"].ExecuteTemplate(w, "layout", &page{ // a client that is gone cannot be told
-		Title: http.StatusText(status), Now: time.Now(), Body: err.Error(), visitor: &visitor{},
-	})
+	_, _ = w.Write(plain(b.Bytes())) // a client that is gone cannot be told
 }
 
 // within bounds what a page waits for.

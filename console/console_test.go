@@ -66,7 +66,7 @@ func TestScreens_Render(t *testing.T) {
 // Empty states say what to do.
 func TestScreens_WithoutSources(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, func(c *Config) { *c = Config{} })
+	s := newSite(t, func(c *Config) { *c = Config{Authorize: ViewOnly} })
 	for page, text := range map[string]string{
 		"": "Set Config.Stores", "messages": "Set Config.Stores", "failures": "Set Config.DeadLetters",
 		"outbox": "Set Config.Outboxes", "health": "Set Config.Findings",

@@ -16,19 +16,21 @@
 //	GET  …/letter       a dead letter: in, id
 //	GET  …/outbox       Outbox: in, state, topic, id
 //	GET  …/health       Health
+//	GET  …/log          Log: who changed what
 //	GET  …/plan         what an action would change: id
 //	GET  …/task         how far an action is, and how each record ended: id
 //	GET  …/live         server-sent events: screen, in, id
 //	GET  …/console.css  …/console.js  …/console.svg
 //	POST …/plan         makes a plan; changes nothing
 //	POST …/act          does what a plan says
+//	POST …/stop         ends an action before it has done all
 //	POST …/refresh      counts failures, or looks for findings, now
 //
 // "in" names a store, an outbox or a topic of dead letters; without it the first one is meant.
 //
 // # Rights
 //
-// The zero Config lets everybody look, and nobody act or see payloads: see [Config.Authorize]. An action is a POST with
+// The zero Config shows nothing: see [Config.Authorize]. An action is a POST with
 // a token that is bound to a cookie, from the console's own origin. It begins with a plan, which shows what would
 // change. Every action is told to [Config.Audit].
 package console

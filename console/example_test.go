@@ -19,6 +19,7 @@ func ExampleNew() {
 	}
 	c, err := console.New(console.Config{
 		Stores: []console.Store{{Name: "records", Inspector: store}},
+		Hosts:  []string{"example.com"},
 		Authorize: func(r *http.Request, a console.Action) (who string, err error) {
 			if who = r.Header.Get("X-Forwarded-User"); who == "" && a != console.View {
 				err = errors.New("log in to change something")

@@ -62,7 +62,8 @@ func newSite(t testing.TB, change func(*Config)) *site {
 			return []Finding{{"warning", "store", "its clock is behind"}}, nil
 		},
 		Trace: "https://traces.example/{trace}", TraceSearch: "https://traces.example/?id={id}",
-		Every: 100 * time.Millisecond, Rate: 10_000, Logger: slog.New(slog.DiscardHandler),
+		Authorize: ViewOnly,
+		Every:     100 * time.Millisecond, Rate: 10_000, Logger: slog.New(slog.DiscardHandler),
 		Audit: func(_ context.Context, e Entry) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -293,7 +294,7 @@ func screens() []string {
 		messageLink(key("later")), messageLink(key("half")), messageLink(key("gone")),
 		"failures", "failures?list=1", "failures?pattern=card+%23+refused&list=1", "failures?letters=dead.billing",
 		"letter?in=dead.billing&id=dead-1", "outbox", "outbox?state=published", "outbox?state=all&topic=orders",
-		"health",
+		"health", "log",
 	}
 }
 
@@ -447,7 +448,7 @@ func (l *toyLetters) List(_ context.Context, f DeadLetterFilter, limit int) (fou
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range l.all {
-		if strings.Contains(d.Reason, f.Reason) && (f.ID == "" || f.ID == d.ID || f.ID == d.Original) {
+		if f.Matches(&d) {
 			found = append(found, d)
 		}
 	}
@@ -456,7 +457,7 @@ func (l *toyLetters) List(_ context.Context, f DeadLetterFilter, limit int) (fou
 }
 
 func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, err error) {
-	found, _, err = l.List(ctx, DeadLetterFilter{ID: id}, 100)
+	found, _, err = l.List(ctx, DeadLetterFilter{IDs: []string{id}}, 100)
 	return found, err
 }
 

@@ -11,6 +11,7 @@ import (
 
 const (
 	mostStreams    = 1000
+	mostHeld       = 250              // streams of a person, or of an address if nobody knows who it is
 	streamPatience = 15 * time.Second // for a client that does not read
 	askAgain       = time.Minute      // whether the viewer still may
 )
@@ -31,6 +32,22 @@ type livePart struct {
 
 	name string // by screen and source
 	task *task
+}
+
+// Stale is when the figures were sampled, if that is some time ago: nobody looked since. Zero: they are fresh.
+func (p *livePart) Stale() (oldest time.Time) {
+	see := func(at time.Time) {
+		if !at.IsZero() && p.Now.Sub(at) > idleAfter && (oldest.IsZero() || at.Before(oldest)) {
+			oldest = at
+		}
+	}
+	for _, s := range p.Snap.Stores {
+		see(s.At)
+	}
+	for _, o := range p.Snap.Outboxes {
+		see(o.At)
+	}
+	return oldest
 }
 
 // livePart finds what a live part shows, without asking a store.
@@ -83,9 +100,10 @@ func (s *snapshot) outbox(name string) *outboxSeen {
 }
 
 // live sends the live part of a screen whenever there is a new one. It starts nothing: all streams wait for the loop.
-func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error {
-	defer c.streams.Add(-1)
-	if c.streams.Add(1) > mostStreams {
+func (c *Console) live(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	defer c.hold(v.person, -1)
+	if all, held := c.hold(v.person, 1); all > mostStreams || held > mostHeld {
+		c.config.Logger.WarnContext(r.Context(), "console: too many live streams", "person", v.person, "held", held)
 		return refuse(http.StatusServiceUnavailable, errStreams)
 	}
 	if !c.running.Load() {
@@ -138,6 +156,16 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request, _ *visitor) error
 	}
 }
 
+// hold counts the streams of a person.
+func (c *Console) hold(person string, n int) (all int64, held int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held[person] += n; c.held[person] == 0 {
+		delete(c.held, person)
+	}
+	return c.streams.Add(int64(n)), c.held[person]
+}
+
 // event is a live part as a server-sent event.
 func (c *Console) event(ctx context.Context, p *livePart, screen string) ([]byte, error) {
 	if p.task != nil {
@@ -147,7 +175,7 @@ func (c *Console) event(ctx context.Context, p *livePart, screen string) ([]byte
 	if err := pages[screen].ExecuteTemplate(&b, "live", p); err != nil {
 		return nil, err
 	}
-	for line := range bytes.Lines(bytes.ReplaceAll(b.Bytes(), []byte("\r"), nil)) {
+	for line := range bytes.Lines(bytes.ReplaceAll(plain(b.Bytes()), []byte("\r"), nil)) {
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			event.WriteString("data: ")
 			event.Write(line)
@@ -164,7 +192,7 @@ func (c *Console) refresh(w http.ResponseWriter, r *http.Request, _ *visitor) er
 		return refuse(http.StatusServiceUnavailable, errNotRunning)
 	}
 	switch r.PostFormValue("what") {
-	case "findings":
+	case "findings": // at once, if the last ones are not new
 		c.hurry(findingsSource)
 		seeOther(w, "health")
 	case "failures":

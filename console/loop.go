@@ -18,6 +18,7 @@ const (
 	lookTimeout = 10 * time.Second
 
 	findingsEvery   = 5 * time.Minute
+	findingsRest    = 10 * time.Second // after a look, also if somebody asks
 	findingsTimeout = time.Minute
 	findingsSource  = "\x00findings"
 )
@@ -46,7 +47,9 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Findings != nil {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
-	all.Go(func() { c.work(ctx) })
+	for range mostAtOnce {
+		all.Go(func() { c.work(ctx) })
+	}
 	beat := time.NewTicker(c.config.Every)
 	defer beat.Stop()
 	for ctx.Err() == nil {
@@ -275,8 +278,10 @@ func (c *Console) watchFindings(ctx context.Context) {
 		cancel()
 		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
 		c.see(func(s *seen) { s.Findings = found })
-		for again := time.Now().Add(findingsEvery); ctx.Err() == nil; {
-			if pause(ctx, c.config.Every, c.wake[findingsSource]) || time.Now().After(again) && !c.idle() {
+		asked := false
+		for ended := time.Now(); ctx.Err() == nil; {
+			asked = pause(ctx, c.config.Every, c.wake[findingsSource]) || asked
+			if rested := time.Since(ended); asked && rested > findingsRest || rested > findingsEvery && !c.idle() {
 				break
 			}
 		}

@@ -133,7 +133,7 @@ func textPages(k dedupstore.Key, text string) []string {
 func (s *site) show(page string) (status int, body string) {
 	s.Helper()
 	w := &recorder{header: http.Header{}, status: http.StatusOK}
-	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, "/"+page, http.NoBody)
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, "http://localhost/"+page, http.NoBody)
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -30,6 +30,8 @@ type Note struct {
 	Why     string    `json:"why"`
 	Time    time.Time `json:"time"`
 	Expires time.Time `json:"expires,omitzero"` // when the record does
+
+	Restored bool `json:"restored,omitempty"` // the failure is archived no more
 }
 
 type noted struct {
@@ -76,10 +78,17 @@ func (n *Notes) keep(note Note) {
 	if n.all == nil {
 		n.all = map[noted]*Note{}
 	}
-	n.all[noted{note.Store, note.Key, note.Fence}] = &note
+	of := noted{note.Store, note.Key, note.Fence}
+	if n.all[of] = &note; note.Restored {
+		delete(n.all, of)
+	}
 }
 
-func (n *Notes) add(note Note) error {
+func (n *Notes) add(note Note) error { return n.note(false, note) }
+
+// note archives a failure, or restores it.
+func (n *Notes) note(restored bool, note Note) error {
+	note.Restored = restored
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.file != nil {
@@ -103,4 +112,16 @@ func (n *Notes) of(store string, r *dedupstore.Record) *Note {
 		return nil
 	}
 	return n.all[noted{store, r.Key.String(), r.Fence}]
+}
+
+// keys are those of the failures of a store that are archived.
+func (n *Notes) keys(store string) (keys []dedupstore.Key) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for of := range n.all {
+		if key, err := dedupstore.ParseKey(of.key); err == nil && of.store == store {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }

@@ -1,12 +1,11 @@
 package console
 
 import (
-	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -16,20 +15,10 @@ type outboxSeen struct {
 	Stats   outbox.Stats
 	At      time.Time // when that was; zero: never
 	Pending []float64 // over time, oldest first
-	Topics  topics
+	Topics  []operate.TopicCount
+	Counted time.Time // when those were; zero: never
+	Looked  int       // at so many rows, if there was no time for all
 	Problem string
-}
-
-// Topics are unpublished rows by topic.
-type topics struct {
-	pass
-	All []topicCount
-}
-
-type topicCount struct {
-	Topic                          string
-	Pending, Delayed, Leased, Dead int
-	Oldest                         time.Duration
 }
 
 var unpublished = outbox.Filter{States: []outbox.State{outbox.Pending, outbox.Delayed, outbox.Leased, outbox.Dead}}
@@ -37,12 +26,11 @@ var unpublished = outbox.Filter{States: []outbox.State{outbox.Pending, outbox.De
 func (c *Console) watchOutbox(ctx context.Context, i int) {
 	o := c.config.Outboxes[i]
 	shown := outboxSeen{Name: o.Name}
-	var way topics
 	for ctx.Err() == nil {
 		began := time.Now()
 		if !c.idle() {
 			within, cancel := context.WithTimeout(ctx, lookTimeout)
-			shown.Problem = problemOf(shown.look(within, o.Inspector, &way))
+			shown.Problem = problemOf(shown.look(within, o.Inspector))
 			cancel()
 			now := shown
 			c.see(func(s *seen) { s.Outboxes[i] = &now })
@@ -51,47 +39,21 @@ func (c *Console) watchOutbox(ctx context.Context, i int) {
 	}
 }
 
-func (o *outboxSeen) look(ctx context.Context, box outbox.Inspector, way *topics) error {
+func (o *outboxSeen) look(ctx context.Context, box outbox.Inspector) error {
 	stats, err := box.Stats(ctx)
 	if err != nil {
 		return err
 	}
 	o.Stats, o.At = stats, time.Now()
 	o.Pending = append(slices.Clone(o.Pending[max(0, len(o.Pending)+1-mostBeats):]), float64(stats.Pending))
-	page, err := box.Count(ctx, unpublished, way.after)
-	if err != nil {
+	looked := 0
+	topics, err := operate.CountRows(ctx, box, unpublished, func(rows int) { looked += rows })
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
-	all := slices.Clone(way.All)
-	for _, t := range page.Tallies {
-		at := slices.IndexFunc(all, func(of topicCount) bool { return of.Topic == t.Topic })
-		if at < 0 {
-			at = len(all)
-			all = append(all, topicCount{Topic: t.Topic})
-		}
-		of := &all[at]
-		of.Oldest = max(of.Oldest, t.Oldest)
-		switch t.State {
-		case outbox.Pending:
-			of.Pending += t.Rows
-		case outbox.Delayed:
-			of.Delayed += t.Rows
-		case outbox.Leased:
-			of.Leased += t.Rows
-		case outbox.Dead:
-			of.Dead += t.Rows
-		}
-	}
-	slices.SortFunc(all, func(a, b topicCount) int {
-		return cmp.Or(cmp.Compare(b.Dead, a.Dead), strings.Compare(a.Topic, b.Topic))
-	})
-	way.All = all
-	done := way.next(page.Next, page.Looked, 0)
-	if done || o.Topics.Done.IsZero() {
-		o.Topics = *way
-	}
-	if done {
-		*way = topics{}
+	o.Topics, o.Counted, o.Looked = topics, time.Now(), 0
+	if err != nil {
+		o.Looked = looked
 	}
 	return nil
 }

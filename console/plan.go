@@ -17,12 +17,14 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 const (
 	mostPlanned = 1000 // records or rows of a plan
-	mostPlans   = 50
+	mostPlans   = 200
+	mostOwn     = 10 // plans of a person
 	planLife    = 10 * time.Minute
 	planTimeout = 2 * time.Second // how long a plan looks for records
 )
@@ -32,7 +34,7 @@ var (
 	errNobody = errors.New("nothing was chosen, or it is gone")
 	errReplay = errors.New("this outbox cannot replay")
 
-	errManyReasons = errors.New("these failures have many reasons: choose single ones")
+	errManyReasons = errors.New("these failures have many reasons: choose them in the list")
 	errManyRows    = errors.New("the outbox has too many rows to find all of these messages in time: choose a topic " +
 		"to replay, or use the command, oncemill outbox")
 )
@@ -41,6 +43,7 @@ var (
 type plan struct {
 	id      string
 	session string // of the visitor that it was made for
+	person  string
 	made    time.Time
 
 	Action  Action
@@ -65,12 +68,14 @@ func (p *plan) What() string {
 		return "Drops the record, and those of its steps. The next delivery runs as a first one, and its effect may " +
 			"happen again."
 	case Rerun:
-		return "Lets the next delivery run again. It delivers nothing. Outside of an inbox, a second effect is " +
-			"possible. Steps that succeeded are kept, and not done again."
+		return "Lets the next delivery run again. Outside of an inbox, a second effect is possible. Steps that " +
+			"succeeded are kept, and not done again."
 	case Complete:
 		return "Decides an unknown outcome. Duplicates get it from then on, and nothing runs."
 	case Archive:
 		return "Puts the failure aside with a note. The record stays as it is; it comes back if it fails again."
+	case Restore:
+		return "Takes the note back: Failures shows the failure again."
 	case Redrive:
 		return "Publishes the messages of dead letters to where they came from, so that their handlers run again. " +
 			"Every group of the source topic gets them. Outside of an inbox, a second effect is possible. " +
@@ -127,7 +132,7 @@ func (c *Console) allowed(r *http.Request, a Action) (who string, err error) {
 // makePlan finds what an action would change. It changes nothing.
 func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	p := &plan{
-		id: rand.Text(), session: v.session, made: time.Now(), Action: Action(r.PostFormValue("do")),
+		id: rand.Text(), session: v.session, person: v.person, made: time.Now(), Action: Action(r.PostFormValue("do")),
 		In: r.PostFormValue("in"),
 	}
 	if !slices.Contains(verbs, p.Action) {
@@ -150,12 +155,28 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.plans = append(c.plans, p)
-	c.plans = slices.Clone(c.plans[max(0, len(c.plans)-mostPlans):])
-	c.mu.Unlock()
+	c.keepPlan(p)
 	seeOther(w, string(link("plan", "id", p.id)))
 	return nil
+}
+
+// keepPlan keeps a plan. Nobody's many plans remove those of others, unless very many people plan at once.
+func (c *Console) keepPlan(p *plan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own, oldest := 0, 0
+	for i := len(c.plans) - 1; i >= 0; i-- {
+		if c.plans[i].person == p.person {
+			own, oldest = own+1, i
+		}
+	}
+	if own >= mostOwn || len(c.plans) >= mostPlans {
+		if own < mostOwn {
+			oldest = 0
+		}
+		c.plans = slices.Delete(c.plans, oldest, oldest+1)
+	}
+	c.plans = append(c.plans, p)
 }
 
 // plan finds a plan of a session; nil if there is none any more.
@@ -181,44 +202,53 @@ func (c *Console) takePlan(p *plan) bool {
 	return at >= 0
 }
 
-func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) error {
+// chooseRecords finds the records that a form means, in the store that the plan is for.
+func (c *Console) chooseRecords(
+	ctx context.Context, p *plan, form url.Values,
+) (all []dedupstore.Record, more bool, err error) {
 	s, err := c.store(p.In)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	p.In = s.Name
-	var all []dedupstore.Record
 	if names := form["key"]; len(names) > 0 {
 		var keys []dedupstore.Key
 		for _, name := range names[:min(len(names), mostPlanned)] {
 			key, err := dedupstore.ParseKey(name)
 			if err != nil {
-				return refuse(http.StatusBadRequest, err)
+				return nil, false, refuse(http.StatusBadRequest, err)
 			}
 			keys = append(keys, key)
 		}
-		if all, err = s.Inspector.Look(ctx, keys); err != nil {
-			return err
-		}
-	} else {
-		q, err := readQuery(form, time.Now())
-		if err != nil {
-			return err
-		}
-		if !q.Filtered() {
-			return refuse(http.StatusBadRequest, errNobody)
-		}
-		if q.Pattern == otherGroup {
-			return refuse(http.StatusBadRequest, errManyReasons)
-		}
-		f, err := c.find(ctx, s, q, mostPlanned, planTimeout)
-		if err != nil {
-			return err
-		}
-		all, p.More = f.Records, f.Next != ""
-		if q.Handler == "" { // steps go with their messages
-			all = slices.DeleteFunc(all, func(r dedupstore.Record) bool { return ids.IsOfStep(r.Key.Handler) })
-		}
+		all, err = s.Inspector.Look(ctx, keys)
+		return all, false, err
+	}
+	q, err := readQuery(form, time.Now())
+	switch {
+	case err != nil:
+		return nil, false, err
+	case !q.Filtered():
+		return nil, false, refuse(http.StatusBadRequest, errNobody)
+	}
+	f, err := c.find(ctx, s, q, mostPlanned, planTimeout)
+	if err != nil {
+		return nil, false, err
+	}
+	if q.Handler == "" { // steps go with their messages
+		f.Records = slices.DeleteFunc(f.Records, func(r dedupstore.Record) bool { return ids.IsOfStep(r.Key.Handler) })
+	}
+	return f.Records, f.Next != "", nil
+}
+
+func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) error {
+	all, more, err := c.chooseRecords(ctx, p, form)
+	if err != nil {
+		return err
+	}
+	p.More = more
+	s, err := c.store(p.In)
+	if err != nil {
+		return err
 	}
 	if p.Action == Forget {
 		if all, err = withSteps(ctx, s.Inspector, all); err != nil {
@@ -230,17 +260,21 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 	for i := range all {
 		r := &all[i]
 		if explain.IsStepOf(kept, r.Key) {
-			refused[errNeeded.Error()]++
+			refused[operate.ErrNeeded.Error()]++
 			continue
 		}
-		if why := p.refuses(r); why != "" {
+		why := p.refuses(r)
+		if noted := c.config.Notes.of(s.Name, r) != nil; p.Action == Restore && !noted {
+			why = "is not archived"
+		}
+		if why != "" {
 			refused[why]++
 			kept = append(kept, *r)
 			continue
 		}
 		r.Outcome.Result = nil // plans keep no payloads
 		p.Records = append(p.Records, *r)
-		counts[[2]string{r.Key.Group + " / " + r.Key.Handler, stateOf(r.State, r.Outcome.Kind)}]++
+		counts[[2]string{r.Key.Group + " / " + r.Key.Handler, operate.StateOf(r)}]++
 	}
 	for of, n := range counts {
 		p.Counts = append(p.Counts, amount{Name: of[0], About: of[1], Tone: tone(of[1]), N: n})
@@ -282,7 +316,7 @@ func (p *plan) refuses(r *dedupstore.Record) string {
 		change = dedupstore.Rerun{}
 	case Complete:
 		change = dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}}
-	case Archive:
+	case Archive, Restore:
 		if r.Outcome.Kind != dedupstore.Failed && r.Outcome.Kind != dedupstore.Unknown {
 			return "is no failure"
 		}
@@ -302,23 +336,22 @@ func (p *plan) refuses(r *dedupstore.Record) string {
 	}
 }
 
-func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (err error) {
-	t, err := c.topic(p.In)
+func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) error {
+	t, err := c.topic(cmp.Or(form.Get("letters"), p.In))
 	if err != nil {
 		return err
 	}
-	p.In = t.Name
-	p.Which = DeadLetterFilter{Reason: form.Get("reason"), ID: form.Get("id")}
-	if pattern := form.Get("pattern"); pattern != "" && p.Which.Reason == "" {
-		if p.Which.Reason = pieceOf(pattern); p.Which.Reason == "" {
-			return refuse(http.StatusBadRequest, errManyReasons)
-		}
+	if err := c.chooseLetters(ctx, p, form); err != nil {
+		return err
 	}
+	p.In = t.Name
 	switch {
-	case form.Has("id") && p.Which.ID == "":
-		return refuse(http.StatusBadRequest, errNobody)
-	case p.Which.ID != "":
-		p.About = fmt.Sprintf("letters of message %q", p.Which.ID)
+	case len(p.Which.IDs) == 1:
+		p.About = fmt.Sprintf("letters of message %q", p.Which.IDs[0])
+	case len(p.Which.IDs) > 0:
+		p.About = "letters of " + plural(len(p.Which.IDs), "message")
+	case p.Which.Pattern != "":
+		p.About = fmt.Sprintf("letters whose reason is %q", p.Which.Pattern)
 	case p.Which.Reason != "":
 		p.About = fmt.Sprintf("letters whose reason contains %q", p.Which.Reason)
 	default:
@@ -326,6 +359,64 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) (er
 	}
 	p.Foresee, p.Bound, err = t.Source.Predict(ctx, p.Which)
 	return err
+}
+
+// chooseLetters says which letters are meant: those of the failures that a page shows, of the records of another plan
+// or task, of an ID, or with a reason.
+func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (err error) {
+	var of []dedupstore.Record
+	f := &p.Which
+	switch {
+	case form.Has("plan") || form.Has("task"):
+		other := c.plan(form.Get("plan"), p.session)
+		if t := c.task(form.Get("task")); t != nil {
+			other = t.plan
+		}
+		switch {
+		case other == nil:
+			return refuse(http.StatusNotFound, errNoPlan)
+		case other.Action == Redrive:
+			*f = other.Which
+			return nil
+		}
+		of = other.Records
+	case form.Has("id"):
+		f.IDs = form["id"]
+		if slices.Contains(f.IDs, "") {
+			return refuse(http.StatusBadRequest, errNobody)
+		}
+		return nil
+	case form.Has("key") || form.Has("letters") && !onlyPattern(form):
+		if of, p.More, err = c.chooseRecords(ctx, p, form); err != nil {
+			return err
+		}
+	default:
+		f.Reason, f.Pattern = form.Get("reason"), form.Get("pattern")
+		if f.Pattern == operate.OtherReasons {
+			return refuse(http.StatusBadRequest, errManyReasons)
+		}
+		return nil
+	}
+	for i := range of {
+		f.IDs = append(f.IDs, of[i].Key.ID)
+	}
+	slices.Sort(f.IDs)
+	if f.IDs = slices.Compact(f.IDs); len(f.IDs) == 0 {
+		return refuse(http.StatusBadRequest, errNobody)
+	}
+	return nil
+}
+
+// onlyPattern reports whether a list of failures is filtered by their pattern alone, or not at all.
+func onlyPattern(form url.Values) bool {
+	for name, values := range form {
+		known := slices.Contains([]string{"in", "do", "token", "letters", "pattern"}, name) ||
+			name == "state" && values[0] == openFailures
+		if !known && values[0] != "" || values[0] == operate.OtherReasons {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error {
@@ -431,8 +522,9 @@ func (c *Console) showPlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 			Rate    int
 			Shown   []dedupstore.Record
 			RowList []outbox.RowInfo
+			Topics  []string
 		}{p, p.id, c.running.Load(), c.config.Rate, p.Records[:min(pageSize, len(p.Records))],
-			p.Rows[:min(pageSize, len(p.Rows))]},
+			p.Rows[:min(pageSize, len(p.Rows))], c.topicsOf(p.Records)},
 	})
 }
 

@@ -48,14 +48,17 @@ func scrape(ctx context.Context, client *http.Client, url string) ([]Counter, er
 	return readMetrics(io.LimitReader(answer.Body, mostMetrics))
 }
 
-// readMetrics reads the counters of claims, and leaves out everything else.
+// readMetrics reads the counters of claims and failures, and leaves out everything else.
 func readMetrics(text io.Reader) (all []Counter, err error) {
 	lines := bufio.NewScanner(text)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		rest, ours := strings.CutPrefix(lines.Text(), "oncemill_claims_total{")
+		failures := false
 		if !ours {
-			continue
+			if rest, failures = strings.CutPrefix(lines.Text(), "oncemill_failures_total{"); !failures {
+				continue
+			}
 		}
 		labels, value, ok := readLabels(rest)
 		number, _, _ := strings.Cut(strings.TrimSpace(value), " ") // a timestamp may follow
@@ -63,10 +66,17 @@ func readMetrics(text io.Reader) (all []Counter, err error) {
 		if !ok || err != nil {
 			return nil, fmt.Errorf("console: metrics: cannot read %q", lines.Text())
 		}
-		all = append(all, Counter{
+		c := Counter{
 			Group: labels["messaging_consumer_group_name"], Handler: labels["oncemill_handler"],
 			Outcome: labels["oncemill_outcome"], Cause: labels["oncemill_duplicate_cause"], Count: int64(n),
-		})
+		}
+		if failures {
+			c.Outcome = Failed
+			if labels["oncemill_result"] == Parked {
+				c.Outcome = Parked
+			}
+		}
+		all = append(all, c)
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("console: metrics: %w", err)

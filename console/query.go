@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 const (
@@ -61,10 +62,11 @@ type query struct {
 	Pattern string // of reasons
 	Text    struct{ Since, Before string }
 	dedupstore.Filter
-	after  string
-	skip   int // records of the store's page that were shown before
-	looked int
-	shown  int // on the pages before
+	grouped map[string]bool // the patterns that have a group, if others are meant
+	after   string
+	skip    int // records of the store's page that were shown before
+	looked  int
+	shown   int // on the pages before
 }
 
 // openFailures is the state of failures that are not archived, on their own screen.
@@ -96,36 +98,27 @@ func readQuery(q url.Values, now time.Time) (*query, error) {
 			strings.Join(states, ", ")))
 	}
 	if f.Reason == "" {
-		f.Reason = pieceOf(f.Pattern)
+		f.Reason = operate.Piece(f.Pattern)
 	}
 	var err error
-	if f.Since, err = before(f.Text.Since, now); err == nil {
-		f.Before, err = before(f.Text.Before, now)
+	if f.Since, err = operate.When(f.Text.Since, now); err == nil {
+		f.Before, err = operate.When(f.Text.Before, now)
 	}
-	return f, err
-}
-
-// before reads a duration before now, or a time.
-func before(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil {
-		return now.Add(-d), nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, refuse(http.StatusBadRequest,
-			fmt.Errorf("console: %q is neither a duration nor an RFC 3339 time", text))
+		return nil, refuse(http.StatusBadRequest, fmt.Errorf("console: since or before %w", err))
 	}
-	return at, nil
+	return f, nil
 }
 
 // pairs are the parameters of a link to the same query, without a place in it.
 func (q *query) pairs() []any {
+	reason := q.Reason
+	if q.Pattern != "" && reason == operate.Piece(q.Pattern) {
+		reason = ""
+	}
 	return []any{
 		"in", q.In, "state", q.State, "tenant", q.Tenant, "group", q.Group, "handler", q.Handler, "id", q.ID,
-		"reason", q.Reason, "pattern", q.Pattern, "since", q.Text.Since, "before", q.Text.Before,
+		"reason", reason, "pattern", q.Pattern, "since", q.Text.Since, "before", q.Text.Before,
 	}
 }
 
@@ -144,10 +137,14 @@ func (q *query) Pairs() (fields [][2]string) {
 func (q *query) Filtered() bool { return len(q.Pairs()) > min(1, len(q.In)) }
 
 func (q *query) matches(r *dedupstore.Record) bool {
-	if q.Pattern == "" || q.Pattern == otherGroup {
+	switch pattern := operate.Pattern(r.Outcome.Reason); q.Pattern {
+	case "":
 		return true
+	case operate.OtherReasons:
+		return len(q.grouped) >= mostGroups && !q.grouped[pattern]
+	default:
+		return pattern == q.Pattern
 	}
-	return patternOf(r.Outcome.Reason) == q.Pattern
 }
 
 // A found is what a page shows of a list.
@@ -169,6 +166,12 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 	end := time.Now().Add(long)
 	f := &found{Looked: q.looked}
 	have := map[dedupstore.Key]bool{}
+	if q.Pattern == operate.OtherReasons {
+		q.grouped = map[string]bool{}
+		for _, g := range c.now().store(s.Name).Failures.Groups {
+			q.grouped[g.Pattern] = true
+		}
+	}
 	if q.ID != "" && q.after == "" && q.skip == 0 {
 		direct, err := c.lookUp(ctx, s, q)
 		if err != nil {

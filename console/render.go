@@ -7,13 +7,17 @@ import (
 	"html/template"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 //go:embed templates/*.html
@@ -35,7 +39,7 @@ var pages = func() map[string]*template.Template {
 	base := template.Must(template.New("").Funcs(funcs).ParseFS(texts, "templates/layout.html", "templates/parts.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{
-		"overview", "messages", "message", "failures", "letter", "outbox", "health", "plan", "task", "sorry",
+		"overview", "messages", "message", "failures", "letter", "outbox", "health", "log", "plan", "task", "sorry",
 	} {
 		all[name] = template.Must(template.Must(base.Clone()).ParseFS(texts, "templates/"+name+".html"))
 	}
@@ -56,16 +60,42 @@ func (c *Console) render(w http.ResponseWriter, v *visitor, name string, p *page
 		return refuse(http.StatusInternalServerError, err)
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = b.WriteTo(w) // a client that is gone cannot be told
+	_, _ = w.Write(plain(b.Bytes())) // a client that is gone cannot be told
 	return nil
 }
+
+// raw are attributes whose text is sent back or copied, and not shown.
+var raw = regexp.MustCompile(` (?:value|data-copy)="[^"]*"`)
+
+// plain shows format characters of others as such: a right-to-left override would make "paid not failed" of "paid ton
+// deliaf". Text has no quotes that are not escaped, so an attribute is one.
+func plain(html []byte) []byte {
+	if bytes.IndexFunc(html, isFormat) < 0 {
+		return html
+	}
+	var out []byte
+	at := 0
+	for _, kept := range append(raw.FindAllIndex(html, -1), []int{len(html), len(html)}) {
+		out = append(out, bytes.Map(func(r rune) rune {
+			if isFormat(r) {
+				return utf8.RuneError
+			}
+			return r
+		}, html[at:kept[0]])...)
+		out = append(out, html[kept[0]:kept[1]]...)
+		at = kept[1]
+	}
+	return out
+}
+
+func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
 
 var funcs = template.FuncMap{
 	"time":    timeTag,
 	"span":    explain.Span,
 	"num":     number,
 	"tone":    tone,
-	"stateOf": func(r *dedupstore.Record) string { return stateOf(r.State, r.Outcome.Kind) },
+	"stateOf": operate.StateOf,
 	"scope":   func(k dedupstore.Key) string { return k.Tenant + ":" + k.Group + ":" + k.Handler },
 	"link":    link,
 	"short":   short,
@@ -76,7 +106,7 @@ var funcs = template.FuncMap{
 	"plural":  plural,
 	"text":    func(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") },
 	"title":   title,
-	"verbs":   func() []Action { return []Action{Rerun, Complete, Archive, Forget} },
+	"verbs":   func() []Action { return []Action{Complete, Archive, Rerun, Forget} },
 	"dict":    dict,
 }
 
@@ -137,18 +167,10 @@ func percent(part, of float64) string {
 	}
 }
 
-// stateOf is the state in a word: that of a finished record is its outcome.
-func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
-	if state == dedupstore.Finished {
-		return string(kind)
-	}
-	return string(state)
-}
-
 // tone is the class of a state, which has its colour.
 func tone(state any) string {
 	switch fmt.Sprint(state) {
-	case "succeeded", "published", "changed", "done":
+	case "succeeded", "published", "changed", "done", "sent":
 		return "good"
 	case "retryable", "publishing", "delayed", "pending", "warning", "stopped", "refused":
 		return "wait"

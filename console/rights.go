@@ -6,7 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"fmt"
+	"net"
 	"net/http"
+	"strings"
 )
 
 // An Action is what a right is for.
@@ -20,6 +23,7 @@ const (
 	Rerun    Action = "rerun"
 	Complete Action = "complete"
 	Archive  Action = "archive" // put a failure aside with a note
+	Restore  Action = "restore" // take that back
 	Redrive  Action = "redrive"
 	Requeue  Action = "requeue"
 	Discard  Action = "discard"
@@ -27,16 +31,18 @@ const (
 )
 
 // verbs are the actions that change something, in the order in which pages offer them.
-var verbs = []Action{Redrive, Rerun, Complete, Archive, Forget, Requeue, Discard, Replay}
+var verbs = []Action{Redrive, Rerun, Complete, Archive, Restore, Forget, Requeue, Discard, Replay}
 
 var (
-	errReadOnly = errors.New("this console is read-only: set Config.Authorize, or start oncemill console with --write")
-	errToken    = errors.New("the form is old, or not from this console: go back, reload the page, and try again")
+	errNobodyMay = errors.New("this console shows nothing: set Config.Authorize, which says who may do what")
+	errReadOnly  = errors.New("this console is read-only: Config.Authorize lets people look only")
+	errToken     = errors.New("the form is old, or not from this console: go back, reload the page, and try again")
 )
 
 // A visitor is somebody who may look.
 type visitor struct {
 	Who     string
+	person  string // who, or where they come from: bounds are for each
 	may     map[Action]bool
 	session string
 }
@@ -54,44 +60,75 @@ func (v *visitor) Writes() bool {
 	return false
 }
 
-// admit returns a visitor with all rights, or why they may not even look.
-func (c *Console) admit(r *http.Request) (*visitor, error) {
+// ViewOnly is a Config.Authorize that lets everybody look, and do nothing else.
+func ViewOnly(_ *http.Request, a Action) (who string, err error) {
+	if a != View {
+		err = errReadOnly
+	}
+	return "", err
+}
+
+// admit finds out who a visitor is and which rights they have, or why they may not even look.
+func (c *Console) admit(r *http.Request, v *visitor) error {
 	who, err := c.config.Authorize(r, View)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	v := &visitor{Who: who, may: map[Action]bool{View: true}}
+	v.Who, v.may = who, map[Action]bool{View: true}
+	if v.person = who; who == "" {
+		v.person, _, _ = net.SplitHostPort(r.RemoteAddr)
+	}
 	for _, a := range append([]Action{Payloads}, verbs...) {
 		_, err := c.config.Authorize(r, a)
 		v.may[a] = err == nil
 	}
-	return v, nil
+	return nil
 }
 
 const cookieName = "oncemill_console"
 
-// session returns the session of a request, and gives it one if it has none. The cookie has no path: browsers then
+// session returns the session of a visitor, and gives them one if they have none. The cookie has no path: browsers then
 // limit it to the folder of the page, whatever prefix that has out there.
-func session(w http.ResponseWriter, r *http.Request) string {
-	if c, err := r.Cookie(cookieName); err == nil && len(c.Value) == len(rand.Text()) {
-		return c.Value
+func (c *Console) session(w http.ResponseWriter, r *http.Request, v *visitor) string {
+	if s := c.sessionOf(r, v); s != "" {
+		return s
 	}
-	s := rand.Text()
+	id := rand.Text()
+	s := id + "." + c.sign("session", id, v.Who)
 	http.SetCookie(w, &http.Cookie{
-		Name: cookieName, Value: s, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil,
+		Name: cookieName, Value: s, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	})
 	return s
 }
 
-// token is what forms of a session carry.
-func (c *Console) token(session string) string {
+// sessionOf is the session that a cookie names, if this console made it for that visitor; else it is empty.
+func (c *Console) sessionOf(r *http.Request, v *visitor) string {
+	cookie, err := r.Cookie(cookieName)
+	if err != nil {
+		return ""
+	}
+	id, signed, _ := strings.Cut(cookie.Value, ".")
+	if !hmac.Equal([]byte(signed), []byte(c.sign("session", id, v.Who))) {
+		return ""
+	}
+	return cookie.Value
+}
+
+// sign makes what nobody else can make of some texts.
+func (c *Console) sign(texts ...string) string {
 	mac := hmac.New(sha256.New, c.secret)
-	mac.Write([]byte(session))
+	for _, text := range texts {
+		fmt.Fprintf(mac, "%q", text)
+	}
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// genuine reports whether a form was made for the session that its cookie names.
-func (c *Console) genuine(r *http.Request) bool {
-	cookie, err := r.Cookie(cookieName)
-	return err == nil && hmac.Equal([]byte(r.PostFormValue("token")), []byte(c.token(cookie.Value)))
+// token is what forms of a session carry.
+func (c *Console) token(session string) string { return c.sign("form", session) }
+
+// genuine reports whether a form was made for the visitor's session.
+func (c *Console) genuine(r *http.Request, v *visitor) bool {
+	session := c.sessionOf(r, v)
+	return session != "" && hmac.Equal([]byte(r.PostFormValue("token")), []byte(c.token(session)))
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -136,10 +137,9 @@ func TestPlan_OfNobodyIsNotForAll(t *testing.T) {
 	}
 	for _, form := range []url.Values{
 		{"do": {"redrive"}, "in": {"dead.billing"}, "id": {""}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {otherGroup}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {noReason}},
-		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {"#"}},
-		{"do": {"forget"}, "in": {"records"}, "state": {"failing"}, "pattern": {otherGroup}},
+		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {operate.OtherReasons}},
+		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "state": {"failing"}, "handler": {"none"}},
+		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "pattern": {operate.OtherReasons}},
 	} {
 		form.Set("token", s.token())
 		if status, body, _ := s.post("plan", form); status != http.StatusBadRequest {
@@ -241,8 +241,19 @@ func TestActions_NeedRightTokenAndOrigin(t *testing.T) {
 	}
 }
 
-// The zero value lets everybody look, and nobody do anything else.
-func TestActions_ZeroConfigIsReadOnly(t *testing.T) {
+// The zero value shows nothing.
+func TestHandler_ZeroConfigShowsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = nil }).fill().runs()
+	for _, page := range append(screens(), "live?screen=overview") {
+		if status, body := s.get(page); status != http.StatusForbidden || strings.Contains(body, "billing") ||
+			!strings.Contains(body, "set Config.Authorize") {
+			t.Errorf("%s: status %d\n%s", page, status, body)
+		}
+	}
+}
+
+func TestActions_ViewOnlyIsReadOnly(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil).fill().runs()
 	before := s.state()

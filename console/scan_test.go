@@ -3,51 +3,19 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
+	"github.com/oncemill/oncemill/outbox"
 )
-
-func TestPatternOf_ReasonsThatDifferInNumbers(t *testing.T) {
-	t.Parallel()
-	for reason, want := range map[string][2]string{
-		"":                                       {noReason, ""},
-		"card refused":                           {"card refused", "card refused"},
-		"card 4711 refused":                      {"card # refused", " refused"},
-		"dial tcp 10.0.0.7:5432: refused":        {"dial tcp #.#.#.#:#: refused", "dial tcp "},
-		"order 7f3a-9c is bad":                   {"order 7f3a-9c is bad", "order 7f3a-9c is bad"},
-		"order 0af7651916cd43dd8448eb211c80319c": {"order #", "order "},
-		"id b7ad6b71-6920-4331-8448-eb211c80319c!": {"id #-#-#-#-#!", "id "},
-		"42":                 {"#", ""},
-		"#1 of 2":            {"## of #", " of "},
-		"bad face, deadbeef": {"bad face, deadbeef", "bad face, deadbeef"},
-		"Straße 12 ist zu":   {"Straße # ist zu", "Straße "},
-	} {
-		pattern := patternOf(reason)
-		piece := pieceOf(pattern)
-		if pattern != want[0] || piece != want[1] {
-			t.Errorf("%q: %q with %q, want %q", reason, pattern, piece, want)
-		}
-		if !strings.Contains(reason, piece) {
-			t.Errorf("%q has no %q", reason, piece)
-		}
-	}
-}
-
-func FuzzPatternOf_PieceIsInTheReason(f *testing.F) {
-	f.Add("dial tcp 10.0.0.7:5432: # refused")
-	f.Fuzz(func(t *testing.T, reason string) {
-		pattern := patternOf(reason)
-		if piece := pieceOf(pattern); pattern != otherGroup && !strings.Contains(reason, piece) {
-			t.Errorf("%q has no %q", reason, piece)
-		}
-	})
-}
 
 func TestMeter_RatesAndRestarts(t *testing.T) {
 	t.Parallel()
@@ -68,6 +36,19 @@ func TestMeter_RatesAndRestarts(t *testing.T) {
 	if len(v.Causes) != 1 || v.Causes[0].Name != "producer retry" || v.Causes[0].N != 10 {
 		t.Errorf("causes %+v", v.Causes)
 	}
+	// Runs that failed are red, and no success beside.
+	failures := func(of string, n int64) Counter { return Counter{"g", "h", of, "", n} }
+	m = meter{}
+	m.add([]Counter{claimed(100), failures(Failed, 3), failures(Parked, 0)}, at)
+	m.add([]Counter{claimed(110), failures(Failed, 9), failures(Parked, 1)}, at.Add(time.Second))
+	v = m.view(nil)
+	var shown []string
+	for _, o := range v.Outcomes {
+		shown = append(shown, fmt.Sprint(o.Name, o.Tone, o.N))
+	}
+	if !slices.Equal(shown, []string{"claimedgood3", "failedbad6", "unknowndoubt1"}) || v.Deliveries != 10 {
+		t.Errorf("%d deliveries: %v", v.Deliveries, shown)
+	}
 	for i := range 2 * mostBeats {
 		m.add([]Counter{claimed(int64(5 + i))}, at.Add(time.Duration(6+2*i)*time.Second))
 	}
@@ -85,6 +66,8 @@ func TestPrometheus_ReadsClaims(t *testing.T) {
 oncemill_claims_total{messaging_consumer_group_name="billing",oncemill_handler="a\"b\\c",` +
 				`oncemill_outcome="claimed"} 1.2e+03 1700000000000
 oncemill_claims_total{oncemill_duplicate_cause="producer_retry",oncemill_outcome="duplicate_completed",} 7
+oncemill_failures_total{messaging_consumer_group_name="billing",oncemill_handler="h",oncemill_result="exhausted"} 3
+oncemill_failures_total{messaging_consumer_group_name="billing",oncemill_handler="h",oncemill_result="unknown"} 2
 oncemill_claims_created{oncemill_outcome="claimed"} 1
 go_goroutines 12
 `))
@@ -98,6 +81,7 @@ go_goroutines 12
 	all, err := Prometheus(server.Client(), server.URL+"/metrics", server.URL+"/metrics")(t.Context())
 	want := []Counter{
 		{"billing", `a"b\c`, "claimed", "", 1200}, {"", "", "duplicate_completed", "producer_retry", 7},
+		{"billing", "h", Failed, "", 3}, {"billing", "h", Parked, "", 2},
 	}
 	if err != nil || !slices.Equal(all, append(want, want...)) {
 		t.Errorf("%+v, %v", all, err)
@@ -218,6 +202,52 @@ func TestStoreScan_Counts(t *testing.T) {
 	}
 }
 
+// A retryBox has rows that a relay tries again and again, which moves them to the end of its pages of three.
+type retryBox struct {
+	*toyBox
+	backoff time.Duration
+	due     []time.Time
+}
+
+func (b *retryBox) Count(_ context.Context, _ outbox.Filter, after string) (c outbox.Count, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	for i, at := range b.due {
+		if at.Before(now) {
+			b.due[i] = now.Add(b.backoff + time.Duration(i)*time.Millisecond)
+		}
+	}
+	slices.SortFunc(b.due, time.Time.Compare)
+	for _, at := range b.due {
+		place := fmt.Sprint(at.UnixNano())
+		if place > after && c.Looked < 3 {
+			c.Next, c.Looked = place, c.Looked+1
+			c.Tallies = append(c.Tallies, outbox.Tally{Topic: "orders", State: outbox.Delayed, Rows: 1})
+		}
+	}
+	return c, nil
+}
+
+// Rows that relays move meanwhile are counted once, and a count ends.
+func TestOutboxScan_RowsThatMove(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		box := &retryBox{toyBox: &toyBox{}, backoff: 500 * time.Millisecond, due: make([]time.Time, 8)}
+		var seen outboxSeen
+		for range 20 {
+			if err := seen.look(t.Context(), box); err != nil {
+				t.Fatal(err)
+			}
+			if got := seen.Topics; len(got) != 1 || got[0].Delayed != 8 || seen.Looked != 0 ||
+				time.Since(seen.Counted) > time.Second {
+				t.Fatalf("8 rows are counted as %+v", got)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
 // A record that another version wrote hides no other: neither from the loop nor from a page.
 func TestConsole_RecordsThatCannotBeRead(t *testing.T) {
 	t.Parallel()
@@ -249,7 +279,7 @@ func TestStoreScan_GroupsAreBounded(t *testing.T) {
 		w.fail(&dedupstore.Record{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason},
 			Claimed: time.Now()})
 	}
-	if len(w.groups) != mostGroups+1 || w.failing.N != 3*mostGroups || w.groups[otherGroup].N == 0 {
+	if len(w.groups) != mostGroups+1 || w.failing.N != 3*mostGroups || w.groups[operate.OtherReasons].N == 0 {
 		t.Errorf("%d groups of %d failures", len(w.groups), w.failing.N)
 	}
 }
@@ -265,6 +295,18 @@ func TestTraceLink_IsAnAddress(t *testing.T) {
 	} {
 		if got := traceLink(pattern, "trace", "a&b"); got != want {
 			t.Errorf("%q: %q, want %q", pattern, got, want)
+		}
+	}
+}
+
+// After a pause in which nobody looked, a page says how old its figures are.
+func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for age, stale := range map[time.Duration]bool{time.Second: false, time.Hour: true} {
+		p := &livePart{Now: now, Snap: newSnapshot(seen{Stores: []*storeSeen{{At: now.Add(-age)}}}, now)}
+		if got := !p.Stale().IsZero(); got != stale {
+			t.Errorf("figures that are %v old: stale is %t", age, got)
 		}
 	}
 }

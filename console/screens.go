@@ -40,6 +40,23 @@ func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) err
 	})
 }
 
+// log shows who changed what, the last change first.
+func (c *Console) log(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	ctx, cancel := within(r)
+	defer cancel()
+	c.mu.Lock()
+	all := slices.Clone(c.made)
+	c.mu.Unlock()
+	if c.config.Log != nil {
+		var err error
+		if all, err = c.config.Log(ctx); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Entry) int { return b.Time.Compare(a.Time) })
+	return c.render(w, v, "log", &page{Title: "Log", At: "log", Body: all[:min(mostLogged, len(all))]})
+}
+
 // A listing is a screen with records.
 type listing struct {
 	Stores []Store
@@ -125,9 +142,9 @@ type event struct {
 
 // An offer is an action on the message.
 type offer struct {
-	Do   Action
-	In   string // where it acts
-	What string
+	Do     Action
+	What   string
+	Topics []string // of a redrive: one of them has the letter
 }
 
 func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -149,6 +166,9 @@ func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) er
 	rec := &records[0]
 	if !v.may[Payloads] {
 		rec.Outcome.Result = nil
+	}
+	if len(rec.Outcome.Result) > 0 {
+		c.sawPayload(r, v, s.Name, key.String())
 	}
 	m := &messageView{
 		In: s.Name, Key: key.String(), Record: rec, Note: c.config.Notes.of(s.Name, rec),
@@ -181,21 +201,22 @@ func (c *Console) offers(m *messageView, v *visitor) (all []offer) {
 	for _, a := range m.Story.Actions {
 		do := Action(a.Verb)
 		if a.Verb == "dlq redrive" {
-			for _, t := range c.config.DeadLetters {
-				if v.may[Redrive] {
-					all = append(all, offer{Redrive, t.Name, a.What})
-				}
+			if topics := c.topicsOf([]dedupstore.Record{*m.Record}); v.may[Redrive] && len(topics) > 0 {
+				all = append(all, offer{Redrive, a.What, topics})
 			}
 			continue
 		}
 		if v.may[do] {
-			all = append(all, offer{do, m.In, a.What})
+			all = append(all, offer{Do: do, What: a.What})
 		}
 	}
 	kind := m.Record.Outcome.Kind
+	if v.may[Restore] && m.Note != nil {
+		all = append(all, offer{Do: Restore, What: "take the note back: Failures shows it again"})
+	}
 	if v.may[Archive] && m.Note == nil && (kind == dedupstore.Failed || kind == dedupstore.Unknown) {
-		all = append(all, offer{Archive, m.In,
-			"put it aside with a note: Failures shows it no more, unless it fails again"})
+		all = append(all, offer{Do: Archive,
+			What: "put it aside with a note: Failures shows it no more, unless it fails again"})
 	}
 	return all
 }
@@ -223,7 +244,7 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 			strings.HasPrefix(e.What, "its lease ended"):
 			class = "wait"
 		case i == len(story.Events)-1 || e.At.Equal(r.Ended):
-			class = tone(stateOf(dedupstore.Finished, r.Outcome.Kind))
+			class = tone(r.Outcome.Kind)
 		}
 		if strings.Contains(e.What, "duplicate") {
 			class = "quiet"
@@ -242,14 +263,16 @@ func timeline(r *dedupstore.Record, story explain.Story, boxes []boxRows) (all [
 // A failingView is the screen of failures.
 type failingView struct {
 	*livePart
-	Stores []Store
-	Topics []DeadLetterTopic
-	Topic  string // the topic whose letters are listed
-	List   []DeadLetter
-	More   int
-	Query  *query // a group's
-	Found  *found
-	Tasks  []*taskView
+	Stores   []Store
+	Topics   []DeadLetterTopic
+	Topic    string // the topic whose letters are listed
+	List     []DeadLetter
+	More     int
+	Query    *query // a group's
+	Found    *found
+	Letters  []string // the topics that have the letters of those
+	Archived bool     // the archived ones are listed
+	Tasks    []*taskView
 }
 
 func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) error {
@@ -273,7 +296,18 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		}
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
-		if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
+		if r.FormValue("archived") != "" {
+			body.Archived = true
+			records, err := s.Inspector.Look(ctx, c.config.Notes.keys(s.Name))
+			if err != nil {
+				return err
+			}
+			body.Found = &found{Records: slices.DeleteFunc(records, func(r dedupstore.Record) bool {
+				return c.config.Notes.of(s.Name, &r) == nil // it has run since, or is gone
+			})}
+			newestFirst(body.Found.Records)
+			body.Found.To = len(body.Found.Records)
+		} else if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
 			q.State = cmp.Or(q.State, openFailures)
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed
@@ -281,6 +315,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			if body.Found, err = c.find(ctx, s, q, pageSize, budget); err != nil {
 				return err
 			}
+			body.Letters = c.topicsOf(body.Found.Records)
 		} else {
 			p.Live = string(link("live", "screen", "failures", "in", s.Name))
 		}
@@ -290,7 +325,8 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		if err != nil {
 			return err
 		}
-		if body.List, body.More, err = t.Source.List(ctx, DeadLetterFilter{Reason: q.Reason}, pageSize); err != nil {
+		f := DeadLetterFilter{Reason: q.Reason}
+		if body.List, body.More, err = c.letters[t.Name].list(ctx, t.Source, f); err != nil {
 			return err
 		}
 		p.Live = ""
@@ -313,7 +349,9 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 	if err != nil {
 		return err
 	}
-	if !v.may[Payloads] {
+	if v.may[Payloads] {
+		c.sawPayload(r, v, t.Name, id)
+	} else {
 		for i := range all {
 			all[i].Header, all[i].Payload = nil, nil
 		}
@@ -323,6 +361,11 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 		ID  string
 		All []DeadLetter
 	}{t.Name, id, all}})
+}
+
+// sawPayload says in the log who was shown what nobody sees without a right.
+func (c *Console) sawPayload(r *http.Request, v *visitor, in, what string) {
+	c.config.Logger.InfoContext(r.Context(), "console: payload shown", "who", v.Who, "in", in, "what", what)
 }
 
 // An outboxView is the screen of an outbox.

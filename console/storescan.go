@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/census"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // A storeSeen is what the loop knows of a store. Each part is of the last whole pass through the store, or of as much
@@ -19,7 +20,8 @@ type storeSeen struct {
 	Counts   counts
 	Failures failing
 	Running  working
-	Problem  string // why the last look failed
+	Problem  string    // why the last look failed
+	At       time.Time // when that was
 }
 
 // A pass is a way through a store, page by page.
@@ -35,9 +37,9 @@ func (p pass) Part() string {
 	case !p.Done.IsZero():
 		return ""
 	case p.Total > 0:
-		return number(p.Looked) + " of " + number(max(p.Total, p.Looked)) + " records so far"
+		return number(p.Looked) + " of " + number(max(p.Total, p.Looked)) + " looked at so far"
 	default:
-		return number(p.Looked) + " records so far"
+		return number(p.Looked) + " looked at so far"
 	}
 }
 
@@ -87,11 +89,9 @@ type failing struct {
 const (
 	mostGroups = 200
 	mostOldest = 10
-	otherGroup = "other reasons"
-	noReason   = "no reason given"
 )
 
-// A group is the failures whose reasons differ in numbers only.
+// A group is the failures whose reasons have one pattern.
 type group struct {
 	Pattern string // the reason, with # for what differs
 	N       int
@@ -113,50 +113,6 @@ func (g group) Sparks() (points []float64) {
 	return points
 }
 
-// patternOf makes one text of reasons that differ in numbers only, with # for them.
-func patternOf(reason string) string {
-	if reason == "" {
-		return noReason
-	}
-	var b strings.Builder
-	for at := 0; at < len(reason); {
-		end, digits := at, false
-		for end < len(reason) && isHex(reason[end]) {
-			digits = digits || reason[end] <= '9'
-			end++
-		}
-		switch {
-		case end == at:
-			b.WriteByte(reason[at])
-			at++
-			continue
-		case digits && (onlyDigits(reason[at:end]) || end-at >= 6):
-			b.WriteByte('#')
-		default:
-			b.WriteString(reason[at:end])
-		}
-		at = end
-	}
-	return b.String()
-}
-
-// pieceOf is the longest text that all reasons of a pattern have.
-func pieceOf(pattern string) (longest string) {
-	if pattern == otherGroup || pattern == noReason {
-		return ""
-	}
-	for piece := range strings.SplitSeq(pattern, "#") {
-		if len(piece) > len(longest) {
-			longest = piece
-		}
-	}
-	return longest
-}
-
-func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F' }
-
-func onlyDigits(s string) bool { return strings.Trim(s, "0123456789") == "" }
-
 // A storeScan goes through a store, again and again: three ways side by side, because a filter of the store is cheaper
 // than to send all records here.
 type storeScan struct {
@@ -170,8 +126,10 @@ type storeScan struct {
 	working working
 	oldest  []dedupstore.Record
 
-	unread  error // what the last step could not read
-	hurried bool  // only failures are counted, until a whole pass is done
+	unread  error     // what the last step could not read
+	asked   bool      // failures are to be counted soon
+	hurried bool      // only failures are counted, until a whole pass is done
+	rested  time.Time // when they may be hurried again; while they are, when that began
 	shown   storeSeen
 }
 
@@ -183,6 +141,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		began := time.Now()
 		if !c.idle() {
 			w.shown.Problem = problemOf(w.steps(ctx, s.Inspector, began.Add(c.config.Every/share)))
+			w.shown.At = time.Now()
 			shown := w.shown
 			c.see(func(s *seen) { s.Stores[i] = &shown })
 		}
@@ -190,10 +149,17 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		if w.hurried && w.shown.Problem == "" && !c.idle() {
 			wait = 0
 		}
-		if pause(ctx, wait, c.wake[s.Name]) {
-			w.hurried = true
-			w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
-		}
+		w.asked = pause(ctx, wait, c.wake[s.Name]) || w.asked
+		w.hurry()
+	}
+}
+
+// hurry counts failures without a pause, if somebody has asked for that, and if the last time is long enough ago: so
+// nobody who asks all the time makes the server busy, and keeps other figures from being counted.
+func (w *storeScan) hurry() {
+	if w.asked && !w.hurried && time.Now().After(w.rested) {
+		w.asked, w.hurried, w.rested = false, true, time.Now()
+		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
 	}
 }
 
@@ -309,6 +275,9 @@ func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error
 		})
 	}
 	if done {
+		if w.hurried {
+			w.rested = time.Now().Add(2 * share * time.Since(w.rested))
+		}
 		w.groups, w.hurried = nil, false
 	}
 	return nil
@@ -319,10 +288,10 @@ func (w *storeScan) fail(r *dedupstore.Record) {
 		w.failing.Archived++
 		return
 	}
-	pattern := patternOf(r.Outcome.Reason)
+	pattern := operate.Pattern(r.Outcome.Reason)
 	g := w.groups[pattern]
 	if g == nil && len(w.groups) >= mostGroups {
-		pattern = otherGroup
+		pattern = operate.OtherReasons
 		g = w.groups[pattern]
 	}
 	at := ended(r)

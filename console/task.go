@@ -1,8 +1,10 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,12 +15,15 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 const (
 	mostQueued = 16
 	mostTasks  = 50  // that are remembered
+	mostLogged = 200 // changes that a page shows
+	mostAtOnce = 8   // that are done side by side
 	mostItems  = 200 // that a page shows
 )
 
@@ -27,11 +32,11 @@ var (
 	errBusy    = errors.New("too many actions wait: try again when some have ended")
 	errOutcome = errors.New("say what happened: succeeded or failed")
 	errNote    = errors.New("write a note: it says why the failure is put aside")
-	errNeeded  = errors.New("its message was refused, and needs it")
-	errStopped = errors.New("the console was stopped; plan it again for the rest")
+	errHalted  = errors.New("by hand")
+	errStopped = errors.New("the console was stopped")
 )
 
-// A task is an action that was asked for. Tasks are done one after the other.
+// A task is an action that was asked for. Some are done side by side.
 type task struct {
 	id       string
 	plan     *plan
@@ -40,6 +45,8 @@ type task struct {
 	asked    time.Time
 
 	mu       sync.Mutex
+	halt     context.CancelFunc // nil: it has not begun
+	halted   bool
 	began    time.Time
 	ended    time.Time
 	changed  int
@@ -71,7 +78,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		o := dedupstore.Outcome{Kind: dedupstore.Kind(r.PostFormValue("outcome"))}
 		switch o.Kind {
 		case dedupstore.Failed:
-			o.Reason = r.PostFormValue("because")
+			o.Reason = cmp.Or(r.PostFormValue("because"), explain.Decided)
 		case dedupstore.Succeeded:
 			if result := r.PostFormValue("result"); result != "" {
 				o.Result = []byte(result)
@@ -79,7 +86,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		default:
 			return refuse(http.StatusBadRequest, errOutcome)
 		}
-		t.change = dedupstore.Complete{Outcome: explain.Decide(o)}
+		t.change = dedupstore.Complete{Outcome: o}
 	case Archive:
 		if t.why == "" {
 			return refuse(http.StatusBadRequest, errNote)
@@ -141,10 +148,13 @@ func (c *Console) work(ctx context.Context) {
 				}
 			}
 		case t := <-c.queue:
-			t.mu.Lock()
-			t.began = time.Now()
-			t.mu.Unlock()
-			t.end(c.do(ctx, t))
+			ctx, halt := context.WithCancel(ctx)
+			if t.begin(halt) {
+				t.end(c.do(ctx, t))
+			} else {
+				t.end(errHalted)
+			}
+			halt()
 			for _, s := range c.config.Stores { // what the page before shows has changed
 				if s.Name == t.plan.In && t.plan.Things() == "record" {
 					c.hurry(s.Name)
@@ -154,10 +164,49 @@ func (c *Console) work(ctx context.Context) {
 	}
 }
 
+// begin reports whether a task is still to be done.
+func (t *task) begin(halt context.CancelFunc) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.began, t.halt = time.Now(), halt
+	return !t.halted
+}
+
 func (t *task) end(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	switch {
+	case err != nil && t.halted:
+		err = errHalted
+	case errors.Is(err, context.Canceled):
+		err = errStopped
+	}
 	t.ended, t.err = time.Now(), err
+}
+
+// stop ends a task before it has done all. Who may do it may stop it.
+func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	t := c.task(r.PostFormValue("id"))
+	if t == nil {
+		return refuse(http.StatusNotFound, errNoTask)
+	}
+	who, err := c.allowed(r, t.plan.Action)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	running := t.ended.IsZero() && !t.halted
+	t.halted = true
+	if t.halt != nil {
+		t.halt()
+	}
+	t.mu.Unlock()
+	if running {
+		c.config.Logger.InfoContext(r.Context(), "console: action stopped", "who", who, "action", string(t.plan.Action),
+			"in", t.plan.In)
+	}
+	seeOther(w, string(link("task", "id", t.id)))
+	return nil
 }
 
 func (c *Console) do(ctx context.Context, t *task) error {
@@ -183,6 +232,9 @@ func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
 	c.config.Logger.InfoContext(ctx, "console: action", "who", e.Who, "action", string(e.Action), "in", e.Where,
 		"what", e.What, "fence", e.Fence, "why", e.Why, "result", e.Result, "error", e.Error)
 	c.config.Audit(ctx, e)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made = append(c.made[max(0, len(c.made)+1-mostLogged):], e)
 }
 
 func (t *task) result(changed int, refused int, results ...string) {
@@ -199,53 +251,31 @@ func (c *Console) change(ctx context.Context, t *task) error {
 	if err != nil {
 		return err
 	}
-	pace := time.NewTicker(time.Second / time.Duration(c.config.Rate))
-	defer pace.Stop()
-	var kept []dedupstore.Record // messages that need their steps
+	items := make([]operate.Item, len(t.plan.Records))
 	for i := range t.plan.Records {
-		if i > 0 {
-			select {
-			case <-pace.C:
-			case <-ctx.Done():
-				return errStopped
-			}
+		items[i] = operate.Item{Record: t.plan.Records[i], Change: t.change}
+	}
+	do := func(ctx context.Context, item *operate.Item) error {
+		if t.change != nil {
+			return s.Inspector.Change(ctx, item.Record, t.change)
 		}
-		r := &t.plan.Records[i]
-		if explain.IsStepOf(kept, r.Key) {
-			t.result(0, 1, errNeeded.Error())
-			c.audit(ctx, t, Entry{What: r.Key.String(), Fence: r.Fence, Result: "refused"}, errNeeded)
-			continue
-		}
-		err := c.changeOne(ctx, s, t, r)
-		e := Entry{What: r.Key.String(), Fence: r.Fence, Result: "changed"}
-		var no *dedupstore.RefusedError
+		return c.config.Notes.note(t.plan.Action == Restore, Note{
+			Store: s.Name, Key: item.Record.Key.String(), Fence: item.Record.Fence, Who: t.who, Why: t.why,
+			Time: time.Now(), Expires: item.Record.Expires,
+		})
+	}
+	return operate.Change(ctx, items, c.config.Rate, lookTimeout, do, func(item *operate.Item, err error) {
+		e := Entry{What: item.Record.Key.String(), Fence: item.Record.Fence, Result: "changed"}
 		switch {
 		case err == nil:
 			t.result(1, 0, "changed")
-		case errors.As(err, &no):
+		case operate.Refused(err):
 			e.Result = "refused"
-			kept = append(kept, *r)
 			t.result(0, 1, err.Error())
 		default:
 			e.Result = "failed"
 		}
 		c.audit(ctx, t, e, err)
-		if e.Result == "failed" {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *Console) changeOne(ctx context.Context, s Store, t *task, r *dedupstore.Record) error {
-	within, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	if t.plan.Action != Archive {
-		return s.Inspector.Change(within, *r, t.change)
-	}
-	return c.config.Notes.add(Note{
-		Store: s.Name, Key: r.Key.String(), Fence: r.Fence, Who: t.who, Why: t.why, Time: time.Now(),
-		Expires: r.Expires,
 	})
 }
 
@@ -262,7 +292,7 @@ func (c *Console) free(ctx context.Context, t *task) error {
 	for batch := range slices.Chunk(t.plan.ids(), min(c.config.Rate, 100)) {
 		began := time.Now()
 		changed, err := do(ctx, batch...)
-		c.rows(ctx, t, strings.Join(batch, " "), changed, err)
+		c.rows(ctx, t, quoted(batch), changed, err)
 		if err != nil {
 			return err
 		}
@@ -292,7 +322,7 @@ func (c *Console) replay(ctx context.Context, t *task) error {
 	for more := true; more; {
 		began := time.Now()
 		changed, err := replayer.Replay(ctx, r)
-		c.rows(ctx, t, strings.Join(r.IDs, " "), changed, err)
+		c.rows(ctx, t, quoted(r.IDs), changed, err)
 		if err != nil {
 			return err
 		}
@@ -315,6 +345,12 @@ func (p *plan) ids() (ids []string) {
 	return slices.Compact(ids)
 }
 
+// quoted are IDs in which nothing is taken for the end of one.
+func quoted(ids []string) string {
+	text, _ := json.Marshal(ids) // strings always can
+	return string(text)
+}
+
 func (c *Console) rows(ctx context.Context, t *task, what string, changed int, err error) {
 	e := Entry{What: what, Result: fmt.Sprintf("changed %d", changed)}
 	if err != nil {
@@ -327,10 +363,7 @@ func (c *Console) rows(ctx context.Context, t *task, what string, changed int, e
 // slow waits as long as the rate wants after so many changes.
 func (c *Console) slow(ctx context.Context, began time.Time, changed int) error {
 	pause(ctx, time.Until(began.Add(time.Second*time.Duration(changed)/time.Duration(c.config.Rate))), nil)
-	if ctx.Err() != nil {
-		return errStopped
-	}
-	return nil
+	return ctx.Err()
 }
 
 // missing counts the rows that were not changed as refused: they are no longer what they were.
@@ -402,7 +435,8 @@ func (t *task) view() *taskView {
 	defer t.mu.Unlock()
 	v := &taskView{
 		ID: t.id, Plan: t.plan, Who: t.who, Why: t.why, Asked: t.asked, Began: t.began, Ended: t.ended,
-		Changed: t.changed, Refused: t.refused, Total: t.plan.N(), Redriven: t.redriven, Problem: problemOf(t.err),
+		Changed: t.changed, Refused: t.refused, Total: t.plan.N(), Redriven: t.redriven,
+		Problem: strings.TrimPrefix(problemOf(t.err), "stopped: "),
 	}
 	for i, r := range t.plan.Records[:min(mostItems, len(t.plan.Records))] {
 		item := taskItem{Record: r, Result: "waiting"}
@@ -450,6 +484,9 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	return c.render(w, v, "task", &page{
 		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
 		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
-		Body: body,
+		Body: struct {
+			*livePart
+			Topics []string
+		}{body, c.topicsOf(body.task.plan.Records)},
 	})
 }

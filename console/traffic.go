@@ -40,12 +40,29 @@ func (m *meter) add(counters []Counter, at time.Time) {
 				b.came[s] = n - before
 			}
 		}
+		b.blame()
 		m.beats = append(m.beats, b)
 		if len(m.beats) > mostBeats {
 			m.beats = slices.Clone(m.beats[1:])
 		}
 	}
 	m.last, m.at = sums, at
+}
+
+// blame takes the runs that failed from those that were granted, so that a delivery counts once.
+func (b beat) blame() {
+	for s, failed := range b.came {
+		if s.outcome != Failed && s.outcome != Parked {
+			continue
+		}
+		for _, outcome := range []string{"claimed", "reclaimed", "publish_only"} {
+			granted := series{group: s.group, handler: s.handler, outcome: outcome}
+			some := min(failed, b.came[granted])
+			if failed -= some; some > 0 {
+				b.came[granted] -= some
+			}
+		}
+	}
 }
 
 // A traffic is what the last samples say of deliveries.
@@ -86,6 +103,8 @@ var outcomes = []struct{ name, tone, about string }{
 	{"duplicate_in_progress", "busy", "duplicates of a message that was being handled"},
 	{"fingerprint_mismatch", "bad", "the same ID with other content"},
 	{"rejected", "bad", "no usable ID"},
+	{Failed, "bad", "runs that failed for good"},
+	{Parked, "doubt", "runs of unknown outcome"},
 	{"store_error", "bad", "the store did not answer"},
 	{"bypassed", "doubt", "ran without a guard"},
 }

@@ -101,7 +101,8 @@ type Forget struct{}
 type Rerun struct{}
 
 // Complete decides an unknown outcome: it did happen (Succeeded), or it did not and must not be tried again (Failed).
-// Duplicates get this outcome from then on. It cannot have produced messages.
+// Duplicates get this outcome from then on. It cannot have produced messages. The record tells it from what a handler
+// returned: see Record.ByOperator.
 type Complete struct{ Outcome Outcome }
 
 func (Forget) change() string   { return "forgotten" }
@@ -199,6 +200,10 @@ type Record struct {
 	// Outcome is the result of the processing. A Retryable record has only the Reason of its release here. Messages
 	// that are still to be published come without headers and payloads.
 	Outcome Outcome
+
+	// ByOperator says of a Finished record that Complete decided its outcome. No handler, and no text of a message, can
+	// make that so.
+	ByOperator bool
 
 	Duplicates    int       // how many came for the outcome, as far as they were noted
 	LastDuplicate time.Time // when the last of them did

@@ -40,6 +40,10 @@ type Stored struct {
 // MaxSettled is how many owners that settled a record it remembers, to recognise late copies of their claims.
 const MaxSettled = 4
 
+// operator is among the Settled of a record whose outcome Complete decided: the last one, until a run is settled. It is
+// too short for the token of an owner.
+const operator = "operator"
+
 // maxPastReason is how many bytes the history has of a reason.
 const maxPastReason = 96
 
@@ -250,6 +254,10 @@ func (s *Stored) settle(owner string, took time.Duration) {
 	if took > 0 {
 		s.Ended = s.Claimed.Add(took)
 	}
+	s.settledBy(owner)
+}
+
+func (s *Stored) settledBy(owner string) {
 	kept := s.Settled[max(0, len(s.Settled)+1-MaxSettled):]
 	s.Settled = append(slices.Clone(kept), owner)
 }
@@ -275,6 +283,7 @@ func (s Stored) Look(key Key, now time.Time) Record {
 		seen.Until, seen.Decided = s.Lease, s.Decided
 	case Finished:
 		seen.Decided = s.Decided
+		seen.ByOperator = len(s.Settled) > 0 && s.Settled[len(s.Settled)-1] == operator
 	}
 	return seen
 }
@@ -295,6 +304,7 @@ func (s Stored) Change(seen Record, c Change, now time.Time) (next *Stored, err 
 		stubs := s.Outcome.Produced
 		s.Outcome = c.Outcome
 		s.Outcome.Produced = stubs
+		s.settledBy(operator)
 		return &s, nil
 	}
 	return nil, nil // Forget

@@ -2,11 +2,12 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,7 +34,7 @@ func (a *app) onKafka(flags *pflag.FlagSet) (bool, error) {
 // jetStream connects to the NATS servers that the settings name.
 func (a *app) jetStream(options ...nats.Option) (jetstream.JetStream, error) {
 	servers, own, _ := strings.Cut(a.settings.Nats, "?")
-	values, err := ours("--nats", own, "creds", "domain")
+	values, err := ours("--nats", own, "creds", "domain", "ca", "cert", "key")
 	if err != nil {
 		return nil, err
 	}
@@ -42,9 +43,16 @@ func (a *app) jetStream(options ...nats.Option) (jetstream.JetStream, error) {
 
 // connectNATS connects to servers, with the parameters creds and domain.
 func (a *app) connectNATS(servers string, values url.Values, options ...nats.Option) (jetstream.JetStream, error) {
-	options = append(options, nats.Name("oncemill"))
+	options = append([]nats.Option{nats.Timeout(a.timeout())}, append(options, nats.Name("oncemill"))...)
 	if file := values.Get("creds"); file != "" {
 		options = append(options, nats.UserCredentials(file))
+	}
+	config, err := tlsOf("--nats", values)
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
+		options = append(options, nats.Secure(config))
 	}
 	nc, err := nats.Connect(servers, options...)
 	if err != nil {
@@ -63,7 +71,7 @@ func (a *app) connectNATS(servers string, values url.Values, options ...nats.Opt
 // kv connects to the servers of an address such as nats+kv://HOST:PORT,HOST:PORT/BUCKET?creds=FILE. With a parameter
 // subject the path is a stream.
 func (a *app) kv(at *url.URL) (js jetstream.JetStream, c natskv.Config, err error) {
-	values, err := ours("--store", at.RawQuery, "creds", "domain", "subject")
+	values, err := ours("--store", at.RawQuery, "creds", "domain", "subject", "ca", "cert", "key")
 	if err != nil {
 		return nil, c, err
 	}
@@ -76,14 +84,14 @@ func (a *app) kv(at *url.URL) (js jetstream.JetStream, c natskv.Config, err erro
 		one := url.URL{Scheme: strings.TrimSuffix(at.Scheme, "+kv"), User: at.User, Host: host}
 		servers = append(servers, one.String())
 	}
-	js, err = a.connectNATS(strings.Join(servers, ","), values, nats.Timeout(5*time.Second))
+	js, err = a.connectNATS(strings.Join(servers, ","), values)
 	return js, c, err
 }
 
 // kafka makes a client of the brokers that the settings name.
 func (a *app) kafka(options ...kgo.Opt) (*kgo.Client, error) {
 	brokers, own, _ := strings.Cut(a.settings.Kafka, "?")
-	values, err := ours("--kafka", own, "tls", "sasl")
+	values, err := ours("--kafka", own, "tls", "sasl", "ca", "cert", "key")
 	if err != nil {
 		return nil, err
 	}
@@ -101,20 +109,54 @@ func (a *app) kafka(options ...kgo.Opt) (*kgo.Client, error) {
 			return nil, usagef("sasl of --kafka is %q, want plain, scram-sha-256 or scram-sha-512", mechanism)
 		}
 	}
-	switch encrypted := values.Get("tls"); encrypted {
-	case "", "false":
-	case "true":
-		options = append(options, kgo.DialTLSConfig(&tls.Config{MinVersion: tls.VersionTLS12}))
-	default:
-		return nil, usagef("tls of --kafka is %q, want true or false", encrypted)
+	config, err := tlsOf("--kafka", values)
+	if err != nil {
+		return nil, err
 	}
-	options = append(options, kgo.SeedBrokers(strings.Split(brokers, ",")...), kgo.ClientID("oncemill"))
+	if config != nil {
+		options = append(options, kgo.DialTLSConfig(config))
+	}
+	options = append([]kgo.Opt{
+		kgo.DialTimeout(a.timeout()), kgo.RequestTimeoutOverhead(a.timeout()),
+		kgo.RetryTimeout(a.timeout()), kgo.SeedBrokers(strings.Split(brokers, ",")...), kgo.ClientID("oncemill"),
+	}, options...)
 	cl, err := kgo.NewClient(options...)
 	if err != nil {
 		return nil, usagef("--kafka: %w", err)
 	}
 	a.closers = append(a.closers, cl.Close)
 	return cl, nil
+}
+
+// tlsOf makes of the parameters tls, ca, cert and key what TLS needs: the authority of the servers, if the machine does
+// not know it, and a certificate of the client. Nil: no TLS is asked for.
+func tlsOf(flag string, values url.Values) (*tls.Config, error) {
+	ca, cert, key := values.Get("ca"), values.Get("cert"), values.Get("key")
+	switch encrypted := values.Get("tls"); {
+	case encrypted != "" && encrypted != "true" && encrypted != "false":
+		return nil, usagef("tls of %s is %q, want true or false", flag, encrypted)
+	case encrypted == "false", encrypted == "" && ca+cert+key == "":
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		text, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, usagef("ca of %s: %w", flag, err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, usagef("ca of %s: %s has no certificate in PEM", flag, ca)
+		}
+	}
+	if cert+key != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, usagef("cert and key of %s: %w", flag, err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
 }
 
 // ours reads parameters that follow an address, and refuses others.

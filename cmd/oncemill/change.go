@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // A mending changes records: by their IDs, or all that a filter lets through.
@@ -21,7 +22,6 @@ type mending struct {
 	consent
 	change dedupstore.Change
 	steps  bool // steps of the messages are forgotten, too
-	ofKeys map[dedupstore.Key][]dedupstore.Record
 }
 
 // takes reports whether a record is meant by itself. A step goes with its message, unless its name is given.
@@ -79,10 +79,13 @@ happened. Duplicates get that outcome from then on.`,
 				return usagef("--outcome is %q, want succeeded or failed", outcome)
 			}
 			o := dedupstore.Outcome{Kind: kind, Reason: reason}
+			if kind == dedupstore.Failed {
+				o.Reason = cmp.Or(reason, explain.Decided)
+			}
 			if result != "" {
 				o.Result = []byte(result)
 			}
-			m.change = dedupstore.Complete{Outcome: explain.Decide(o)}
+			m.change = dedupstore.Complete{Outcome: o}
 			return nil
 		},
 	})
@@ -118,25 +121,25 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 	if err != nil {
 		return err
 	}
-	counts := map[string]int{}
-	count := func(records []dedupstore.Record) {
-		for i := range records {
-			r := &records[i]
-			counts[scopeOf(r.Key)+", "+stateOf(r.State, r.Outcome.Kind)]++
-		}
-	}
-	count(records)
-	m.ofKeys = map[dedupstore.Key][]dedupstore.Record{}
-	steps := explain.StepsIn(store)
-	for i := range records {
+	var items []operate.Item
+	find := explain.StepsIn(store)
+	for _, r := range records {
+		items = append(items, operate.Item{Record: r, Change: m.change})
 		if !m.steps {
-			break
+			continue
 		}
-		key := records[i].Key
-		if m.ofKeys[key], err = steps.Of(ctx, key); err != nil {
+		steps, err := find.Of(ctx, r.Key)
+		if err != nil {
 			return err
 		}
-		count(m.ofKeys[key])
+		for _, step := range steps {
+			items = append(items, operate.Item{Record: step, Change: dedupstore.Forget{}})
+		}
+	}
+	counts := map[string]int{}
+	for i := range items {
+		r := &items[i].Record
+		counts[scopeOf(r.Key)+", "+operate.StateOf(r)]++
 	}
 	if agreed, err := a.agreed(ctx, &m.consent, "record", counts); err != nil || !agreed {
 		return err
@@ -145,7 +148,7 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.changes(ctx, store, m, records, audit), done())
+	return errors.Join(a.changes(ctx, store, m, items, audit), done())
 }
 
 // chosen are the records that are meant.
@@ -183,57 +186,39 @@ func (a *app) chosen(
 }
 
 func (a *app) changes(
-	ctx context.Context, store dedupstore.Inspector, m *mending, records []dedupstore.Record, audit *slog.Logger,
+	ctx context.Context, store dedupstore.Inspector, m *mending, items []operate.Item, audit *slog.Logger,
 ) error {
 	progress := a.progress("records")
 	defer progress.end()
-	pause := time.NewTicker(time.Second / time.Duration(m.rate))
-	defer pause.Stop()
-	changed, refused, all := 0, 0, len(records)
-	for _, steps := range m.ofKeys {
-		all += len(steps)
-	}
+	changed, refused := 0, 0
 	var first error
-	one := func(r dedupstore.Record, change dedupstore.Change) (done bool, err error) {
-		if changed+refused > 0 {
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-			}
-		}
-		err = store.Change(ctx, r, change)
+	do := func(ctx context.Context, item *operate.Item) error {
+		return store.Change(ctx, item.Record, item.Change)
+	}
+	err := operate.Change(ctx, items, m.rate, a.timeout(), do, func(item *operate.Item, err error) {
+		r := &item.Record
 		line := audit.With("key", r.Key.String(), "fence", r.Fence, "state", string(r.State))
-		var no *dedupstore.RefusedError
 		switch {
 		case err == nil:
 			changed++
 			line.Info("changed")
-		case errors.As(err, &no):
+		case operate.Refused(err):
 			refused++
 			line.Warn("refused", "error", err.Error())
 			first = cmp.Or(first, err)
 		default:
 			line.Error("failed", "error", err.Error())
-			return false, fmt.Errorf("%d of %s changed: %w", changed, plural(all, "record"), err)
 		}
-		progress.add(1, all)
-		return err == nil, nil
-	}
-	for i := range records {
-		done, err := one(records[i], m.change)
-		if err != nil {
-			return err
-		}
-		if !done { // its steps are needed
-			continue
-		}
-		for _, step := range m.ofKeys[records[i].Key] {
-			if _, err := one(step, dedupstore.Forget{}); err != nil {
-				return err
-			}
-		}
+		progress.add(1, len(items))
+	})
+	if err != nil {
+		return fmt.Errorf("%d of %s changed: %w", changed, plural(len(items), "record"), err)
 	}
 	fmt.Fprintf(a.log, "%s changed, %d refused\n", plural(changed, "record"), refused)
+	if _, reruns := m.change.(dedupstore.Rerun); reruns && changed > 0 {
+		fmt.Fprintln(a.log, "They wait for a delivery, and a rerun sends none: say oncemill dlq redrive TOPIC, or "+
+			"publish the messages again.")
+	}
 	if first != nil {
 		return fmt.Errorf("%s refused, the first: %w", plural(refused, "record"), first)
 	}

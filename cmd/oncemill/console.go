@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -22,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -29,6 +29,7 @@ import (
 type consoleServer struct {
 	*app
 	listen          string
+	cert, key       string
 	write, payloads bool
 	login           string
 	metrics, dead   []string
@@ -52,10 +53,12 @@ func (a *app) console() *cobra.Command {
 otherwise. It shows the store, the outbox and the dead letters that are named.
 
 It is read-only without --write, and hides payloads without --payloads. --login
-names a file with a line NAME:TOKEN for each person, which the browser asks for;
-programs may send the token as a Bearer. A token has 16 characters at least.
-Without a file, --write makes a token for you and tells it. Other machines are
-served only with --login; put TLS before it.`,
+names a file with a line NAME:ROLES:TOKEN for each person, which the browser
+asks for; programs may send the token as a Bearer. Roles are some of view,
+operate and payloads, with commas. A token has 20 characters at least, and
+other users must not be able to read the file. Without a file, --write makes a
+token for you and tells it on standard error; under a service manager, use a
+file. Other machines are served only with --login, and should be with TLS.`,
 		Example: "  oncemill console --metrics http://127.0.0.1:9464/metrics\n" +
 			"  oncemill console --write --dead-letters dead.billing --audit-log audit.jsonl",
 		Args: arguments(cobra.NoArgs),
@@ -70,7 +73,9 @@ served only with --login; put TLS before it.`,
 	flags.BoolVar(&s.write, "write", false, "allow actions: forget, rerun, complete, archive, redrive,\n"+
 		"requeue, discard, replay")
 	flags.BoolVar(&s.payloads, "payloads", false, "show results, and headers and payloads of dead letters")
-	flags.StringVar(&s.login, "login", "", "the file with a line NAME:TOKEN for each person")
+	flags.StringVar(&s.login, "login", "", "the file with a line NAME:ROLES:TOKEN for each person")
+	flags.StringVar(&s.cert, "tls-cert", "", "serve HTTPS, with the certificate in this file")
+	flags.StringVar(&s.key, "tls-key", "", "and the key in this one")
 	flags.StringSliceVar(&s.metrics, "metrics", nil, "the metrics of your services, in Prometheus's text format")
 	flags.StringSliceVar(&s.dead, "dead-letters", nil, "subjects or topics of dead letters")
 	flags.StringVar(&s.stream, "stream", "", "the stream of dead letters, if their subjects do not lead to\nit (NATS)")
@@ -95,7 +100,10 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if !loopback(host) && s.login == "" {
 		return usagef("--listen is %s, which other machines reach: it needs --login", s.listen)
 	}
-	if err := s.readLogins(); err != nil {
+	if (s.cert == "") != (s.key == "") {
+		return usagef("--tls-cert and --tls-key need each other")
+	}
+	if err := s.findPeople(); err != nil {
 		return err
 	}
 	logTo, done, err := s.auditLog(s.audit)
@@ -117,10 +125,18 @@ func (s *consoleServer) serve(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	fmt.Fprintf(s.log, "The console is at http://%s/\n", l.Addr())
-	if s.write && s.login == "" {
-		for name, token := range s.people {
-			fmt.Fprintf(s.log, "Log in as %s with the token %s\n", name, token)
+	scheme := "https"
+	if s.cert == "" {
+		scheme = "http"
+		if !loopback(host) {
+			fmt.Fprintln(s.log, "Tokens go over the network in clear: set --tls-cert and --tls-key, or put TLS "+
+				"before it.")
+		}
+	}
+	fmt.Fprintf(s.log, "The console is at %s://%s/\n", scheme, l.Addr())
+	if s.write {
+		for name, l := range s.people {
+			fmt.Fprintf(s.log, "Log in as %s with the token %s\n", name, l.token)
 		}
 	}
 	return s.run(ctx, c, l)
@@ -131,12 +147,18 @@ func (s *consoleServer) run(ctx context.Context, c *console.Console, l net.Liste
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	server := &http.Server{
-		Handler: s.admits(l.Addr().String(), c.Handler()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+		Handler: s.admits(c.Handler()), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		var err error
+		if s.cert == "" {
+			err = server.Serve(l)
+		} else {
+			err = server.ServeTLS(l, s.cert, s.key)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
 			stop(err)
 		}
 	}()
@@ -164,8 +186,11 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		Trace: s.settings.Trace, TraceSearch: s.search, Rate: s.rate, Logger: s.logger, Authorize: s.authorize,
 		Notes: &console.Notes{},
 	}
+	if s.people != nil { // a page of another site has no login to send
+		config.Hosts = []string{"*"}
+	}
 	if s.settings.Store != "" {
-		store, err := s.inspector(ctx)
+		store, err := s.openStore(ctx) // pages say if it does not answer
 		if err != nil {
 			return config, err
 		}
@@ -181,6 +206,9 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 	if len(config.Stores)+len(config.Outboxes) > 0 {
 		config.Findings = s.findings
 	}
+	if s.audit != "" {
+		config.Log = s.lastChanges
+	}
 	if len(s.metrics) > 0 {
 		config.Counters = console.Prometheus(nil, s.metrics...)
 	}
@@ -195,6 +223,26 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		config.Notes, err = console.OpenNotes(s.notes)
 	}
 	return config, err
+}
+
+// lastChanges are those of the audit log, of this and earlier processes.
+func (s *consoleServer) lastChanges(context.Context) (all []console.Entry, err error) {
+	f, err := os.Open(s.audit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	const tail = 1 << 20
+	if info, err := f.Stat(); err == nil && info.Size() > tail {
+		_, _ = f.Seek(-tail, io.SeekEnd) // the first line is cut then, and counts as none
+	}
+	_, err = operate.ReadLog(f, func(e operate.Entry) {
+		all = append(all, console.Entry{
+			Time: e.Time, Who: e.Who, Action: console.Action(e.Action), Where: e.Where, What: e.What, Fence: e.Fence,
+			Why: e.Why, Result: e.Result, Error: e.Error,
+		})
+	})
+	return all, err
 }
 
 // findings are the doctor's, of the store and the outbox.
@@ -267,34 +315,21 @@ func me() string {
 	return "unknown"
 }
 
-// readLogins reads who may log in, or makes a token if somebody may write.
-func (s *consoleServer) readLogins() error {
+// findPeople finds out who may log in, or makes a token if somebody may write.
+func (s *consoleServer) findPeople() (err error) {
 	switch {
+	case s.login != "" && (s.write || s.payloads):
+		return usagef("--write and --payloads are for everybody who comes: with --login, its roles say who may do what")
 	case s.login != "":
-		text, err := os.ReadFile(s.login)
-		if err != nil {
-			return fmt.Errorf("--login: %w", err)
-		}
-		s.people, err = parseLogins(string(text))
-		return err
+		s.people, err = readLogins(s.login)
 	case s.write:
-		s.people = logins{me(): rand.Text()}
+		s.people = logins{me(): {token: rand.Text(), operate: true, payloads: s.payloads}}
 	}
-	return nil
+	return err
 }
 
-// authorize says what a visitor may do: admits has found out who it is.
-func (s *consoleServer) authorize(r *http.Request, action console.Action) (string, error) {
-	who, _ := r.Context().Value(visitorKey{}).(string)
-	switch {
-	case action == console.View:
-	case action == console.Payloads && !s.payloads:
-		return "", errors.New("payloads are hidden: start oncemill console with --payloads")
-	case action != console.Payloads && !s.write:
-		return "", errors.New("this console is read-only: start oncemill console with --write")
-	}
-	return who, nil
-}
+// planTime is how long a plan of the console reads letters: a page waits for it.
+const planTime = 6 * time.Second
 
 // consoleLetters are the dead letters of a topic, for the console. Each operation connects anew, as the command does.
 type consoleLetters struct {
@@ -306,11 +341,11 @@ type consoleLetters struct {
 func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, payload bool) (*app, *redriving, error) {
 	a := l.server.alone()
 	r := &redriving{
-		dlq:     dlq{stream: l.server.stream, reason: f.Reason, payload: payload, tenant: "default"},
+		dlq: dlq{
+			stream: l.server.stream, reason: f.Reason, pattern: f.Pattern, ids: f.IDs, payload: payload,
+			tenant: "default",
+		},
 		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
-	}
-	if f.ID != "" {
-		r.ids = []string{f.ID}
 	}
 	kafka, err := a.onKafka(l.server.flags)
 	switch {
@@ -344,18 +379,18 @@ func (l *consoleLetters) List(
 	}
 	defer a.close()
 	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
-		if len(found) == limit {
-			more++
-			return
+		if found = append(found, consoleLetter(&one)); len(found) > 2*limit { // the last ones are kept
+			more, found = more+limit, slices.Delete(found, 0, limit)
 		}
-		found = append(found, consoleLetter(&one))
 	})
-	return found, more, err
+	slices.SortStableFunc(found, func(x, y console.DeadLetter) int { return y.At.Compare(x.At) })
+	shown := found[:min(limit, len(found))]
+	return shown, more + len(found) - len(shown), err
 }
 
 // Show implements [console.DeadLetters].
 func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.DeadLetter, err error) {
-	a, r, err := l.open(ctx, console.DeadLetterFilter{ID: id}, true)
+	a, r, err := l.open(ctx, console.DeadLetterFilter{IDs: []string{id}}, true)
 	if err != nil {
 		return nil, err
 	}
@@ -380,17 +415,20 @@ func (l *consoleLetters) Predict(
 	if r.store, err = a.inspector(ctx); err != nil {
 		return nil, nil, err
 	}
+	r.until = time.Now().Add(planTime)
 	p, err := a.predict(ctx, r)
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, of := range slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
-		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
-	}) {
+	for _, of := range p.list() {
 		all = append(all, console.Prediction{
 			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
-			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of.Reason])),
+			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of])),
 		})
+	}
+	if r.cut {
+		rest := fmt.Sprintf("There was time to read for %v only: redrive these, and plan again for the rest.", planTime)
+		all = append(all, console.Prediction{Reason: rest})
 	}
 	return all, p.shown, nil
 }

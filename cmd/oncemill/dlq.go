@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -54,11 +55,15 @@ func (l *letter) hasID(id string) bool { return id == l.ID || id == l.get(produc
 type dlq struct {
 	stream, name    string
 	reason, handler string
+	pattern         string   // of reasons: see operate.Pattern
+	key             string   // of order; empty: any
 	ids             []string // of the letters or their messages; empty: all
 	outcomes        []string
-	since, before   string
+	times           times
 	from, to        time.Time
 	newest          time.Time // redrive: of the letters that were there when it planned
+	until           time.Time // stop reading then; zero: read all
+	cut             bool      // it was so
 	payload         bool      // show
 	tenant, group   string    // redrive
 }
@@ -84,12 +89,13 @@ func (d *dlq) flags(flags *pflag.FlagSet) {
 
 // filter has the flags that say which letters are meant.
 func (d *dlq) filter(flags *pflag.FlagSet) {
-	flags.StringVar(&d.reason, "reason", "", "only letters whose reason contains this text")
+	flags.StringVar(&d.reason, "reason", "",
+		"only letters whose reason contains this text; # stands for what\ndiffers, as dlq ls shows it")
 	flags.StringArrayVar(&d.ids, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
+	flags.StringVar(&d.key, "key", "", "only letters whose message has this order key")
 	flags.StringVar(&d.handler, "handler", "", "only letters of this handler")
 	flags.StringSliceVar(&d.outcomes, "outcome", nil, "only these outcomes: failed, unknown, mismatch, rejected")
-	flags.StringVar(&d.since, "since", "", "only letters since then: 2h, or an RFC 3339 time")
-	flags.StringVar(&d.before, "before", "", "only letters before then")
+	d.times.flags(flags, "letters written")
 }
 
 // read reads the flags of a filter.
@@ -98,17 +104,17 @@ func (d *dlq) read(now time.Time) (err error) {
 	if d.outcomes, err = oneOf("--outcome", d.outcomes, known); err != nil {
 		return err
 	}
-	if d.from, err = when("--since", d.since, now); err != nil {
-		return err
-	}
-	d.to, err = when("--before", d.before, now)
+	d.from, d.to, err = d.times.read(now)
 	return err
 }
 
 func (d *dlq) matches(l *letter) bool {
 	full := l.get(producer.HeaderHandler)
 	tenant, group, handler, _ := headers.SplitScope(full)
-	return strings.Contains(l.get(producer.HeaderReason), d.reason) &&
+	reason := l.get(producer.HeaderReason)
+	return (strings.Contains(reason, d.reason) || strings.Contains(operate.Pattern(reason), d.reason)) &&
+		(d.key == "" || cmp.Or(l.get(producer.HeaderKey), l.Key) == d.key) &&
+		(d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
 		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
 		(d.group == "" || tenant == d.tenant && group == d.group) &&
 		(d.handler == "" || full == d.handler || handler == d.handler) &&
@@ -152,9 +158,12 @@ func (a *app) deadList() *cobra.Command {
 		Use:     "ls TOPIC",
 		GroupID: "look",
 		Short:   "Count dead letters by reason, handler and topic, or list each",
-		Long: `ls counts dead letters by reason, handler and topic. Letters that were redriven
-are among them for as long as the stream or topic keeps them, except in a work
-queue. What is still to be redriven is what "dlq redrive --dry-run" shows.`,
+		Long: `ls counts dead letters by reason, handler and topic. Reasons that differ in
+numbers, UUIDs and quoted parts only are one, with # for those.
+
+Letters that were redriven are among them for as long as the stream or topic
+keeps them, except in a work queue. What is still to be redriven is what
+"dlq redrive --dry-run" shows.`,
 		Example: "  oncemill dlq ls dead.billing --since 24h\n" +
 			"  oncemill dlq ls dead.billing --reason \"card service\" --each",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -200,14 +209,17 @@ func (a *app) groupLetters(ctx context.Context, source deadLetters, d *dlq, limi
 	err = a.eachLetter(ctx, source, d, false, func(l letter) {
 		g := letterGroup{
 			Handler: l.get(producer.HeaderHandler), Topic: l.get(producer.HeaderTopic),
-			Outcome: l.get(producer.HeaderOutcome), Reason: l.get(producer.HeaderReason),
+			Outcome: l.get(producer.HeaderOutcome), Reason: operate.Pattern(l.get(producer.HeaderReason)),
 		}
 		of := groups[g]
 		if of == nil {
 			first := g
 			of = &first
-			of.First = l.at
+			of.First, of.Reason = l.at, l.get(producer.HeaderReason)
 			groups[g] = of
+		}
+		if of.Reason != l.get(producer.HeaderReason) {
+			of.Reason = g.Reason
 		}
 		of.DeadLetters++
 		of.Last = l.at
@@ -301,6 +313,9 @@ func (a *app) eachLetter(ctx context.Context, source deadLetters, d *dlq, left b
 	defer progress.end()
 	return source.each(ctx, left, func(l letter) bool {
 		progress.add(1, 0)
+		if d.cut = !d.until.IsZero() && time.Now().After(d.until); d.cut {
+			return false
+		}
 		if d.matches(&l) {
 			do(l)
 		}

@@ -25,7 +25,6 @@ import (
 	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -580,7 +579,7 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 			"order-7 has dead letters", ` of default/billing/charge, since `, `: failed, "no such order"`,
 		}, "order-8"},
 		{"/explain order-7 --dead-letters dead -o jsonl", 0, []string{`"dead_letters":[{"id":`}, "order-8"},
-		{"/explain order-99 --dead-letters dead", 0, []string{"There is no record of it"}, "dead letters"},
+		{"/explain order-99 --dead-letters dead", exitNone, []string{"There is no record of it"}, "dead letters"},
 	} {
 		args := append([]string{"dlq"}, strings.Fields(c.args)...)
 		if command, top := strings.CutPrefix(c.args, "/"); top {
@@ -628,7 +627,9 @@ func TestFateOf(t *testing.T) {
 	publishing := finished(dedupstore.Failed, 7)
 	publishing.State = dedupstore.Publishing
 	decided := finished(dedupstore.Failed, 7)
-	decided.Outcome = explain.Decide(decided.Outcome)
+	decided.ByOperator = true
+	said := finished(dedupstore.Failed, 7)
+	said.Outcome.Reason = "decided by an operator: do not retry"
 	for _, c := range []struct {
 		record dedupstore.Record
 		want   fate
@@ -641,6 +642,7 @@ func TestFateOf(t *testing.T) {
 		{publishing, fateRuns},
 		{finished(dedupstore.Unknown, 7), fateUnknown},
 		{decided, fateDecided},
+		{said, fateRuns},
 		{finished(dedupstore.Failed, 8), fateFailed},
 		{finished(dedupstore.Unknown, 8), fateFailed},
 		{finished(dedupstore.Succeeded, 7), fateSucceeded}, // completed by an operator

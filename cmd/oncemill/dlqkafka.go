@@ -68,7 +68,7 @@ func (k *kafkaLetters) readAll(ctx context.Context, topic string, do func(*kgo.R
 
 func kafkaLetter(record *kgo.Record) letter {
 	l := letter{position: fmt.Sprintf("%d/%d", record.Partition, record.Offset), at: record.Timestamp}
-	l.Key, l.Payload, l.Header = string(record.Key), record.Value, producer.Header{}
+	l.Topic, l.Key, l.Payload, l.Header = record.Topic, string(record.Key), record.Value, producer.Header{}
 	for _, h := range record.Headers {
 		value := string(h.Value)
 		if before, twice := l.Header[h.Key]; twice && before != value {
@@ -99,6 +99,8 @@ type kafkaReader struct {
 	client *kgo.Client
 	topic  string
 	ends   map[int32]int64 // of partitions that are not read yet
+	size   int             // about how many records there are
+	notes  []string        // what could not be read
 }
 
 func (k *kafkaLetters) read(ctx context.Context, topic string) (*kafkaReader, error) {
@@ -114,11 +116,13 @@ func (k *kafkaLetters) read(ctx context.Context, topic string) (*kafkaReader, er
 	r, from := &kafkaReader{topic: topic, ends: map[int32]int64{}}, map[int32]kgo.Offset{}
 	ends.Each(func(end kadm.ListedOffset) {
 		if start, ok := starts.Lookup(topic, end.Partition); ok && start.Offset < end.Offset {
+			r.size += int(end.Offset - start.Offset)
 			r.ends[end.Partition], from[end.Partition] = end.Offset, kgo.NewOffset().At(start.Offset)
 		}
 	})
 	r.client, err = k.app.kafka(kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(),
-		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: from}))
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: from}),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxBytes(16<<20))
 	return r, err
 }
 
@@ -126,9 +130,12 @@ func (k *kafkaLetters) read(ctx context.Context, topic string) (*kafkaReader, er
 func (r *kafkaReader) next(ctx context.Context) (records []*kgo.Record, err error) {
 	for len(records) == 0 && len(r.ends) > 0 {
 		within, cancel := context.WithTimeout(ctx, readTimeout)
-		fetches := r.client.PollRecords(within, 500)
+		fetches := r.client.PollRecords(within, 2000)
 		cancel()
-		if err := fetches.Err(); err != nil {
+		switch err := fetches.Err(); {
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+			return nil, r.ended(ctx)
+		case err != nil:
 			return nil, fmt.Errorf("read topic %q: %w", r.topic, err)
 		}
 		fetches.EachRecord(func(record *kgo.Record) {

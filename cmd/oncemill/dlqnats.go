@@ -121,8 +121,12 @@ func (l *natsLetters) read(ctx context.Context, from, last uint64, do func(lette
 	if from > last {
 		return nil
 	}
+	var subjects []string // all
+	if l.subject != "" {
+		subjects = []string{l.subject}
+	}
 	cons, err := l.stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{l.subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
+		FilterSubjects: subjects, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
 		HeadersOnly: !l.flags.payload,
 	})
 	if err != nil {
@@ -181,7 +185,9 @@ func letterOf(msg jetstream.Msg) (letter, *jetstream.MsgMetadata, error) {
 	if err != nil {
 		return letter{}, nil, fmt.Errorf("message without metadata: %w", err)
 	}
-	return natsLetter(msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp), meta, nil
+	l := natsLetter(msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp)
+	l.Topic = msg.Subject()
+	return l, meta, nil
 }
 
 func natsLetter(headers nats.Header, payload []byte, sequence uint64, at time.Time) letter {

@@ -481,6 +481,22 @@ func TestDoctor_Kafka(t *testing.T) {
 		}
 	}
 	create("dead", 3, "retention.ms=-1")
+	var committed kadm.Offsets
+	committed.AddOffset("dead", 0, 0, -1)
+	if err := admin.CommitAllOffsets(t.Context(), "billing", committed); err != nil {
+		t.Fatal(err)
+	}
+	for retention, want := range map[string]string{
+		"57600000":  "error topic dead-57600000: it deletes dead letters after 16h0m0s",
+		"604800000": "warning topic dead-604800000: it deletes dead letters after 168h0m0s",
+	} {
+		create("dead-"+retention, 3, "retention.ms="+retention)
+		create("of-"+retention, 3, "retention.ms="+day)
+		wantOnly(t, []string{want}, "--kafka", brokers, "--topic", "of-"+retention, "--dead-letters", "dead-"+retention)
+	}
+	create("of-nobody", 3, "retention.ms="+day)
+	wantOnly(t, []string{"warning group bilingual: there is no such group"}, "--kafka", brokers, "--topic", "of-nobody",
+		"--group", "bilingual")
 	for name, c := range map[string]struct {
 		replicas int16
 		setting  string
@@ -564,9 +580,14 @@ func TestDoctor_ABrokerOfOneNode(t *testing.T) {
 	}
 	set("retention.ms", "86400000")
 	args := []string{"--kafka", server.Addr, "--topic", orders, "--group", "doctor", "--dead-letters", dead}
-	wantOnly(t, nil, args...)
+	alone := []string{
+		"warning topic orders: its replication factor is 1, as there is one broker",
+		"warning topic dead: its replication factor is 1", "warning topic dead: it deletes dead letters after 168h0m0s",
+		"warning group doctor: there is no such group",
+	}
+	wantOnly(t, alone, args...)
 	set("unclean.leader.election.enable", "true")
-	wantOnly(t, []string{"error topic orders: its unclean.leader.election.enable is true"}, args...)
+	wantOnly(t, append([]string{"error topic orders: its unclean.leader.election.enable is true"}, alone...), args...)
 }
 
 func TestClock(t *testing.T) {

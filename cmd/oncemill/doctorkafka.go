@@ -63,7 +63,9 @@ func (d *doctor) lookAtGroup(ctx context.Context, admin *kadm.Client) error {
 		err = described[d.group].Err
 	}
 	switch kind := described[d.group].ProtocolType; {
-	case errors.Is(err, kerr.GroupIDNotFound): // nobody has joined yet
+	case errors.Is(err, kerr.GroupIDNotFound), err == nil && described[d.group].State == "Dead":
+		d.found = append(d.found, finding{unwise, subject, "there is no such group: nobody has joined it or " +
+			"committed an offset; look whether the name is that of the consumers"})
 	case errors.Is(err, kerr.GroupAuthorizationFailed):
 		d.found = append(d.found, finding{loses, subject, "the client's user may not use it, and workers refuse to " +
 			"begin: allow it to Read the group"})
@@ -140,6 +142,8 @@ func (t topic) subject() string { return "topic " + t.name }
 func (t topic) judge() []finding {
 	copies := int64(t.copies)
 	return judge(t.subject(),
+		rule{t.brokers == 1 && copies == 1, unwise, "its replication factor is 1, as there is one broker: whatever " +
+			"that loses is lost; take three"},
 		rule{t.brokers > 1 && copies == 1, loses, "its replication factor is 1: whatever a broker loses is lost; set " +
 			"3"},
 		rule{copies > 1 && t.inSync == 1, loses, "its min.insync.replicas is 1: a leader alone confirms records, and " +
@@ -174,7 +178,12 @@ func (t topic) judgeFor(p policy) []finding {
 
 // judgeDead says what does not fit the dead letters of a source.
 func (t topic) judgeDead(source topic) []finding {
+	const fewDays = 3 * 24 * time.Hour
+	vanish := fmt.Sprintf("it deletes dead letters after %s (retention.ms), redriven or not; set -1, or a time in "+
+		"which somebody surely looks", t.retention)
 	return judge(t.subject(), rule{t.largest > 0 && t.largest < source.largest, unwise, fmt.Sprintf("its "+
 		"max.message.bytes is %d, and that of %s is %d: dead letters of the largest records do not fit, and hold up "+
-		"their partitions; set it to some kilobytes more than that", t.largest, source.name, source.largest)})
+		"their partitions; set it to some kilobytes more than that", t.largest, source.name, source.largest)},
+		rule{t.plain && t.retention > 0 && t.retention < fewDays, loses, vanish},
+		rule{t.plain && t.retention >= fewDays, unwise, vanish})
 }

@@ -62,7 +62,7 @@ With --group and --handler it reads one record. Without them it looks through
 all records, which takes seconds where there are millions; in Redis, it tells
 what the usual scopes know at once. If an outbox is named, it also tells what
 that knows of the message. With --dead-letters it reads that topic, too, and
-shows the message's dead letters.`,
+shows the message's dead letters. Exit status 4: nothing is known of it.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
 		Args: arguments(cobra.ExactArgs(1)),
@@ -143,6 +143,11 @@ func (a *app) explains(
 		return err
 	}
 	whole = true
+	if missing == nil && len(rows)+len(dead) == 0 && !slices.ContainsFunc(records, func(r dedupstore.Record) bool {
+		return r.State != dedupstore.Absent
+	}) {
+		missing = errNone
+	}
 	if a.forPeople() {
 		tell(records)
 		for i, l := range dead {

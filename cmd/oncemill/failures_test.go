@@ -2,13 +2,19 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/url"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
@@ -68,7 +74,7 @@ func TestCommand_SaysWhatIsWrong(t *testing.T) {
 		{"ls --store http://127.0.0.1", exitUsage, "store address begins with"},
 		{"explain", exitUsage, "accepts 1 arg"},
 		{"nonsense", exitUsage, "unknown command"},
-		{"explain order-17 --group nobody --handler nothing --store sqlite:" + path, 0, ""},
+		{"explain order-17 --group nobody --handler nothing --store sqlite:" + path, exitNone, ""},
 		{"stats --group nobody --store sqlite:" + path, 0, ""},
 		{"ls --group nobody --check --store sqlite:" + path, 0, ""},
 		{"forget order-17 --group nobody --yes --store sqlite:" + path, exitError, "has no record in the scopes"},
@@ -83,4 +89,102 @@ func TestCommand_SaysWhatIsWrong(t *testing.T) {
 				c.want)
 		}
 	}
+}
+
+// A server that takes connections and says nothing is given up, by name.
+func TestCommand_GivesUpOnSilentServers(t *testing.T) {
+	t.Parallel()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+		}
+	}()
+	at := l.Addr().String()
+	for _, args := range []string{
+		"ls --store postgres://app:secret@" + at + "/shop", "ls --store mysql://app:secret@" + at + "/shop",
+		"outbox ls --outbox postgres://app:secret@" + at + "/shop",
+		"outbox ls --outbox mysql://app:secret@" + at + "/shop", "ls --store redis://:secret@" + at,
+		"ls --store rediss://:secret@" + at, "ls --store nats+kv://" + at + "/records",
+		"dlq ls dead --kafka " + at, "dlq ls dead --nats nats://" + at,
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			var out, log bytes.Buffer
+			began := time.Now()
+			status := run(t.Context(), strings.Fields(args+" --timeout 1s"), strings.NewReader(""), &out, &log)
+			if took := time.Since(began); status != exitError || took > 20*time.Second ||
+				strings.Contains(log.String(), "secret") {
+				t.Errorf("status %d after %v: %s", status, took, log.String())
+			}
+			named := strings.Contains(args, "store") && !strings.Contains(args, "nats")
+			if named && !strings.Contains(log.String(), at) {
+				t.Errorf("it does not say which server: %s", log.String())
+			}
+		})
+	}
+}
+
+// A change that is interrupted says how far it came, and calls no record failed.
+func TestCommand_InterruptedChangeSaysWhatItDid(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "records.db")
+	db, err := sqliteoutbox.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	if err := migrate("sqlite:" + path); err != nil {
+		t.Fatal(err)
+	}
+	store, closeStore, err := open("sqlite:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeStore()
+	claims := store.(dedupstore.Store)
+	for i := range 200 {
+		r := orderRequest(fmt.Sprint(i), 0)
+		a := claims.Claim(t.Context(), []dedupstore.Request{r})[0]
+		finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}, Retention: time.Hour}
+		errs := claims.Settle(t.Context(), []dedupstore.Settling{{Claim: a.Answer.Claim, Settlement: finish}})
+		if err := errors.Join(a.Err, errs[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	log := &cutAfter{lines: 7, cut: stop}
+	args := []string{"rerun", "--kind", "failed", "--yes", "--rate", "1000", "--store", "sqlite:" + path}
+	if status := run(ctx, args, strings.NewReader(""), io.Discard, log); status != exitError {
+		t.Errorf("status %d", status)
+	}
+	text := log.String()
+	if n := strings.Count(text, `"changed"`); n >= 200 ||
+		!strings.Contains(text, fmt.Sprintf("oncemill: interrupted: %d of 200 records changed", n)) ||
+		strings.Contains(text, `"failed"`) {
+		t.Errorf("%d were changed, and it says %s", n, text[max(0, len(text)-600):])
+	}
+}
+
+// A cutAfter is a log that ends a command after some lines.
+type cutAfter struct {
+	strings.Builder
+	lines int
+	cut   func()
+}
+
+func (c *cutAfter) Write(b []byte) (int, error) {
+	if c.lines--; c.lines == 0 {
+		c.cut()
+	}
+	return c.Builder.Write(b)
 }

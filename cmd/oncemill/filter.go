@@ -10,13 +10,33 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // A filter is a dedupstore.Filter as flags.
 type filter struct {
 	dedupstore.Filter
 	states, kinds []string
-	since, before string
+	times         times
+}
+
+// Times are when something happened, as flags.
+type times struct{ since, before string }
+
+func (t *times) flags(flags *pflag.FlagSet, happened string) {
+	flags.StringVar(&t.since, "since", "", "only "+happened+" since then: 2h, or an RFC 3339 time")
+	flags.StringVar(&t.before, "before", "", "only "+happened+" before then")
+}
+
+// read reads the flags. Now is what durations count from.
+func (t *times) read(now time.Time) (since, before time.Time, err error) {
+	if since, err = operate.When(t.since, now); err != nil {
+		return since, before, usagef("--since %w", err)
+	}
+	if before, err = operate.When(t.before, now); err != nil {
+		return since, before, usagef("--before %w", err)
+	}
+	return since, before, nil
 }
 
 // scope has the flags of a scope.
@@ -33,8 +53,7 @@ func (f *filter) all(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.states, "state", nil, "only these states: running, retryable, publishing, done")
 	flags.StringSliceVar(&f.kinds, "kind", nil, "only these outcomes: succeeded, failed, unknown")
 	flags.StringVar(&f.Reason, "reason", "", "only records whose last reason contains this text")
-	flags.StringVar(&f.since, "since", "", "only records last claimed since then: 2h, or an RFC 3339 time")
-	flags.StringVar(&f.before, "before", "", "only records last claimed before then")
+	f.times.flags(flags, "records last claimed")
 }
 
 // read reads the flags. Now is what durations count from.
@@ -49,10 +68,7 @@ func (f *filter) read(now time.Time) (err error) {
 	if f.Kinds, err = oneOf("--kind", f.kinds, kinds); err != nil {
 		return err
 	}
-	if f.Since, err = when("--since", f.since, now); err != nil {
-		return err
-	}
-	f.Before, err = when("--before", f.before, now)
+	f.Since, f.Before, err = f.times.read(now)
 	return err
 }
 
@@ -70,22 +86,6 @@ func oneOf[T ~string](name string, given []string, known []T) (chosen []T, err e
 		chosen = append(chosen, T(text))
 	}
 	return chosen, nil
-}
-
-// when reads a time, or how long ago it was.
-func when(name, text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 { // before the future, there is everything
-		return now.Add(-ago), nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return time.Time{}, usagef("%s is %q, want a duration such as 2h, or a time such as 2026-01-02T15:04:05Z", name,
-			text)
-	}
-	return at, nil
 }
 
 // each calls do with the records that a filter lets through, until it returns false. A record may come twice. It

@@ -4,36 +4,93 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
-	"slices"
+	"os"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/console"
 )
 
-// logins are the tokens of people, by name.
-type logins map[string]string
+// A login is the token of a person, and what they may do besides looking.
+type login struct {
+	token             string
+	operate, payloads bool
+}
 
-// leastToken is the length of the shortest token: nobody should be able to guess one.
-const leastToken = 16
+// logins are those of people, by name.
+type logins map[string]login
 
-// parseLogins reads lines NAME:TOKEN. Empty ones and those that begin with "#" are left out.
+// Tokens are long, and have many different characters: nobody should be able to guess one.
+const (
+	leastToken = 20
+	leastSigns = 8
+)
+
+// readLogins reads a file of logins. Others must not be able to read it.
+func readLogins(path string) (logins, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("--login: %w", err)
+	}
+	if others := info.Mode().Perm() & 0o007; others != 0 && runtime.GOOS != "windows" {
+		return nil, usagef("--login: %s has the mode %v, so every user of this machine can read its tokens: chmod o= "+
+			"%s", path, info.Mode().Perm(), path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--login: %w", err)
+	}
+	return parseLogins(string(text))
+}
+
+// parseLogins reads lines NAME:TOKEN or NAME:ROLES:TOKEN. Empty ones and those that begin with "#" are left out.
 func parseLogins(text string) (logins, error) {
-	all := logins{}
+	all, n := logins{}, 0
 	for line := range strings.Lines(text) {
+		n++
 		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		name, token, ok := strings.Cut(line, ":")
-		if !ok || name == "" || len(token) < leastToken {
-			return nil, usagef("--login has a line that is not NAME:TOKEN with a token of %d characters at least",
-				leastToken)
+		name, rest, _ := strings.Cut(line, ":")
+		roles, token, ok := strings.Cut(rest, ":")
+		if !ok {
+			roles, token = "view", rest
 		}
-		all[name] = token
+		signs := map[rune]bool{}
+		for _, c := range token {
+			signs[c] = true
+		}
+		if name == "" || len(token) < leastToken || len(signs) < leastSigns {
+			return nil, usagef("--login: line %d is not NAME:ROLES:TOKEN with a token of %d characters at least, %d "+
+				"of them different", n, leastToken, leastSigns)
+		}
+		if _, twice := all[name]; twice {
+			return nil, usagef("--login: line %d has the name %q again", n, name)
+		}
+		l := login{token: token}
+		for role := range strings.SplitSeq(roles, ",") {
+			switch role {
+			case "view":
+			case "operate":
+				l.operate = true
+			case "payloads":
+				l.payloads = true
+			default:
+				return nil, usagef("--login: line %d has the role %q, want some of view, operate, payloads", n, role)
+			}
+		}
+		all[name] = l
 	}
 	if len(all) == 0 {
-		return nil, usagef("--login names a file without a line NAME:TOKEN")
+		return nil, usagef("--login names a file without a line NAME:ROLES:TOKEN")
 	}
 	return all, nil
 }
@@ -46,7 +103,7 @@ func (l logins) who(r *http.Request) (found string) {
 	}
 	got := sha256.Sum256([]byte(token))
 	for of, want := range l {
-		sum := sha256.Sum256([]byte(want))
+		sum := sha256.Sum256([]byte(want.token))
 		if subtle.ConstantTimeCompare(sum[:], got[:]) == 1 && (!basic || name == of) {
 			found = of
 		}
@@ -54,31 +111,55 @@ func (l logins) who(r *http.Request) (found string) {
 	return found
 }
 
+var (
+	errHidden = errors.New("payloads are hidden: they need the role payloads, or --payloads without --login")
+	errActs   = errors.New("you may look only: to act needs the role operate, or --write without --login")
+)
+
+// may is what a person may do.
+func (l login) may(action console.Action) error {
+	switch {
+	case action == console.Payloads && !l.payloads:
+		return errHidden
+	case action != console.View && action != console.Payloads && !l.operate:
+		return errActs
+	}
+	return nil
+}
+
 // visitorKey is where the context of a request has who asks.
 type visitorKey struct{}
 
-// admits lets requests of logged-in users through. Without logins, it lets requests for a name of this machine
-// through, and no others: a page of another site could have its own name lead here.
-func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
-	_, port, _ := net.SplitHostPort(address)
-	names := []string{address}
-	for _, host := range []string{"localhost", "127.0.0.1", "::1"} {
-		names = append(names, net.JoinHostPort(host, port))
+// authorize says what a visitor may do: admits has found out who it is.
+func (s *consoleServer) authorize(r *http.Request, action console.Action) (string, error) {
+	who, _ := r.Context().Value(visitorKey{}).(string)
+	l, known := s.people[who]
+	if !known {
+		l = login{operate: s.write, payloads: s.payloads}
 	}
+	return who, l.may(action)
+}
+
+// admits lets requests of logged-in users through.
+func (s *consoleServer) admits(next http.Handler) http.Handler {
+	if s.people == nil {
+		return next
+	}
+	var seen attempts
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.people == nil {
-			if !slices.Contains(names, r.Host) {
-				refuse(w, http.StatusForbidden, "the console serves "+address+" only: use --login behind a proxy")
-				return
-			}
-			next.ServeHTTP(w, r)
-			return
-		}
+		address, _, _ := net.SplitHostPort(r.RemoteAddr)
 		who := s.people.who(r)
 		if who == "" {
 			w.Header().Set("WWW-Authenticate", `Basic realm="oncemill", charset="UTF-8"`)
-			refuse(w, http.StatusUnauthorized, "log in with your name and your token")
+			status := http.StatusUnauthorized
+			if r.Header.Get("Authorization") != "" && !seen.failed(r, s.logger, address) {
+				status = http.StatusTooManyRequests
+			}
+			refuse(w, status, "log in with your name and your token")
 			return
+		}
+		if seen.count(who+"\x00"+address) == 1 {
+			s.logger.Info("console: logged in", "who", who, "address", address)
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), visitorKey{}, who)))
 	})
@@ -88,4 +169,57 @@ func (s *consoleServer) admits(address string, next http.Handler) http.Handler {
 func refuse(w http.ResponseWriter, status int, why string) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(lookTimeout))
 	http.Error(w, why, status)
+}
+
+const (
+	attemptsFor = time.Hour // how long an address, and a person at one, are remembered
+	mostSeen    = 10_000
+	mostWaiting = 50 // refusals that wait at once
+	longestWait = 2 * time.Second
+)
+
+// Attempts are who has logged in, and how many wrong tokens came from where, in an hour.
+type attempts struct {
+	mu      sync.Mutex
+	began   time.Time
+	seen    map[string]int
+	waiting int
+}
+
+// count counts a person at an address, or what is wrong at one.
+func (a *attempts) count(what string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.seen == nil || time.Since(a.began) > attemptsFor || len(a.seen) > mostSeen {
+		a.began, a.seen = time.Now(), map[string]int{}
+	}
+	a.seen[what]++
+	return a.seen[what]
+}
+
+// wait reserves a place among those who wait, or gives it back, and reports whether there is one.
+func (a *attempts) wait(places int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.waiting += places
+	return a.waiting <= mostWaiting
+}
+
+// failed logs a wrong token, and waits the longer the more came from an address. It waits with so many at a time only,
+// and reports whether it did.
+func (a *attempts) failed(r *http.Request, log *slog.Logger, address string) bool {
+	n := a.count(address)
+	if n <= 10 || n%100 == 0 {
+		name, _, _ := r.BasicAuth()
+		log.Warn("console: log-in refused", "name", safe(name, 100), "address", address, "times", n)
+	}
+	defer a.wait(-1)
+	if !a.wait(1) {
+		return false
+	}
+	select {
+	case <-time.After(min(time.Duration(n)*100*time.Millisecond, longestWait)):
+	case <-r.Context().Done():
+	}
+	return true
 }

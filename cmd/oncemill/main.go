@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -24,6 +26,7 @@ const (
 	exitError = 1 // something went wrong
 	exitUsage = 2 // the command line is wrong
 	exitFound = 3 // what was looked for was found, with --check
+	exitNone  = 4 // nobody knows the message that was to be explained
 )
 
 func main() {
@@ -34,6 +37,9 @@ func main() {
 
 // errFound ends a command that was told to find something, and did.
 var errFound = errors.New("found")
+
+// errNone ends a command that found nothing of a message.
+var errNone = errors.New("nothing is known of it")
 
 // A usageError says what is wrong with the command line.
 type usageError struct{ error }
@@ -56,8 +62,10 @@ func run(ctx context.Context, args []string, in io.Reader, out, log io.Writer) i
 		return 0
 	case errors.Is(err, errFound):
 		return exitFound
-	case ctx.Err() != nil:
-		fmt.Fprintln(log, "oncemill: interrupted")
+	case errors.Is(err, errNone):
+		return exitNone
+	case ctx.Err() != nil: // what was done until then is in the error
+		fmt.Fprintf(log, "oncemill: interrupted: %s\n", oneLine(err))
 		return exitError
 	case errors.As(err, &usage), strings.HasPrefix(err.Error(), "unknown "):
 		fmt.Fprintf(log, "oncemill: %s\n", oneLine(err))
@@ -107,25 +115,77 @@ the user's config folder:
       nats: nats://127.0.0.1:4222
       trace: https://traces.example/trace/{trace}
 
+Other users of a machine see the flags of a process. Keep an address with a
+password in a file or a variable: --store @FILE reads it, as do the others.
+
 Exit status: 0 fine, 1 error, 2 wrong usage, 3 found what --check or doctor
-looked for.`,
+looked for, 4 nothing is known of what explain was asked about.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Name() == cobra.ShellCompRequestCmd || cmd.Name() == cobra.ShellCompNoDescRequestCmd {
+				return nil // a shell asks what may follow, and says nothing yet
+			}
 			if err := said(cmd.Flags(), args); err != nil {
 				return err
+			}
+			if a.settings.timeout <= 0 {
+				return usagef("--timeout is %v, want more than 0", a.settings.timeout)
 			}
 			return a.settings.load()
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
+	root.SetUsageTemplate(globals.ReplaceAllString(
+		strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"),
+		"\n\nFlags of servers, --output and --timeout: see "+`"oncemill --help".{{end}}`))
 	a.settings.flags(root.PersistentFlags())
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"},
 		&cobra.Group{ID: "run", Title: "Run:"})
 	root.AddCommand(a.explain(), a.list(), a.stats(), a.outbox(), a.forget(), a.rerun(), a.complete(),
-		a.migrate(), a.doctor(), a.deadLetters(), a.audit(), a.relay(), a.console())
+		a.migrate(), a.doctor(), a.deadLetters(), a.duplicates(), a.lag(), a.auditLogs(), a.relay(), a.console())
+	a.completes(root)
 	return root
+}
+
+// globals is what the usage of a command says of the flags that all have.
+var globals = regexp.MustCompile(`(?s)\n\nGlobal Flags:.*?{{end}}`)
+
+// flagWords are what flags take, by the command's path, or without one.
+var flagWords = map[string][]string{
+	"output": {"table", "json", "jsonl"}, "kind": {"succeeded", "failed", "unknown"},
+	"state":                    {"running", "retryable", "publishing", "done"},
+	"oncemill outbox ls state": {"pending", "delayed", "leased", "dead", "published"},
+	"action": {
+		"forget", "rerun", "complete", "archive", "restore", "redrive", "requeue", "discard", "replay",
+	},
+	"outcome":                   {"failed", "unknown", "mismatch", "rejected"},
+	"oncemill complete outcome": {"succeeded", "failed"},
+}
+
+// completes tells shells which words flags take.
+func (a *app) completes(cmd *cobra.Command) {
+	complete := func(f *pflag.Flag) {
+		all := flagWords[cmd.CommandPath()+" "+f.Name]
+		if all == nil {
+			all = flagWords[f.Name]
+		}
+		if all != nil {
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
+	cmd.LocalFlags().VisitAll(complete)
+	for _, sub := range cmd.Commands() {
+		a.completes(sub)
+	}
+	if cmd.HasParent() {
+		return
+	}
+	_ = cmd.RegisterFlagCompletionFunc("context",
+		func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			f, _, _ := a.settings.file()
+			return slices.Sorted(maps.Keys(f.Contexts)), cobra.ShellCompDirectiveNoFileComp
+		})
 }
 
 // version is that of the module, which go install and builds of a tag know.

@@ -239,7 +239,7 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 	ctx := context.Background()
 	state, m := outbox.State(args[0]), producer.Message{ID: args[1], Topic: "orders", Payload: []byte("secret")}
 	if len(args) > 2 {
-		m.Topic = args[2]
+		m.Topic, m.Key = args[2], "customer-of-"+args[2]
 	}
 	m.Header = producer.Header{"tenant": m.Topic + "-tenant"}
 	if state == outbox.Delayed {

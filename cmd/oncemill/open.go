@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	gocql "github.com/apache/cassandra-gocql-driver/v2"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -37,8 +39,42 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// inspector opens the store that the settings name.
-func (a *app) inspector(ctx context.Context) (dedupstore.Inspector, error) {
+// inspector opens the store that the settings name, and waits for its answer.
+func (a *app) inspector(ctx context.Context) (store dedupstore.Inspector, err error) {
+	err = a.reach(ctx, "store", a.settings.Store, func(ctx context.Context) error {
+		if store, err = a.openStore(ctx); err != nil {
+			return err
+		}
+		_, err := store.Look(ctx, []dedupstore.Key{{Tenant: "default", Group: "oncemill", Handler: "timeout", ID: "1"}})
+		if errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		return nil // what is asked for will say it in other words
+	})
+	return store, err
+}
+
+// patience is how long a server may take to answer.
+func (a *app) timeout() time.Duration { return cmp.Or(a.settings.timeout, 10*time.Second) }
+
+// reach does what has to be answered in time.
+func (a *app) reach(ctx context.Context, what, address string, do func(context.Context) error) error {
+	within, cancel := context.WithTimeout(ctx, a.timeout())
+	defer cancel()
+	err := do(within)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		name := what
+		if at, _, err := split(address); err == nil {
+			name += " " + redacted(at)
+		}
+		return fmt.Errorf("%s gave no answer in %v: is it there, and does it want TLS, or none? %w", name,
+			a.timeout(), err)
+	}
+	return err
+}
+
+// openStore opens the store that the settings name.
+func (a *app) openStore(ctx context.Context) (dedupstore.Inspector, error) {
 	if a.settings.Store == "" {
 		return nil, usagef("no store is named: set --store, ONCEMILL_STORE or a context of the config file")
 	}
@@ -101,7 +137,15 @@ type box interface {
 }
 
 // box opens the outbox that the settings name. Ordered is for one that is not there yet.
-func (a *app) box(ctx context.Context, ordered bool) (box, error) {
+func (a *app) box(ctx context.Context, ordered bool) (opened box, err error) {
+	err = a.reach(ctx, "outbox", a.settings.Outbox, func(ctx context.Context) error {
+		opened, err = a.openBox(ctx, ordered)
+		return err
+	})
+	return opened, err
+}
+
+func (a *app) openBox(ctx context.Context, ordered bool) (box, error) {
 	if a.settings.Outbox == "" {
 		return nil, usagef("no outbox is named: set --outbox, ONCEMILL_OUTBOX or a context of the config file")
 	}
@@ -223,11 +267,12 @@ func (a *app) cassandra(at *url.URL, table string) (*cassandrastore.Store, error
 // session connects to the nodes of an address such as cassandra://USER:PASSWORD@HOST:PORT,HOST:PORT/KEYSPACE, of a
 // datacenter if it names one.
 func (a *app) session(at *url.URL) (session *gocql.Session, datacenter string, err error) {
-	values, err := ours("--store", at.RawQuery, "datacenter", "tls")
+	values, err := ours("--store", at.RawQuery, "datacenter", "tls", "ca", "cert", "key")
 	if err != nil {
 		return nil, "", err
 	}
 	c := gocql.NewCluster(strings.Split(at.Host, ",")...)
+	c.ConnectTimeout, c.Timeout = a.timeout(), a.timeout()
 	if at.User != nil {
 		password, _ := at.User.Password()
 		c.Authenticator = gocql.PasswordAuthenticator{Username: at.User.Username(), Password: password}
@@ -236,12 +281,12 @@ func (a *app) session(at *url.URL) (session *gocql.Session, datacenter string, e
 	if datacenter != "" {
 		c.HostFilter = gocql.DataCenterHostFilter(datacenter)
 	}
-	switch encrypted := values.Get("tls"); encrypted {
-	case "", "false":
-	case "true":
-		c.SslOpts = &gocql.SslOptions{EnableHostVerification: true}
-	default:
-		return nil, "", usagef("tls of --store is %q, want true or false", encrypted)
+	config, err := tlsOf("--store", values)
+	if err != nil {
+		return nil, "", err
+	}
+	if config != nil {
+		c.SslOpts = &gocql.SslOptions{Config: config, EnableHostVerification: true}
 	}
 	session, err = c.CreateSession()
 	if err != nil {

@@ -5,9 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -38,16 +36,16 @@ are still kept. It requeues and discards dead ones, and replays published ones.`
 // A rowFilter is an outbox.Filter as flags.
 type rowFilter struct {
 	outbox.Filter
-	states        []string
-	since, before string
+	states []string
+	key    string // of order; empty: any
+	times  times
 }
 
 // flags has the flags of a filter. The times are those when something happened.
 func (f *rowFilter) flags(flags *pflag.FlagSet, happened string) {
 	flags.SortFlags = false
 	flags.StringVar(&f.Topic, "topic", "", "only rows of this topic")
-	flags.StringVar(&f.since, "since", "", "only rows "+happened+" since then: 2h, or an RFC 3339 time")
-	flags.StringVar(&f.before, "before", "", "only rows "+happened+" before then")
+	f.times.flags(flags, "rows "+happened)
 }
 
 // read reads the flags. Now is what durations count from.
@@ -58,14 +56,11 @@ func (f *rowFilter) read(now time.Time) (err error) {
 			return err
 		}
 	}
-	if f.Since, err = when("--since", f.since, now); err != nil {
-		return err
-	}
-	if f.Before, err = when("--before", f.before, now); err != nil {
+	if f.Since, f.Before, err = f.times.read(now); err != nil {
 		return err
 	}
 	if !f.Before.IsZero() && f.Since.After(f.Before) {
-		return usagef("--since %s is after --before %s", f.since, f.before)
+		return usagef("--since %s is after --before %s", f.times.since, f.times.before)
 	}
 	return nil
 }
@@ -101,7 +96,7 @@ func (a *app) rowLister(f *rowFilter, cmd *cobra.Command) *cobra.Command {
 		if limit < 1 {
 			return usagef("--limit is %d, want at least 1", limit)
 		}
-		return a.rowList(cmd.Context(), f.Filter, limit, check)
+		return a.rowList(cmd.Context(), f, limit, check)
 	}
 	if f.States == nil {
 		cmd.Flags().StringSliceVar(&f.states, "state", nil,
@@ -109,20 +104,24 @@ func (a *app) rowLister(f *rowFilter, cmd *cobra.Command) *cobra.Command {
 	}
 	f.flags(cmd.Flags(), "written")
 	cmd.Flags().StringVar(&f.ID, "id", "", "only rows of this message")
+	cmd.Flags().StringVar(&f.key, "key", "", "only rows with this order key, such as a customer's ID")
 	cmd.Flags().IntVar(&limit, "limit", 100, "list so many at most")
 	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is one")
 	cmd.Flags().BoolVar(&f.Header, "show-header", false, "show headers, too (json and jsonl)")
 	return cmd
 }
 
-func (a *app) rowList(ctx context.Context, f outbox.Filter, limit int, check bool) error {
+func (a *app) rowList(ctx context.Context, f *rowFilter, limit int, check bool) error {
 	box, err := a.box(ctx, false)
 	if err != nil {
 		return err
 	}
 	var rows []outbox.RowInfo
 	more := false
-	err = a.eachRow(ctx, box, f, func(r *outbox.RowInfo) bool {
+	err = a.eachRow(ctx, box, f.Filter, func(r *outbox.RowInfo) bool {
+		if f.key != "" && r.Key != f.key {
+			return true
+		}
 		if more = len(rows) == limit; !more {
 			rows = append(rows, *r)
 		}
@@ -134,7 +133,7 @@ func (a *app) rowList(ctx context.Context, f outbox.Filter, limit int, check boo
 	if a.forPeople() {
 		a.table(tableOfRows(rows, time.Now()))
 		if more {
-			fmt.Fprintf(a.log, "There are more than these %d; --limit shows more.\n", limit)
+			fmt.Fprintf(a.log, "There are more than %d; --limit shows more.\n", limit)
 		}
 	} else if err := items(a, viewsOfRows(rows)); err != nil {
 		return err
@@ -268,17 +267,6 @@ func rowStory(r *outbox.RowInfo, now time.Time) string {
 	return story
 }
 
-// A topicStats is a line of statistics of an outbox.
-type topicStats struct {
-	Topic     string  `json:"topic"`
-	Pending   int     `json:"pending"`
-	Delayed   int     `json:"delayed"`
-	Leased    int     `json:"leased"`
-	Dead      int     `json:"dead"`
-	Published int     `json:"published"`
-	Oldest    float64 `json:"oldest_seconds"` // how long ago the oldest that is not published or dead became due
-}
-
 func (a *app) outboxStats() *cobra.Command {
 	var f rowFilter
 	var w watching
@@ -297,8 +285,10 @@ func (a *app) outboxStats() *cobra.Command {
 				return err
 			}
 			return w.again(cmd.Context(), func() error {
-				topics, err := a.countRows(cmd.Context(), box, f.Filter)
-				if err != nil {
+				progress := a.progress("rows")
+				defer progress.end()
+				topics, err := operate.CountRows(cmd.Context(), box, f.Filter, func(rows int) { progress.add(rows, 0) })
+				if progress.end(); err != nil {
 					return err
 				}
 				return show(a, w, topics, topicTable)
@@ -310,39 +300,14 @@ func (a *app) outboxStats() *cobra.Command {
 	return cmd
 }
 
-// countRows counts all parts.
-func (a *app) countRows(ctx context.Context, box outbox.Inspector, f outbox.Filter) ([]*topicStats, error) {
-	topics := map[string]*topicStats{}
-	err := a.paged("rows", func(after string, progress *progress) (next string, err error) {
-		c, err := box.Count(ctx, f, after)
-		progress.add(c.Looked, 0)
-		for _, t := range c.Tallies {
-			s := topics[t.Topic]
-			if s == nil {
-				s = &topicStats{Topic: t.Topic}
-				topics[t.Topic] = s
-			}
-			*map[outbox.State]*int{
-				outbox.Pending: &s.Pending, outbox.Delayed: &s.Delayed, outbox.Leased: &s.Leased, outbox.Dead: &s.Dead,
-				outbox.Published: &s.Published,
-			}[t.State] += t.Rows
-			s.Oldest = max(s.Oldest, t.Oldest.Seconds())
-		}
-		return c.Next, err
-	})
-	return slices.SortedFunc(maps.Values(topics), func(a, b *topicStats) int {
-		return strings.Compare(a.Topic, b.Topic)
-	}), err
-}
-
-func topicTable(topics []*topicStats) table {
+func topicTable(topics []operate.TopicCount) table {
 	t := table{{"TOPIC", "PENDING", "DELAYED", "LEASED", "DEAD", "PUBLISHED", "OLDEST"}}
 	for _, s := range topics {
 		line := []string{safe(s.Topic, 80)}
 		for _, n := range []int{s.Pending, s.Delayed, s.Leased, s.Dead, s.Published} {
 			line = append(line, fmt.Sprint(n))
 		}
-		t = append(t, append(line, explain.Span(time.Duration(s.Oldest*float64(time.Second)))))
+		t = append(t, append(line, explain.Span(s.Oldest)))
 	}
 	return t
 }

@@ -232,7 +232,8 @@ func (a *app) step(
 		if more {
 			select {
 			case <-time.After(time.Until(began.Add(time.Second * time.Duration(changed) / time.Duration(c.rate)))):
-			case <-ctx.Done(): // which the next step says
+			case <-ctx.Done():
+				return fmt.Errorf("%d of %s changed", total, plural(rows, "row"))
 			}
 		}
 	}

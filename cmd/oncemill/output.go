@@ -82,6 +82,7 @@ type view struct {
 	Started    bool                  `json:"started,omitempty"`
 	Fence      uint64                `json:"fence,omitempty"`
 	Decided    uint64                `json:"decided,omitempty"`
+	ByOperator bool                  `json:"by_operator,omitempty"`
 	Attempts   int                   `json:"attempts"`
 	Reruns     int                   `json:"reruns,omitempty"`
 	Holder     string                `json:"holder,omitempty"`
@@ -110,7 +111,8 @@ func viewOf(r *dedupstore.Record, payload bool) view {
 	v := view{
 		Tenant: r.Key.Tenant, Group: r.Key.Group, Handler: r.Key.Handler, ID: r.Key.ID, State: r.State,
 		Kind: r.Outcome.Kind, Exhausted: r.Outcome.Exhausted, Reason: r.Outcome.Reason, Started: r.Started,
-		Fence: r.Fence, Decided: r.Decided, Attempts: r.Attempts, Reruns: r.Reruns, Holder: r.Holder, Trace: r.Trace,
+		Fence: r.Fence, Decided: r.Decided, ByOperator: r.ByOperator, Attempts: r.Attempts,
+		Reruns: r.Reruns, Holder: r.Holder, Trace: r.Trace,
 		First: r.First, Claimed: r.Claimed, Ended: r.Ended, Until: r.Until, Expires: r.Expires,
 		Produced: r.Outcome.Produced, Duplicates: r.Duplicates, Last: r.LastDuplicate,
 	}
@@ -182,12 +184,4 @@ func mood(r *dedupstore.Record) string {
 	default:
 		return yellow
 	}
-}
-
-// stateOf is the state in a word: that of a finished record is its outcome.
-func stateOf(state dedupstore.State, kind dedupstore.Kind) string {
-	if state == dedupstore.Finished {
-		return string(kind)
-	}
-	return string(state)
 }

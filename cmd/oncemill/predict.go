@@ -14,7 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -32,6 +32,10 @@ const (
 	fateAbsent    fate = "no record: it would run as a first run"
 	fateCannot    fate = "cannot be rerun"
 )
+
+var fates = []fate{
+	fateRuns, fateUnknown, fateSucceeded, fateRunning, fateDue, fateFailed, fateDecided, fateAbsent, fateCannot,
+}
 
 func (f fate) runs() bool { return f == fateRuns || f == fateUnknown }
 
@@ -55,7 +59,7 @@ func fateOf(r *dedupstore.Record, fence uint64) fate {
 		return fateFailed
 	case r.Outcome.Kind == dedupstore.Unknown:
 		return fateUnknown
-	case explain.Decided(&r.Outcome):
+	case r.ByOperator:
 		return fateDecided
 	}
 	return fateRuns
@@ -130,9 +134,9 @@ func (s *shown) has(c *rerunCase) bool {
 type prediction struct {
 	shown   *shown
 	fates   map[bound]int
-	reasons map[string]*foreseen
-	topics  map[string]map[string]bool // by reason: where those that run go
-	cannot  map[string]int             // by error
+	reasons map[string]*foreseen          // by pattern
+	topics  map[*foreseen]map[string]bool // where those that run go
+	cannot  map[string]int                // by error
 	samples map[string]dedupstore.Key
 	missing []string // IDs of the filter that no letter has
 }
@@ -168,7 +172,7 @@ func (f *foreseen) of(what fate) *int {
 func (a *app) predict(ctx context.Context, r *redriving) (*prediction, error) {
 	p := &prediction{
 		shown: &shown{seed: maphash.MakeSeed(), all: map[uint64]struct{}{}},
-		fates: map[bound]int{}, topics: map[string]map[string]bool{}, reasons: map[string]*foreseen{},
+		fates: map[bound]int{}, topics: map[*foreseen]map[string]bool{}, reasons: map[string]*foreseen{},
 		cannot: map[string]int{}, samples: map[string]dedupstore.Key{}, missing: slices.Clone(r.ids),
 	}
 	var some []letter
@@ -207,18 +211,19 @@ func (p *prediction) add(r *redriving, cases []rerunCase) {
 			p.shown.add(c)
 		}
 		reason := c.get(producer.HeaderReason)
-		of := p.reasons[reason]
-		if of == nil {
+		pattern := operate.Pattern(reason)
+		of := p.reasons[pattern]
+		switch {
+		case of == nil:
 			of = &foreseen{Reason: reason}
-			p.reasons[reason] = of
+			p.reasons[pattern], p.topics[of] = of, map[string]bool{}
+		case of.Reason != reason:
+			of.Reason = pattern
 		}
 		of.DeadLetters++
 		*of.of(c.fate)++
 		if c.fate.runs() {
-			if p.topics[reason] == nil {
-				p.topics[reason] = map[string]bool{}
-			}
-			p.topics[reason][c.again.Topic] = true
+			p.topics[of][c.again.Topic] = true
 		}
 		p.fates[bound{c.fate, c.again.Topic}]++
 		switch {
@@ -230,10 +235,31 @@ func (p *prediction) add(r *redriving, cases []rerunCase) {
 	}
 }
 
-func (a *app) showPrediction(p *prediction) error {
+// mostReasons is how many reasons a prediction lists. What is beyond is one sum.
+const mostReasons = 50
+
+// list has the reasons with the most letters first.
+func (p *prediction) list() []*foreseen {
 	all := slices.SortedFunc(maps.Values(p.reasons), func(x, y *foreseen) int {
 		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason))
 	})
+	if len(all) <= mostReasons {
+		return all
+	}
+	rest := &foreseen{Reason: fmt.Sprintf("%d %s", len(all)-mostReasons, operate.OtherReasons)}
+	p.topics[rest] = map[string]bool{}
+	for _, f := range all[mostReasons:] {
+		rest.DeadLetters += f.DeadLetters
+		for _, what := range fates {
+			*rest.of(what) += *f.of(what)
+		}
+		maps.Copy(p.topics[rest], p.topics[f])
+	}
+	return append(all[:mostReasons:mostReasons], rest)
+}
+
+func (a *app) showPrediction(p *prediction) error {
+	all := p.list()
 	if !a.forPeople() {
 		return items(a, all)
 	}

@@ -172,3 +172,51 @@ func deadLetter(id, topic string, fence uint64, at time.Time) letter {
 		producer.HeaderFence: fmt.Sprint(fence), producer.HeaderOutcome: "failed", producer.HeaderReason: "refused",
 	}}}
 }
+
+// Reasons that differ in IDs and numbers only are one, and of a thousand reasons a plan lists the largest and a sum.
+func TestDeadLetters_SumByCause(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := &heldLetters{store: store}
+	add := func(reason string) {
+		id := fmt.Sprint(len(dead.all))
+		l := deadLetter(id, "orders", failed(t, store, id).Fence, time.Unix(1_800_000_000, 0))
+		l.Header[producer.HeaderReason] = reason
+		dead.all = append(dead.all, l)
+	}
+	for range 100 {
+		add("card service: POST /charges/" + producer.NewID() + ": 503")
+	}
+	for i := range 1000 {
+		add("refused" + strings.Repeat("!", i))
+	}
+	var out strings.Builder
+	a := &app{out: &out, log: io.Discard}
+	groups, more, err := a.groupLetters(t.Context(), dead, &dlq{}, 10)
+	if err != nil || groups != 1001 || more != 991 ||
+		!strings.Contains(out.String(), "card service: POST /charges/#: #") {
+		t.Errorf("%d groups, %d more, %v\n%s", groups, more, err, out.String())
+	}
+	r := &redriving{consent: consent{verb: "redrive", rate: 1000}, topic: "dead", store: store, source: dead}
+	p, err := a.predict(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := p.list()
+	last := all[len(all)-1]
+	if len(all) != mostReasons+1 || all[0].Run != 100 || last.Run != 1001-mostReasons || len(p.topics[last]) != 1 {
+		t.Errorf("%d reasons, the first %+v, the last %+v", len(all), all[0], last)
+	}
+	r.until = time.Now().Add(-time.Second) // a large topic is read as far as time allows
+	if p, err = a.predict(t.Context(), r); err != nil || !r.cut || len(p.reasons) != 0 {
+		t.Errorf("%d reasons, cut %t, %v", len(p.reasons), r.cut, err)
+	}
+	r.until = time.Time{}
+	r.reason = "/charges/#" // as the list shows it
+	if p, err = a.predict(t.Context(), r); err != nil || len(p.reasons) != 1 {
+		t.Errorf("%d reasons of %q, %v", len(p.reasons), r.reason, err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -33,6 +34,7 @@ type file struct {
 type settings struct {
 	servers
 	config, context, output string
+	timeout                 time.Duration
 }
 
 func (s *settings) flags(f *pflag.FlagSet) {
@@ -46,10 +48,13 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Outbox, "outbox", "", "where the outbox "+
 		"is:\npostgres://…[?table=T&schema=S],\nmysql://…/DATABASE[?table=T] or\nsqlite:PATH[?table=T]")
 	f.StringVar(&s.Nats, "nats", "", "the NATS servers: nats://HOST:PORT,…[?creds=FILE&domain=D]")
-	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\n[USER:PASSWORD@]HOST:PORT,…[?tls=true&sasl=MECHANISM]")
+	f.StringVar(&s.Kafka, "kafka", "", "the Kafka brokers:\nHOST:PORT,…[?tls=true&sasl=MECHANISM&…],\n"+
+		"with USER:PASSWORD@ before them in a file; as for all with TLS:\n"+
+		"ca=FILE of an own authority, cert=FILE&key=FILE of this client")
 	f.StringVar(&s.Trace, "trace", "", "link to a trace; {trace} stands for its ID")
 	f.StringVar(&s.context, "context", "", "the context of the config file to use")
 	f.StringVar(&s.config, "config", "", "the config file")
+	f.DurationVar(&s.timeout, "timeout", 10*time.Second, "give up on a server that does not answer for so long")
 	f.StringVarP(&s.output, "output", "o", "table", "table, json or jsonl")
 }
 
@@ -70,33 +75,27 @@ func (s *settings) load() error {
 	fill(&s.Nats, "ONCEMILL_NATS", chosen.Nats)
 	fill(&s.Kafka, "ONCEMILL_KAFKA", chosen.Kafka)
 	fill(&s.Trace, "ONCEMILL_TRACE", chosen.Trace)
+	for _, address := range []*string{&s.Store, &s.Outbox, &s.Nats, &s.Kafka} {
+		if path, ok := strings.CutPrefix(*address, "@"); ok {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return fmt.Errorf("file of an address: %w", err)
+			}
+			*address = strings.TrimSpace(string(text))
+		}
+	}
 	return nil
 }
 
 // chosen is the context of the file that is in use; empty if there is none.
 func (s *settings) chosen() (servers, error) {
-	path := cmp.Or(s.config, os.Getenv("ONCEMILL_CONFIG"))
-	named := path != ""
-	if !named {
-		dir, err := os.UserConfigDir()
-		if err != nil {
-			return servers{}, nil //nolint:nilerr // a user without a home has no file there
-		}
-		path = filepath.Join(dir, "oncemill.yaml")
-	}
-	text, err := os.ReadFile(path)
 	name := cmp.Or(s.context, os.Getenv("ONCEMILL_CONTEXT"))
+	f, path, err := s.file()
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && !named && name == "":
+	case errors.Is(err, fs.ErrNotExist) && path == "" && name == "":
 		return servers{}, nil
 	case err != nil:
-		return servers{}, fmt.Errorf("config file: %w", err)
-	}
-	var f file
-	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&f); err != nil {
-		return servers{}, fmt.Errorf("config file %s: %w", path, err)
+		return servers{}, err
 	}
 	name = cmp.Or(name, f.Current)
 	found, ok := f.Contexts[name]
@@ -105,4 +104,30 @@ func (s *settings) chosen() (servers, error) {
 			strings.Join(slices.Sorted(maps.Keys(f.Contexts)), ", "))
 	}
 	return found, nil
+}
+
+// file reads the file of contexts. Without a path it is where nobody named it, and not there.
+func (s *settings) file() (f file, path string, err error) {
+	path = cmp.Or(s.config, os.Getenv("ONCEMILL_CONFIG"))
+	named := path != ""
+	if !named {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return f, "", fs.ErrNotExist // a user without a home has no file there
+		}
+		path = filepath.Join(dir, "oncemill.yaml")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		if !named {
+			path = ""
+		}
+		return f, path, fmt.Errorf("config file: %w", err)
+	}
+	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&f); err != nil {
+		return f, path, fmt.Errorf("config file %s: %w", path, err)
+	}
+	return f, path, nil
 }

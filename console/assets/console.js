@@ -46,7 +46,7 @@
   // Keys.
   const dialog = document.getElementById("keys");
   document.getElementById("help")?.addEventListener("click", () => dialog.showModal());
-  const screens = { o: "./", m: "messages", f: "failures", b: "outbox", h: "health" };
+  const screens = { o: "./", m: "messages", f: "failures", b: "outbox", h: "health", l: "log" };
   let went = 0;
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || dialog.open) return;

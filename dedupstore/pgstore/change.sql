@@ -30,7 +30,9 @@ BEGIN
 	ELSE
 		UPDATE {records} x SET
 			kind = c_kind, exhausted = nullif(c_exhausted, false), truncated = nullif(c_truncated, false),
-			reason = nullif(c_reason, ''), result = c_result
+			reason = nullif(c_reason, ''), result = c_result,
+			settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
+				'operator') -- no owner has so short a token
 		WHERE x.id = s_id;
 	END IF;
 	RETURN true;

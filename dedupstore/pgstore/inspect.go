@@ -19,6 +19,7 @@ SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FRO
 	CASE WHEN x.state IN ('running', 'retryable') THEN coalesce(x.crashes, 0) ELSE 0 END, x.first_at, x.took_ms,
 	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at),
 	coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
+	x.state = 'done' AND coalesce(x.settled[cardinality(x.settled)] = 'operator', false),
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
 	coalesce(d.copies, 0), d.last_at`
 
@@ -135,8 +136,7 @@ func scanRecord(rows pgx.Rows, before ...any) (name string, r dedupstore.Record,
 	var kept answer
 	err = rows.Scan(append(before, &name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned,
 		&r.Reruns, &r.Crashes, &r.First, &took, &until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind,
-		&kept.exhausted,
-		&kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates, &last)...)
+		&r.ByOperator, &kept.exhausted, &kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates, &last)...)
 	if err != nil {
 		return "", r, err
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // version is the schema's that this package needs.
-const version = 7
+const version = 8
 
 const (
 	versionSQL = `SELECT version FROM {settings}`

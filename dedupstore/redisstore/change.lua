@@ -21,7 +21,7 @@ if what == 'F' then
   local gone = redis.pcall('DEL', KEYS[1])
   return type(gone) == 'table' and refusal(gone) or 1
 end
-rec.M, rec.X, rec.B = what == 'R' and rec.M or nil, nil, nil
+rec.M, rec.X, rec.B, rec.o = what == 'R' and rec.M or nil, nil, nil, what == 'C' and '' or nil
 if what == 'R' then
   again(rec)
   rec.state, rec.kind, rec.a, rec.d, rec.e, rec.K = 'T', '-', count(0), digits(now_us()), nil, nil

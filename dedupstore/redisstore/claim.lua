@@ -60,7 +60,7 @@ end
 local function run(attempts)
   rec.state, rec.kind, rec.a = 'R', '-', attempts ~= 1 and count(attempts) or nil
   rec.t, rec.T, rec.f = request.t, request.T, request.f or rec.f
-  rec.e, rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil, nil
+  rec.e, rec.h, rec.M, rec.X, rec.o, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil, nil, nil
   return own('r')
 end
 

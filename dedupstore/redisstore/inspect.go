@@ -115,7 +115,7 @@ func (rec *record) look() (seen dedupstore.Record, err error) {
 		Holder: rec.sections['w'], Trace: rec.trace(),
 	}
 	if rec.kind != '-' {
-		seen.Decided = rec.decided()
+		seen.Decided, seen.ByOperator = rec.decided(), rec.has('o')
 	} else {
 		seen.Crashes = int(rec.number('c', 0))
 	}

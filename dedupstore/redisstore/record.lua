@@ -14,7 +14,7 @@
 --   f 20  fingerprint: tag of its scheme (4), digest  t 25  traceparent of the last run, binary
 --   d 16  in T: when it may run again                 h  8  check of K and C, while both are to be published
 --   k  8  how long the last owner's run took, ms; 99999999 (27 hours) stands for more; left out if it is not known
---   X  0  the result is only its beginning
+--   X  0  the result is only its beginning            o  0  an operator decided the outcome
 --   l 16  when the lease ends                         L 16  the same, in µs after the fence; one of them, always last
 --
 -- Of any size, after eight hexadecimal digits that tell it, but w after two:
@@ -32,8 +32,8 @@
 -- Times are µs since 1970 by the server's clock, written with %016.0f: Lua would write 1.7e+15. The programs that write
 -- this layout are these scripts and record.go.
 
-local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
-local ORDER = 'anrcbeftTwSdhkMXBKCH'
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, o = 0, l = 16, L = 16}
+local ORDER = 'anrcbeftTwSdhkMXoBKCH'
 local NUMBERS, COUNTS = 'anbedklL', 'an'
 local REMEMBERED = 4
 

@@ -379,6 +379,43 @@ var inspectCases = []testCase{
 		},
 	},
 	{
+		name: "change/completed-is-told-from-a-handler's-word",
+		why:  "a handler's error says that an operator decided, and everybody believes it",
+		test: func(k *kit) {
+			k.inspector()
+			is := func(id string, want bool) {
+				k.Helper()
+				if seen := k.look(id); seen.ByOperator != want {
+					k.Errorf("of %q it is said that an operator decided it: %t, want %t", id, seen.ByOperator, want)
+				}
+			}
+			word := failed("decided by an operator: do not retry")
+			k.settle(k.run("said"), finish(word))
+			is("said", false)
+			for _, id := range []string{"did", "did not"} {
+				k.park(id)
+				is(id, false)
+			}
+			k.change("did", happened)
+			is("did", true)
+			k.change("did not", dedupstore.Complete{Outcome: word})
+			is("did not", true)
+			k.change("did not", dedupstore.Rerun{})
+			is("did not", false)
+			k.settle(k.run("did not"), finish(word))
+			is("did not", false)
+
+			k.park("asked")
+			k.change("asked", dedupstore.Complete{Outcome: word})
+			rerun := k.request("asked") // by a dead letter
+			rerun.Rerun = k.look("asked").Decided
+			c := k.claim(rerun, dedupstore.AcquiredRun).Claim
+			is("asked", false)
+			k.settle(c, finish(succeeded("paid")))
+			is("asked", false)
+		},
+	},
+	{
 		name: "change/completed-keeps-its-dead-letter",
 		why:  "nobody can tell any more which dead letter the message has",
 		test: func(k *kit) {

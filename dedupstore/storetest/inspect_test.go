@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -128,6 +129,12 @@ func TestInspect_EachCaseNoticesABrokenRule(t *testing.T) {
 				}
 				return false
 			}}},
+		"a reason tells who decided": {
+			"change/completed-is-told-from-a-handler's-word",
+			slack{look: func(r *dedupstore.Record) {
+				r.ByOperator = r.ByOperator || strings.HasPrefix(r.Outcome.Reason, "decided by")
+			}},
+		},
 		"what was produced is dropped": {"change/completed-keeps-its-dead-letter", slack{
 			change: func(m *dedupstore.Memory, seen *dedupstore.Record, c *dedupstore.Change) bool {
 				rerun := dedupstore.Change(dedupstore.Rerun{})

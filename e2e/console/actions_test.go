@@ -70,6 +70,11 @@ func TestConsole_EachActionOfARecord(t *testing.T) {
 	}
 	p.open(w.url + "message?in=records&key=" + key("charge", "failed-003").String())
 	p.wants("#story", "Archived by ada", "agreed with the bank")
+	p.follow("#do-restore")
+	act(p, "failed-003")
+	p.open(w.url + "log")
+	p.wants("#changes", "ada", "restore", "archive", "complete", "rerun", "forget", "agreed with the bank")
+	p.shoot("log-of-changes")
 }
 
 func TestConsole_ActionsOfMany(t *testing.T) {
@@ -80,8 +85,19 @@ func TestConsole_ActionsOfMany(t *testing.T) {
 	p.until(`document.querySelector("#reasons a")`)
 	p.follow("#reasons a") // the commonest reason
 	p.wants("main", "card declined")
+	if first := eval[string](p, `document.querySelector('main [name="do"]').value`); first != "redrive" {
+		t.Errorf("the first action of a group is %s", first)
+	}
+	p.follow("#all-redrive")
+	act(p, "card declined", "9")
+	p.open(w.url + "failures")
+	p.until(`document.querySelector("#reasons a")`)
+	p.follow("#reasons a")
 	p.follow("#all-rerun")
-	act(p, "9 ")
+	act(p, "9 ", "A rerun delivers nothing")
+	p.wants("#undelivered", "redrive their dead letters")
+	p.follow("#do-redrive")
+	p.wants("main", "letters of 9 messages")
 	n := 0
 	for i := range 9 {
 		if w.look(key("charge", fmt.Sprintf("failed-%03d", i))).State == dedupstore.Retryable {
@@ -95,7 +111,7 @@ func TestConsole_ActionsOfMany(t *testing.T) {
 	p.open(w.url + "failures?letters=dead.billing")
 	p.follow("#do-redrive")
 	act(p, "card declined", "9")
-	if w.deadLetters.redriven != 1 {
+	if w.deadLetters.redriven != 2 {
 		t.Errorf("redriven %d times", w.deadLetters.redriven)
 	}
 }

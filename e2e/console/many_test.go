@@ -120,6 +120,7 @@ func serveMany(t *testing.T, store dedupstore.Inspector) (s *counted, stop func(
 	var n atomic.Int64
 	c, err := console.New(console.Config{
 		Stores: []console.Store{{Name: "records", Inspector: store}}, Logger: slog.New(slog.DiscardHandler),
+		Authorize: console.ViewOnly,
 		Counters: func(context.Context) ([]console.Counter, error) {
 			return []console.Counter{{Group: "billing", Handler: "charge", Outcome: "claimed", Count: n.Add(7)}}, nil
 		},

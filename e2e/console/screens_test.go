@@ -2,11 +2,14 @@ package console_test
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // Each screen says what is there, fits a phone, has nothing that keeps people out, and needs no script.
@@ -45,6 +48,8 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 		"letter":        {"letter?in=dead.billing&id=letter-00", []string{"hunter2", "DEAD@100"}, ""},
 		"outbox":        {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
 		"outbox-dead":   {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
+		"log":           {"log", []string{"Log", "Nobody has changed anything"}, ""},
+		"archived":      {"failures?archived=1", []string{"Failures", "archived failures", "No failure is left here"}, ""},
 		"health":        {"health", []string{"Health"}, "allkeys-lru"},
 		"sorry":         {"messages?state=odd", []string{"want one of"}, ""},
 	} {
@@ -184,6 +189,22 @@ func TestConsole_MarkupStaysText(t *testing.T) {
 		p.wants("body", evil.ID)
 		if n := eval[int](p, `document.querySelectorAll("main b[onmouseover], main img, main script").length`); n > 0 {
 			t.Errorf("%s: %d elements were made of text", path, n)
+		}
+	}
+}
+
+// A right-to-left override is shown as a character that nobody knows, and turns no text round.
+func TestConsole_TextKeepsItsDirection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, everything)
+	p := newTab(t)
+	evil := key("charge", "order-\u202e71000-redro")
+	w.end(evil, dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "paid \u202edeliaf ton"})
+	for _, path := range []string{"messages?state=failed", "message?in=records&key=" + url.QueryEscape(evil.String())} {
+		p.open(w.url + path)
+		p.wants("main", "order-\ufffd71000-redro", "paid \ufffddeliaf ton")
+		if eval[bool](p, `/[\u202a-\u202e\u2066-\u2069]/.test(document.body.innerText)`) {
+			t.Errorf("%s obeys what turns text round", path)
 		}
 	}
 }

@@ -38,6 +38,9 @@ func everything(*http.Request, console.Action) (string, error) { return "ada", n
 // newWorld makes a world whose visitors may do what authorize says; nil: look.
 func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (string, error)) *world {
 	t.Helper()
+	if authorize == nil {
+		authorize = console.ViewOnly
+	}
 	w := &world{t: t, deadLetters: &deadTopic{}}
 	var err error
 	if w.store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{}); err != nil {
@@ -308,7 +311,7 @@ func (l *deadTopic) all() (all []console.DeadLetter) {
 func (l *deadTopic) List(_ context.Context, f console.DeadLetterFilter, limit int) ([]console.DeadLetter, int, error) {
 	var found []console.DeadLetter
 	for _, d := range l.all() {
-		if strings.Contains(d.Reason, f.Reason) {
+		if f.Matches(&d) {
 			found = append(found, d)
 		}
 	}

@@ -158,9 +158,10 @@ func run(ctx context.Context, o options) (err error) {
 		PollInterval:   100 * time.Millisecond, // charge cannot wake the relay: its transaction commits after it
 		PublishTimeout: o.lease / 3, Lease: o.lease,
 	})
-	screens, err5 := console.New(console.Config{ // lets people look; Authorize would let them act
-		Stores:   []console.Store{{Name: "records", Inspector: leased}},
-		Outboxes: []console.Outbox{{Name: "shop", Inspector: box}},
+	screens, err5 := console.New(console.Config{
+		Authorize: console.ViewOnly, // on an internal address: see docs/production.md
+		Stores:    []console.Store{{Name: "records", Inspector: leased}},
+		Outboxes:  []console.Outbox{{Name: "shop", Inspector: box}},
 	})
 	public, err6 := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
 	admin, err7 := new(net.ListenConfig).Listen(ctx, "tcp", o.admin)

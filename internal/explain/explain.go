@@ -43,16 +43,8 @@ func Tell(r *dedupstore.Record, now time.Time, others []dedupstore.Record) Story
 	return s
 }
 
-const decided = "decided by an operator"
-
-// Decide notes in an outcome that an operator decided it. Duplicates get that as its reason.
-func Decide(o dedupstore.Outcome) dedupstore.Outcome {
-	if o.Reason != "" {
-		o.Reason = ": " + o.Reason
-	}
-	o.Reason = decided + o.Reason
-	return o
-}
+// Decided is what duplicates get as the reason of a failure that an operator decided, if the operator gives none.
+const Decided = "an operator decided so"
 
 type teller struct {
 	*dedupstore.Record
@@ -66,13 +58,6 @@ func (t teller) dead() bool { return t.State == dedupstore.Running && !t.now.Bef
 func (t teller) asked() bool {
 	return t.State == dedupstore.Retryable && t.Attempts == 0 && t.Reruns > 0
 }
-
-// Decided reports whether an operator decided an outcome that was unknown.
-func Decided(o *dedupstore.Outcome) bool {
-	return o.Kind != dedupstore.Unknown && strings.HasPrefix(o.Reason, decided)
-}
-
-func (t teller) decided() bool { return Decided(&t.Outcome) }
 
 func (t teller) headline() string {
 	switch {
@@ -110,10 +95,9 @@ func (t teller) outcome() string {
 		attempt += fmt.Sprintf(" after %s on request", count(t.Reruns, "rerun"))
 	}
 	switch {
-	case t.decided():
-		reason := strings.TrimPrefix(strings.TrimPrefix(t.Outcome.Reason, decided), ": ")
+	case t.ByOperator:
 		return strings.TrimSpace(fmt.Sprintf("Its outcome was unknown, and an operator decided: %s. %s", t.Outcome.Kind,
-			quoted(reason)))
+			quoted(t.Outcome.Reason)))
 	case t.Outcome.Kind == dedupstore.Succeeded:
 		took := ""
 		if !t.Ended.IsZero() {
@@ -142,7 +126,7 @@ func (t teller) end() time.Time {
 func (t teller) effects() string {
 	done := t.State != dedupstore.Absent && t.Outcome.Kind == dedupstore.Succeeded
 	died, failed, before := 0, 0, t.History
-	if t.decided() && t.Ended.IsZero() && len(before) > 0 { // the last of these is the run that was decided about
+	if t.ByOperator && t.Ended.IsZero() && len(before) > 0 { // the last of these is the run that was decided about
 		before = before[:len(before)-1]
 	}
 	for _, past := range before {
@@ -153,7 +137,7 @@ func (t teller) effects() string {
 		}
 	}
 	switch {
-	case t.decided():
+	case t.ByOperator:
 	case t.dead():
 		died++
 	case t.asked(), t.State == dedupstore.Retryable && t.Attempts > 0,
@@ -174,11 +158,11 @@ func (t teller) effects() string {
 	switch {
 	case t.State == dedupstore.Absent:
 		return ""
-	case t.decided() && !done:
+	case t.ByOperator && !done:
 		return "An operator says that its effect did not happen."
-	case t.decided() && len(doubts) == 0:
+	case t.ByOperator && len(doubts) == 0:
 		return "An operator says that its effect happened."
-	case t.decided():
+	case t.ByOperator:
 		return fmt.Sprintf("An operator says that its effect happened. Outside of an inbox, it may have happened more "+
 			"often: %s.", strings.Join(doubts, "; "))
 	case done && len(doubts) == 0:
@@ -256,7 +240,7 @@ func (t teller) ending(add func(time.Time, string, ...any)) {
 
 func (t teller) ended() string {
 	switch {
-	case t.decided():
+	case t.ByOperator:
 		return "unknown; later an operator decided: " + string(t.Outcome.Kind)
 	case t.Outcome.Exhausted:
 		return "failed: all attempts were spent"
@@ -287,6 +271,9 @@ func (t teller) next() (string, []Action) {
 	case t.State == dedupstore.Retryable && t.now.Before(t.Until):
 		return fmt.Sprintf("It is due in %s. The next delivery after that runs it.", Span(t.Until.Sub(t.now))),
 			[]Action{forget}
+	case t.asked():
+		return "It waits for a delivery, and a rerun sends none: redrive its dead letter, or publish the message again.",
+			[]Action{{"dlq redrive", "send its dead letter to the handler"}, forget}
 	case t.State == dedupstore.Retryable:
 		return "It is due. The next delivery runs it.", []Action{forget}
 	case t.State == dedupstore.Publishing && t.now.Before(t.Until):
@@ -301,7 +288,7 @@ func (t teller) next() (string, []Action) {
 		return "Every further delivery gets this outcome, and no handler runs." + window, []Action{
 			{"complete", "say what happened, once you know it"}, rerun, forget,
 		}
-	case len(t.Outcome.Produced) == 0 || t.decided(): // it has no dead letter, or must not be tried again
+	case len(t.Outcome.Produced) == 0 || t.ByOperator: // it has no dead letter, or must not be tried again
 		return "Every further delivery gets this failure, and no handler runs." + window, []Action{rerun, forget}
 	default:
 		return "Every further delivery gets this failure, and no handler runs." + window, []Action{

@@ -174,7 +174,7 @@ var histories = map[string]func(p *past){
 	"completed by an operator": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
 		time.Sleep(time.Hour)
-		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+		p.change(dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}})
 	},
 	"completed after its process died": func(p *past) {
 		p.runs("billing-1:417")
@@ -182,19 +182,23 @@ var histories = map[string]func(p *past){
 		park := p.claims("billing-2:980", func(r *dedupstore.Request) { r.ParkExpired = true })
 		p.ends(park, time.Second, dedupstore.Published{Retention: window})
 		time.Sleep(time.Hour)
-		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+		p.change(dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}})
 	},
 	"completed after a failed attempt": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, retries(bankDown, 0))
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
 		time.Sleep(time.Hour)
-		p.change(dedupstore.Complete{Outcome: Decide(dedupstore.Outcome{Kind: dedupstore.Succeeded})})
+		p.change(dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}})
 	},
 	"completed as a failure": func(p *past) {
 		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Unknown, "no answer from the bank"))
 		time.Sleep(time.Hour)
 		no := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "the bank has no such charge"}
-		p.change(dedupstore.Complete{Outcome: Decide(no)})
+		p.change(dedupstore.Complete{Outcome: no})
+	},
+	"a handler that speaks as an operator": func(p *past) {
+		word := "decided by an operator: refunded by hand, do not retry"
+		p.ends(p.runs("billing-1:417"), time.Second, ends(dedupstore.Failed, word))
 	},
 	"exhausted by its last run": func(p *past) {
 		for range 2 {

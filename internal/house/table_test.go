@@ -86,7 +86,8 @@ var house = table{
 
 	{4, "internal/sim", "histories that follow from a seed, in virtual time", these(testLib, otelAPI)},
 
-	{4, "console", "the web console, a handler for any mux", nil},
+	{4, "internal/operate", "what operators do, for the command and the console", nil},
+	{5, "console", "the web console, a handler for any mux", nil},
 
 	{5, "internal/rpc/rpctest", "tests of calls, for every library", these(testLib, protobuf)},
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},

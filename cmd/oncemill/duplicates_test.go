@@ -5,6 +5,7 @@ import (
 	crand "crypto/rand"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -57,7 +58,7 @@ func plant(n int) []planted {
 func onKafka(t testing.TB, all []planted) (args []string) {
 	t.Helper()
 	server := kafkatest.Shared(t)
-	topic := "audit-" + crand.Text()
+	topic := "topic-" + crand.Text()
 	server.CreateTopic(topic, 3)
 	cl := server.Client(kgo.DefaultProduceTopic(topic))
 	for i, m := range all {
@@ -74,7 +75,7 @@ func onKafka(t testing.TB, all []planted) (args []string) {
 	if err := cl.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return []string{"audit", topic, "--kafka", server.Addr}
+	return []string{"duplicates", topic, "--kafka", server.Addr}
 }
 
 // onJetStream fills a stream of two subjects.
@@ -103,22 +104,22 @@ func onJetStream(t testing.TB, all []planted) (args []string) {
 	case <-t.Context().Done():
 		t.Fatal("not all is published")
 	}
-	return []string{"audit", "orders", "--nats", server.URL()}
+	return []string{"duplicates", "orders", "--nats", server.URL()}
 }
 
-// audited runs an audit, and returns its report and status.
-func audited(t testing.TB, args ...string) (auditReport, int) {
+// counted runs a count, and returns its report and status.
+func counted(t testing.TB, args ...string) (topicReport, int) {
 	t.Helper()
 	var out, log bytes.Buffer
 	status := run(t.Context(), append(args, "-o", "json"), strings.NewReader(""), &out, &log)
-	var reports []auditReport
+	var reports []topicReport
 	if err := json.Unmarshal(out.Bytes(), &reports); err != nil || len(reports) != 1 {
 		t.Fatalf("status %d, %v: %s%s", status, err, out.String(), log.String())
 	}
 	return reports[0], status
 }
 
-func TestAudit_CountsPlantedDuplicates(t *testing.T) {
+func TestDuplicates_CountsPlantedDuplicates(t *testing.T) {
 	t.Parallel()
 	n := 20_000
 	if proof {
@@ -129,46 +130,44 @@ func TestAudit_CountsPlantedDuplicates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			args := append(fill(t, all), "--check")
-			for _, most := range []string{"5000000", "7000"} {
-				r, status := audited(t, append(args, "--most-ids", most)...)
-				if status != exitFound || r.Messages != n || r.IDs != n-1007 || r.Duplicates != 1007 || r.Without != 0 {
-					t.Errorf("status %d, %d messages, %d IDs, %d duplicates, %d without; want %d, %d, %d, 1007, 0",
-						status, r.Messages, r.IDs, r.Duplicates, r.Without, exitFound, n, n-1007)
-				}
-				var kinds []string
-				for _, k := range r.Kinds {
-					kinds = append(kinds, fmt.Sprint(k.Kind, " ", k.Duplicates))
-				}
-				if want := []string{"message_id 341", "ce_id 333", "idempotency_key 333"}; !slices.Equal(kinds, want) {
-					t.Errorf("kinds are %q, want %q", kinds, want)
-				}
-				if top := r.Repeated[0]; len(r.Repeated) != 10 || top.ID != "0" || top.Copies != 9 ||
-					r.Repeated[1].Copies != 2 {
-					t.Errorf("most repeated are %d, first %+v", len(r.Repeated), top)
-				}
-				apart := float64(n-1000) / 1000
-				window := r.Windows[len(r.Windows)-1].Seconds
-				if name == "kafka" && (r.Max != apart || r.P50 < apart*0.98 || r.P50 > apart || window < apart ||
-					window > 2*apart+60) {
-					t.Errorf("p50 %v s, max %v s, windows %+v; want about %v s", r.P50, r.Max, r.Windows, apart)
-				}
+			r, status := counted(t, args...)
+			if status != exitFound || r.Messages != n || r.IDs != n-1007 || r.Duplicates != 1007 || r.Without != 0 {
+				t.Errorf("status %d, %d messages, %d IDs, %d duplicates, %d without; want %d, %d, %d, 1007, 0",
+					status, r.Messages, r.IDs, r.Duplicates, r.Without, exitFound, n, n-1007)
+			}
+			var kinds []string
+			for _, k := range r.Kinds {
+				kinds = append(kinds, fmt.Sprint(k.Kind, " ", k.Duplicates))
+			}
+			if want := []string{"message_id 341", "ce_id 333", "idempotency_key 333"}; !slices.Equal(kinds, want) {
+				t.Errorf("kinds are %q, want %q", kinds, want)
+			}
+			if top := r.Repeated[0]; len(r.Repeated) != 10 || top.ID != "0" || top.Copies != 9 ||
+				r.Repeated[1].Copies != 2 {
+				t.Errorf("most repeated are %d, first %+v", len(r.Repeated), top)
+			}
+			apart := float64(n-1000) / 1000
+			window := r.Windows[len(r.Windows)-1].Seconds
+			if name == "kafka" && (r.Max != apart || r.P50 < apart*0.98 || r.P50 > apart || window < apart ||
+				window > 2*apart+60) {
+				t.Errorf("p50 %v s, max %v s, windows %+v; want about %v s", r.P50, r.Max, r.Windows, apart)
 			}
 			args = slices.Clip(args)
-			if r, _ := audited(t, append(args, "--id", "payload")...); r.Duplicates != 0 || r.IDs != n {
+			if r, _ := counted(t, append(args, "--id", "payload")...); r.Duplicates != 0 || r.IDs != n {
 				t.Errorf("%d duplicates among %d payloads, want none among %d", r.Duplicates, r.IDs, n)
 			}
-			if r, _ := audited(t, append(args, "--id", "header:ce_id")...); r.Duplicates != 333 || r.Without == 0 {
+			if r, _ := counted(t, append(args, "--id", "header:ce_id")...); r.Duplicates != 333 || r.Without == 0 {
 				t.Errorf("%d duplicates of one header, %d without; want 333, and some", r.Duplicates, r.Without)
 			}
 		})
 	}
 }
 
-func TestAudit_JetStreamSubjectsAndRetention(t *testing.T) {
+func TestDuplicates_JetStreamSubjectsAndRetention(t *testing.T) {
 	t.Parallel()
 	args := onJetStream(t, plant(4000))
 	js := connectTo(t, args[3])
-	r, status := audited(t, "audit", "orders.paid", "--nats", args[3])
+	r, status := counted(t, "duplicates", "orders.paid", "--nats", args[3])
 	if status != 0 || r.Messages != 2000 || r.Duplicates != 503 {
 		t.Errorf("status %d, %d messages, %d duplicates; want 0, 2000, 503", status, r.Messages, r.Duplicates)
 	}
@@ -188,7 +187,7 @@ func TestAudit_JetStreamSubjectsAndRetention(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, log bytes.Buffer
-		status := run(t.Context(), []string{"audit", name, "--nats", args[3]}, strings.NewReader(""), &out, &log)
+		status := run(t.Context(), []string{"duplicates", name, "--nats", args[3]}, strings.NewReader(""), &out, &log)
 		if status != exitError || !strings.Contains(log.String(), "a consumer would change what it keeps") {
 			t.Errorf("%s: status %d: %s", name, status, log.String())
 		}
@@ -210,7 +209,7 @@ func connectTo(t *testing.T, url string) jetstream.JetStream {
 }
 
 // Aborted transactions and their markers are no messages, and the end of a partition may be one of them.
-func TestAudit_KafkaTransactions(t *testing.T) {
+func TestDuplicates_KafkaTransactions(t *testing.T) {
 	t.Parallel()
 	args := onKafka(t, plant(4000))
 	cl, err := kgo.NewClient(kgo.SeedBrokers(args[3]), kgo.TransactionalID(args[1]), kgo.DefaultProduceTopic(args[1]),
@@ -231,54 +230,53 @@ func TestAudit_KafkaTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, _ := audited(t, args...)
+	r, _ := counted(t, args...)
 	if r.Messages != 4001 || r.Duplicates != 1008 {
 		t.Errorf("%d messages, %d duplicates; want 4001, 1008", r.Messages, r.Duplicates)
 	}
 }
 
-func TestTally_MergesWhatItHasWritten(t *testing.T) {
+func TestTally_LeavesNothingBehind(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	counts := func(most int) (found map[string]int, copies []int) {
-		random := rand.New(rand.NewPCG(1, 2))
-		tally := newTally(most, 10_000)
-		for i := range 10_000 {
-			id := producer.Identity{ID: strconv.Itoa(random.IntN(3000)), Source: producer.SourceNatsMsgID}
-			if err := tally.add(id, time.Unix(int64(random.IntN(1e6)), 0), place{offset: int64(i)}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		var r auditReport
-		if err := r.count(tally); err != nil {
-			t.Fatal(err)
-		}
-		if err := tally.close(); err != nil {
-			t.Fatal(err)
-		}
-		if left, err := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 || err != nil {
-			t.Errorf("left behind: %v, %v", left, err)
-		}
-		for _, id := range r.Repeated {
-			copies = append(copies, id.Copies)
-		}
-		return map[string]int{"ids": r.IDs, "duplicates": r.Duplicates, "max": int(r.Max), "p50": int(r.P50)}, copies
+	random := rand.New(rand.NewPCG(1, 2))
+	tally, err := newTally(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	want, wantCopies := counts(1_000_000)
-	for _, most := range []int{50, 999, 9_999, 10_000} {
-		if got, copies := counts(most); fmt.Sprint(got, copies) != fmt.Sprint(want, wantCopies) {
-			t.Errorf("with %d in memory: %v, %v; want %v, %v", most, got, copies, want, wantCopies)
+	copies := map[string]int{}
+	for range 10_000 {
+		id := producer.Identity{ID: strconv.Itoa(random.IntN(3000)), Source: producer.SourceNatsMsgID}
+		copies[id.ID]++
+		at := time.Unix(int64(random.IntN(1e6)), 0)
+		if err := tally.add(t.Context(), id, at); err != nil {
+			t.Fatal(err)
 		}
+	}
+	var r topicReport
+	if err := r.count(t.Context(), tally); err != nil {
+		t.Fatal(err)
+	}
+	most := slices.Max(slices.Collect(maps.Values(copies)))
+	if r.IDs != len(copies) || r.Duplicates != 10_000-len(copies) || r.Repeated[0].Copies != most {
+		t.Errorf("%d IDs, %d duplicates, at most %d copies; want %d, %d, %d", r.IDs, r.Duplicates, r.Repeated[0].Copies,
+			len(copies), 10_000-len(copies), most)
+	}
+	if err := tally.close(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 || err != nil {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 
-// BenchmarkAudit measures messages a second: go test -run - -bench Audit -benchtime 1x ./cmd/oncemill
-func BenchmarkAudit(b *testing.B) {
+// BenchmarkDuplicates measures messages a second: go test -run - -bench Duplicates -benchtime 1x ./cmd/oncemill
+func BenchmarkDuplicates(b *testing.B) {
 	for name, fill := range map[string]func(testing.TB, []planted) []string{"kafka": onKafka, "nats": onJetStream} {
 		b.Run(name, func(b *testing.B) {
 			const n = 1_000_000
 			args := fill(b, plant(n))
 			for b.Loop() {
-				if r, _ := audited(b, args...); r.Duplicates != 1007 {
+				if r, _ := counted(b, args...); r.Duplicates != 1007 {
 					b.Fatal(r.Duplicates)
 				}
 			}
@@ -287,13 +285,13 @@ func BenchmarkAudit(b *testing.B) {
 	}
 }
 
-func TestAudit_WindowsAreWholeMinutesOrHours(t *testing.T) {
+func TestDuplicates_WindowsAreWholeMinutesOrHours(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
 		time.Second: "1 min", 9*time.Minute + 1: "10 min", 59 * time.Minute: "1 h", 90 * time.Minute: "91 min",
 		19*time.Hour + 1: "20 h", 200 * time.Hour: "201 h",
 	} {
-		r := new(auditReport)
+		r := new(topicReport)
 		if w := r.window(1, d); w.length() != want {
 			t.Errorf("%v: %s, want %s", d, w.length(), want)
 		}

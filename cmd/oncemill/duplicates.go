@@ -21,42 +21,21 @@ import (
 // sourcePayload is the source of an ID that is made of a message's payload.
 const sourcePayload producer.Source = "payload"
 
-// A trail is what a broker keeps of a topic.
-type trail interface {
-	// read calls do with each message that was there when the trail was opened.
-	read(ctx context.Context, do func(message) error) error
-
-	// find reads one message again.
-	find(ctx context.Context, where place) (producer.Incoming, error)
-
-	// size is about how many messages there are. Notes are what people should know of the topic.
-	size() int
-	notes() []string
-}
-
-// A message is one of a trail.
-type message struct {
-	producer.Incoming
-	at    time.Time
-	place place
-}
-
-type auditing struct {
+type counting struct {
 	id    string
-	most  int
 	check bool
 }
 
-func (a *app) audit() *cobra.Command {
-	var u auditing
+func (a *app) duplicates() *cobra.Command {
+	var u counting
 	cmd := &cobra.Command{
-		Use:     "audit TOPIC",
+		Use:     "duplicates TOPIC",
 		GroupID: "look",
 		Short:   "Count the duplicates that were published to a topic",
 		Long: `Count the duplicates that were published to a Kafka topic, or to a JetStream
-stream or subject. It does not matter who published them. The audit reads the
-topic from its beginning to where its end is at the start. It changes nothing:
-it commits no offset, and leaves no consumer. It refuses streams with the
+stream or subject. It does not matter who published them. It reads the topic
+from its beginning to where its end is at the start. It changes nothing: it
+commits no offset, and leaves no consumer. It refuses streams with the
 retention interest or workqueue.
 
 A message's ID comes from, in this order: oncemill-id, CloudEvents (id and
@@ -65,31 +44,26 @@ source), Nats-Msg-Id, Idempotency-Key, Debezium's id, Watermill's UUID. Or say
 
 Redeliveries cannot be seen in a topic. Look at the metrics of consumers.
 
-Counts are exact: with a billion IDs, hashes collide with a chance below 1 in
-10^20. Spans are exact to 1 %. Memory takes 40 bytes for each of --most-ids
-messages. If there are more, the audit sorts them in the folder for temporary
-files, in 37 bytes each, and removes them at the end.`,
-		Example: "  oncemill audit orders --kafka 127.0.0.1:9092\n" +
-			"  oncemill audit orders.created --nats nats://127.0.0.1 --id payload --check",
+Counts are exact, and spans to 1 %. The ID of each message is written to the
+folder for temporary files, and removed at the end.`,
+		Example: "  oncemill duplicates orders --kafka 127.0.0.1:9092\n" +
+			"  oncemill duplicates orders.new --nats nats://127.0.0.1 --id payload --check",
 		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.audits(cmd.Context(), cmd.Flags(), args[0], u)
+			return a.countTopic(cmd.Context(), cmd.Flags(), args[0], u)
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&u.id, "id", "", "what identifies a message: header:NAME or payload")
-	flags.IntVar(&u.most, "most-ids", 5_000_000, "keep the IDs of so many messages in memory")
 	flags.BoolVar(&u.check, "check", false, "exit with status 3 if there is a duplicate")
 	return cmd
 }
 
 // extractors are those of --id.
-func (u auditing) extractors() ([]producer.Extractor, error) {
+func (u counting) extractors() ([]producer.Extractor, error) {
 	name, isHeader := strings.CutPrefix(u.id, "header:")
 	switch {
-	case u.most < 1:
-		return nil, usagef("--most-ids is %d, want at least 1", u.most)
 	case u.id == "":
 		return producer.DefaultExtractors(), nil
 	case u.id == "payload":
@@ -119,7 +93,7 @@ func identify(in producer.Incoming, extractors []producer.Extractor) (producer.I
 	return found, err
 }
 
-func (a *app) audits(ctx context.Context, flags *pflag.FlagSet, topic string, u auditing) (err error) {
+func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string, u counting) (err error) {
 	extractors, err := u.extractors()
 	if err != nil {
 		return err
@@ -128,7 +102,7 @@ func (a *app) audits(ctx context.Context, flags *pflag.FlagSet, topic string, u 
 	if err != nil {
 		return err
 	}
-	var t trail
+	var t *trail
 	if kafka {
 		t, err = a.kafkaTrail(ctx, topic)
 	} else {
@@ -137,50 +111,42 @@ func (a *app) audits(ctx context.Context, flags *pflag.FlagSet, topic string, u 
 	if err != nil {
 		return err
 	}
-	report := &auditReport{Topic: topic, Notes: []string{}, Kinds: []*kindReport{}, Repeated: []*repeatedID{}}
-	count := newTally(u.most, t.size())
-	defer func() { err = errors.Join(err, count.close()) }()
-	progress := a.progress("messages")
-	defer progress.end()
-	err = t.read(ctx, func(m message) error {
-		progress.add(1, t.size())
-		report.message(m.at)
-		switch id, err := identify(m.Incoming, extractors); {
-		case errors.Is(err, producer.ErrNoID):
-			report.Without++
-			return nil
-		case err != nil:
-			report.Unusable++
-			report.Problem = cmp.Or(report.Problem, err.Error())
-			return nil
-		default:
-			return count.add(id, m.at, m.place)
-		}
-	})
+	report := &topicReport{Topic: topic, Notes: []string{}, Kinds: []*kindReport{}, Repeated: []*repeatedID{}}
+	count, err := newTally(ctx)
 	if err != nil {
 		return err
 	}
-	progress.end()
-	if err := report.count(count); err != nil {
+	defer func() { err = errors.Join(err, count.close()) }()
+	progress := a.progress("messages")
+	defer progress.end()
+	var failed error
+	err = t.read(ctx, func(l letter) bool {
+		progress.add(1, t.size)
+		report.message(l.at)
+		switch id, err := identify(l.incoming(), extractors); {
+		case errors.Is(err, producer.ErrNoID):
+			report.Without++
+		case err != nil:
+			report.Unusable++
+			report.Problem = cmp.Or(report.Problem, err.Error())
+		default:
+			failed = count.add(ctx, id, l.at)
+		}
+		return failed == nil
+	})
+	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}
-	for _, r := range report.Repeated {
-		in, err := t.find(ctx, r.place)
-		if err == nil {
-			var found producer.Identity
-			found, err = identify(in, extractors)
-			r.ID = found.ID
-		}
-		if err != nil { // it may have expired meanwhile
-			report.Notes = append(report.Notes, "One of the most repeated IDs could not be read again: "+oneLine(err))
-		}
+	progress.end()
+	if err := report.count(ctx, count); err != nil {
+		return err
 	}
-	report.Notes = append(report.Notes, t.notes()...)
-	return a.showAudit(report, u.check)
+	report.Notes = append(report.Notes, t.notes...)
+	return a.showTopic(report, u.check)
 }
 
-// An auditReport is what an audit has found.
-type auditReport struct {
+// A topicReport is what was counted in a topic.
+type topicReport struct {
 	Topic      string        `json:"topic"`
 	Messages   int           `json:"messages"`
 	First      time.Time     `json:"first,omitzero"`
@@ -194,7 +160,7 @@ type auditReport struct {
 	P99        float64       `json:"p99_seconds"`
 	Max        float64       `json:"max_seconds"`
 	Kinds      []*kindReport `json:"kinds"`
-	Windows    []auditWindow `json:"windows,omitempty"`
+	Windows    []dedupWindow `json:"windows,omitempty"`
 	Repeated   []*repeatedID `json:"most_repeated"`
 	Notes      []string      `json:"notes"`
 
@@ -214,8 +180,8 @@ type kindReport struct {
 	spans spans
 }
 
-// An auditWindow is a dedup window, and what it costs at the topic's mean rate of IDs.
-type auditWindow struct {
+// An dedupWindow is a dedup window, and what it costs at the topic's mean rate of IDs.
+type dedupWindow struct {
 	Share   float64 `json:"share"` // of the duplicates that it recognises
 	Seconds float64 `json:"seconds"`
 	Records int     `json:"records"`
@@ -230,11 +196,9 @@ type repeatedID struct {
 	Copies int             `json:"copies"`
 	First  time.Time       `json:"first"`
 	Last   time.Time       `json:"last"`
-
-	place place
 }
 
-func (r *auditReport) message(at time.Time) {
+func (r *topicReport) message(at time.Time) {
 	r.Messages++
 	if r.First.IsZero() || at.Before(r.First) {
 		r.First = at.UTC()
@@ -250,16 +214,16 @@ const (
 )
 
 // count counts what a tally has kept.
-func (r *auditReport) count(t *tally) error {
+func (r *topicReport) count(ctx context.Context, t *tally) error {
 	byKind := make([]kindReport, len(kinds))
 	var first sighting
 	var id *repeatedID
-	err := t.each(func(s sighting) {
+	err := t.each(ctx, func(s sighting) {
 		kind := &byKind[s.kind]
 		kind.Messages++
-		if id == nil || s.hash != first.hash {
+		if id == nil || s.id != first.id {
 			r.repeated(id)
-			first, id = s, &repeatedID{Kind: kinds[s.kind], First: time.Unix(0, s.at).UTC(), place: s.place}
+			first, id = s, &repeatedID{ID: s.id, Kind: kinds[s.kind], First: time.Unix(0, s.at).UTC()}
 			r.IDs++
 			kind.IDs++
 		} else {
@@ -281,7 +245,7 @@ func (r *auditReport) count(t *tally) error {
 	}
 	r.P50, r.P99, r.Max = r.spans.seconds()
 	if r.Duplicates > 0 {
-		r.Windows = []auditWindow{r.window(0.99, r.spans.share(0.99)), r.window(1, r.spans.max)}
+		r.Windows = []dedupWindow{r.window(0.99, r.spans.share(0.99)), r.window(1, r.spans.max)}
 		if r.Windows[0].window == r.Windows[1].window {
 			r.Windows = r.Windows[1:]
 		}
@@ -294,7 +258,7 @@ func (s *spans) seconds() (p50, p99, most float64) {
 }
 
 // repeated keeps an ID if it is among those with the most copies.
-func (r *auditReport) repeated(id *repeatedID) {
+func (r *topicReport) repeated(id *repeatedID) {
 	if id == nil || id.Copies < 2 {
 		return
 	}
@@ -308,7 +272,7 @@ func (r *auditReport) repeated(id *repeatedID) {
 }
 
 // length is a number of hours or minutes, for people.
-func (w *auditWindow) length() string {
+func (w *dedupWindow) length() string {
 	if w.window%time.Hour == 0 {
 		return fmt.Sprintf("%d h", w.window/time.Hour)
 	}
@@ -316,12 +280,12 @@ func (w *auditWindow) length() string {
 }
 
 // window says what a dedup window of at least d costs.
-func (r *auditReport) window(share float64, d time.Duration) auditWindow {
+func (r *topicReport) window(share float64, d time.Duration) dedupWindow {
 	unit := time.Minute
 	if d > 2*time.Hour {
 		unit = time.Hour
 	}
-	w := auditWindow{Share: share, window: (d/unit + 1) * unit, Records: r.IDs}
+	w := dedupWindow{Share: share, window: (d/unit + 1) * unit, Records: r.IDs}
 	if all := r.Last.Sub(r.First); all > w.window {
 		w.Records = int(float64(r.IDs) * w.window.Seconds() / all.Seconds())
 	}
@@ -329,13 +293,13 @@ func (r *auditReport) window(share float64, d time.Duration) auditWindow {
 	return w
 }
 
-func (a *app) showAudit(r *auditReport, check bool) error {
+func (a *app) showTopic(r *topicReport, check bool) error {
 	if !a.forPeople() {
-		if err := items(a, []*auditReport{r}); err != nil {
+		if err := items(a, []*topicReport{r}); err != nil {
 			return err
 		}
 	} else {
-		a.tellAudit(r)
+		a.tellTopic(r)
 	}
 	if check && r.Duplicates > 0 {
 		return errFound
@@ -343,7 +307,7 @@ func (a *app) showAudit(r *auditReport, check bool) error {
 	return nil
 }
 
-func (a *app) tellAudit(r *auditReport) {
+func (a *app) tellTopic(r *topicReport) {
 	fmt.Fprintf(a.out, "%s has %s", safe(r.Topic, 80), plural(r.Messages, "message"))
 	if r.Messages > 0 {
 		fmt.Fprintf(a.out, ", from %s to %s", r.First.Format(time.RFC3339), r.Last.Format(time.RFC3339))

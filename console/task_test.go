@@ -1,0 +1,162 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// slowLetters are dead letters whose redrive lasts until somebody stops it.
+type slowLetters struct{ *toyLetters }
+
+func (l slowLetters) Redrive(ctx context.Context, r RedriveRequest) error {
+	r.On(Redriven{Sent: 3, Open: 2})
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// begins plans an action and confirms it, and returns the page of the task.
+func (s *site) begins(do Action, form url.Values) (task string) {
+	s.Helper()
+	form.Set("do", string(do))
+	form.Set("token", s.token())
+	_, body, _ := s.post("plan", form)
+	id := idField.FindStringSubmatch(body)
+	if len(id) == 0 {
+		s.Fatalf("no plan:\n%s", body)
+	}
+	_, _, at := s.post("act", url.Values{"id": {id[1]}, "token": {s.token()}, "why": {"a test"}})
+	return strings.TrimPrefix(at, "/console/")
+}
+
+// An action holds up no other one, can be stopped, and then says what it did and how to go on.
+func TestTask_CanBeStoppedAndHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) {
+		c.Authorize = everything
+		c.DeadLetters[0].Source = slowLetters{c.DeadLetters[0].Source.(*toyLetters)}
+	}).fill().runs()
+	task := s.begins(Redrive, url.Values{"in": {"dead.billing"}, "reason": {"card"}})
+	body := s.eventually(task, `data-announce>running<`)
+	s.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
+	if !strings.Contains(body, `id="halt"`) {
+		t.Errorf("no way to stop it:\n%s", body)
+	}
+	id := url.Values{"id": {strings.TrimPrefix(task, "task?id=")}, "token": {s.token()}}
+	if status, body, _ := s.post("stop", id); status != http.StatusOK {
+		t.Fatalf("status %d\n%s", status, body)
+	}
+	body = s.eventually(task, `data-announce>stopped<`)
+	for _, text := range []string{"Stopped: by hand", "Had no outcome when it ended", `id="go-on"`} {
+		if !strings.Contains(body, text) {
+			t.Errorf("no %q in\n%s", text, body)
+		}
+	}
+	_, body, _ = s.post("plan", url.Values{
+		"do": {"redrive"}, "in": {"dead.billing"}, "task": id["id"], "token": {s.token()},
+	})
+	if !strings.Contains(body, `whose reason contains &#34;card&#34;`) {
+		t.Errorf("the rest is\n%s", body)
+	}
+}
+
+// Who may not do something may not stop it.
+func TestTask_StopNeedsTheRight(t *testing.T) {
+	t.Parallel()
+	may := true
+	s := newSite(t, func(c *Config) {
+		c.Authorize = func(_ *http.Request, a Action) (string, error) {
+			if a == Redrive && !may {
+				return "", errors.New("not you")
+			}
+			return "ada", nil
+		}
+		c.DeadLetters[0].Source = slowLetters{c.DeadLetters[0].Source.(*toyLetters)}
+	}).fill().runs()
+	task := s.begins(Redrive, url.Values{"in": {"dead.billing"}})
+	s.eventually(task, `data-announce>running<`)
+	may = false
+	id := url.Values{"id": {strings.TrimPrefix(task, "task?id=")}, "token": {s.token()}}
+	if status, _, _ := s.post("stop", id); status != http.StatusForbidden {
+		t.Errorf("status %d", status)
+	}
+	if body := s.eventually(task, "running"); strings.Contains(body, `id="halt"`) {
+		t.Errorf("it is offered\n%s", body)
+	}
+}
+
+// Archived failures are listed, and can be brought back.
+func TestArchive_IsListedAndRestored(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	form := url.Values{"in": {"records"}, "key": {key("bad").String(), key("bad-2").String()}}
+	s.acts(Archive, form, url.Values{"why": {"known"}})
+	if body := s.eventually("failures?archived=1", "bad-2"); !strings.Contains(body, `value="restore"`) {
+		t.Errorf("no way back:\n%s", body)
+	}
+	s.acts(Restore, url.Values{"in": {"records"}, "key": {key("bad").String()}}, nil)
+	if _, body := s.get("failures?archived=1"); strings.Contains(body, messageLink(key("bad"))) {
+		t.Errorf("it is still archived:\n%s", body)
+	}
+	s.eventually("failures?list=1", ">bad<")
+}
+
+// The audit log tells IDs apart, whatever is in them.
+func TestAudit_IDsAreQuoted(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	s.box.mu.Lock()
+	for _, id := range []string{"a b", "a", `b"`} {
+		s.box.rows = append(s.box.rows, outbox.RowInfo{ID: id, Topic: "t", State: outbox.Dead, Ended: time.Now()})
+	}
+	s.box.mu.Unlock()
+	s.acts(Requeue, url.Values{"in": {"shop"}, "all": {"1"}}, nil)
+	if got := s.entries()[0].What; got != `["a","a b","b\""]` {
+		t.Errorf("the audit log has %s", got)
+	}
+}
+
+// A restored note stays so when the file is read again.
+func TestNotes_RestoreIsKept(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir() + "/notes"
+	n, err := OpenNotes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := Note{Store: "s", Key: key("x").String(), Fence: 7}
+	if err := errors.Join(n.note(false, note), n.note(true, note), n.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err = OpenNotes(path); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if n.of("s", &dedupstore.Record{Key: key("x"), Fence: 7}) != nil {
+		t.Error("it is archived again")
+	}
+}
+
+// The log says who changed what, the last change first, and shows no markup of theirs.
+func TestLog_SaysWhoChangedWhat(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	if _, body := s.get("log"); !strings.Contains(body, "Nobody has changed anything") {
+		t.Error(body)
+	}
+	s.acts(Rerun, url.Values{"in": {"records"}, "key": {key("bad").String()}}, url.Values{"why": {"<i>mended</i>"}})
+	s.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
+	_, body := s.get("log")
+	last, first := strings.Index(body, "<td>forget</td>"), strings.Index(body, "<td>rerun</td>")
+	if last < 0 || first < last || !strings.Contains(body, "&lt;i&gt;mended") ||
+		!strings.Contains(body, "<td>ada</td>") {
+		t.Error(body)
+	}
+}

@@ -1,0 +1,60 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/explain"
+)
+
+// An Item is a record that was seen, and what it becomes.
+type Item struct {
+	Record dedupstore.Record
+	Change dedupstore.Change
+}
+
+// ErrNeeded says why a step is not forgotten.
+var ErrNeeded = errors.New("its message was refused, and needs it")
+
+// Refused reports whether a change was refused: then nothing has changed, and others may go on.
+func Refused(err error) bool {
+	_, refused := errors.AsType[*dedupstore.RefusedError](err)
+	return refused || errors.Is(err, ErrNeeded)
+}
+
+// Change makes changes one after the other, at most so many a second. It tells how each ended, and stops at the first
+// that failed, or when ctx ends. A change that has begun has its time to end, also then. Steps come behind their message,
+// and stay if that does.
+func Change(
+	ctx context.Context, items []Item, rate int, timeout time.Duration, do func(context.Context, *Item) error,
+	tell func(*Item, error),
+) error {
+	pace := time.NewTicker(time.Second / time.Duration(rate))
+	defer pace.Stop()
+	var kept []dedupstore.Record
+	for i := range items {
+		if i > 0 {
+			select {
+			case <-pace.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		item, err := &items[i], ErrNeeded
+		if !explain.IsStepOf(kept, item.Record.Key) {
+			within, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+			err = do(within, item)
+			cancel()
+		}
+		tell(item, err)
+		switch {
+		case Refused(err):
+			kept = append(kept, item.Record)
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}

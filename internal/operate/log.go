@@ -1,0 +1,50 @@
+package operate
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"io"
+	"time"
+)
+
+// An Entry is a line of the audit log, of the command or the console.
+type Entry struct {
+	Time   time.Time `json:"time"`
+	Who    string    `json:"who"`
+	Action string    `json:"action"`
+	Where  string    `json:"in,omitempty"`
+	What   string    `json:"what,omitempty"` // the key of a record, or IDs in JSON
+	Fence  uint64    `json:"fence,omitempty"`
+	Why    string    `json:"why,omitempty"`
+	Result string    `json:"result"`
+	Error  string    `json:"error,omitempty"`
+}
+
+// ReadLog calls do with each change of an audit log. It counts other lines, such as of log-ins.
+func ReadLog(r io.Reader, do func(Entry)) (others int, err error) {
+	lines := bufio.NewReader(r)
+	for {
+		text, err := lines.ReadBytes('\n')
+		var line struct {
+			Entry
+			Msg, Topic, Key, ID string
+			IDs                 json.RawMessage
+		}
+		switch e := &line.Entry; {
+		case len(text) == 0:
+		case json.Unmarshal(text, &line) != nil || e.Action == "":
+			others++
+		default: // the command says some of it in other places
+			e.Where, e.What = cmp.Or(e.Where, line.Topic), cmp.Or(e.What, line.Key, line.ID, string(line.IDs))
+			e.Result = cmp.Or(e.Result, line.Msg)
+			do(*e)
+		}
+		if err == io.EOF {
+			return others, nil
+		}
+		if err != nil {
+			return others, err
+		}
+	}
+}

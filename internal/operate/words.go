@@ -1,0 +1,31 @@
+package operate
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// StateOf is the state in a word: that of a finished record is its outcome.
+func StateOf(r *dedupstore.Record) string {
+	if r.State == dedupstore.Finished {
+		return string(r.Outcome.Kind)
+	}
+	return string(r.State)
+}
+
+// When reads a time, or how long ago it was. Empty: zero.
+func When(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 { // before the future, there is everything
+		return now.Add(-ago), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, fmt.Errorf("is %q, want a duration such as 2h, or a time such as 2026-01-02T15:04:05Z", text)
+	}
+	return at, nil
+}
