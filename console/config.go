@@ -36,9 +36,9 @@ type Config struct {
 	// lets everybody look.
 	Authorize func(*http.Request, Action) (who string, err error)
 
-	// Hosts are the names under which browsers come here, without ports, besides localhost and IP addresses. Other names
-	// are refused: a page of another site could have its own name lead here, and read what is shown. "*" stands for all
-	// names: say so if Authorize knows people by what they send themselves, such as a password.
+	// Hosts are the names under which browsers come here, without ports, besides localhost and IP addresses. Other
+	// names are refused: a page of another site could have its own name lead here, and read what is shown. "*" stands
+	// for all names: say so if Authorize knows people by what they send themselves, such as a password.
 	Hosts []string
 
 	// Audit is told of every change, whether it was made or refused. Logger has a line of each in any case.

@@ -25,8 +25,8 @@ type DeadLetters interface {
 	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
 	Show(ctx context.Context, id string) ([]DeadLetter, error)
 
-	// Predict says what a redrive would do, by reason. The plan is for Redrive to know what was shown; the console keeps
-	// it for some minutes, and does not look into it.
+	// Predict says what a redrive would do, by reason. The plan is for Redrive to know what was shown; the console
+	// keeps it for some minutes, and does not look into it.
 	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, plan any, err error)
 
 	// Redrive publishes the messages that will run, and reports its progress. It sends only letters of the plan, to the
@@ -95,7 +95,8 @@ func (c *Console) topicsOf(records []dedupstore.Record) (named []string) {
 	for _, t := range c.config.DeadLetters {
 		all = append(all, t.Name)
 		if slices.ContainsFunc(records, func(r dedupstore.Record) bool {
-			return slices.ContainsFunc(r.Outcome.Produced, func(p dedupstore.Produced) bool { return p.Topic == t.Name })
+			return slices.ContainsFunc(r.Outcome.Produced,
+				func(p dedupstore.Produced) bool { return p.Topic == t.Name })
 		}) {
 			named = append(named, t.Name)
 		}

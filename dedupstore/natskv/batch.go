@@ -96,7 +96,8 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (int64, err
 		}
 		select {
 		case a := <-got:
-			if said := b.conn.LastError(); isCode(a.err, codeBatchIncomplete) && said != before && //nolint:errorlint // itself
+			said := b.conn.LastError()
+			if isCode(a.err, codeBatchIncomplete) && said != before && //nolint:errorlint // itself
 				errors.Is(said, nats.ErrPermissionViolation) { // only the connection hears it
 				return 0, &unsentError{said}
 			}

@@ -120,7 +120,8 @@ func (s *Store) unfitShared(c jetstream.StreamConfig, versions ...string) string
 	case c.NoAck:
 		return "acknowledges nothing: unset NoAck"
 	case !has(c.Subjects, s.prefix+".=.=.=.="), !has(c.Subjects, s.prefix+".scopes.=.="):
-		return fmt.Sprintf("has the subjects %q, and not %q for the records: add it, or change Config.Subject", c.Subjects,
+		return fmt.Sprintf("has the subjects %q, and not %q for the records: add it, or change Config.Subject",
+			c.Subjects,
 			records)
 	case c.SubjectTransform != nil && natswire.Overlaps(cmp.Or(c.SubjectTransform.Source, ">"), records):
 		return fmt.Sprintf("changes subjects of records: let its SubjectTransform have another source than %q",

@@ -122,7 +122,8 @@ func (c Config) validate() error {
 		return invalid("Stream", "is %q, want the name of a stream", c.Stream)
 	case c.Stream != "" && strings.Trim(strings.ReplaceAll(c.Subject, ".", ""), plainBytes) != "",
 		c.Stream != "" && slices.Contains(strings.Split(c.Subject, "."), ""):
-		return invalid("Subject", "is %q, want tokens of letters, digits, \"-\" and \"_\", such as orders.once", c.Subject)
+		return invalid("Subject", "is %q, want tokens of letters, digits, \"-\" and \"_\", such as orders.once",
+			c.Subject)
 	case strings.Trim(c.Bucket, plainBytes) != "":
 		return invalid("Bucket", "is %q, want letters, digits, \"-\" and \"_\"", c.Bucket)
 	}

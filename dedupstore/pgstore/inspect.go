@@ -136,7 +136,8 @@ func scanRecord(rows pgx.Rows, before ...any) (name string, r dedupstore.Record,
 	var kept answer
 	err = rows.Scan(append(before, &name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned,
 		&r.Reruns, &r.Crashes, &r.First, &took, &until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind,
-		&r.ByOperator, &kept.exhausted, &kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates, &last)...)
+		&r.ByOperator, &kept.exhausted, &kept.truncated, &kept.reason, &kept.result, &kept.stubs, &r.Duplicates,
+		&last)...)
 	if err != nil {
 		return "", r, err
 	}

@@ -65,7 +65,8 @@ var fixedSections = map[byte]struct {
 	most uint64 // 0: it is no number
 }{
 	'a': {10, math.MaxInt32}, 'n': {10, math.MaxInt32}, 'b': {16, maxFence + 1}, 'e': {16, maxFence + 1},
-	'f': {20, 0}, 't': {traceSize, 0}, 'd': {16, maxFence + 1}, 'h': {8, 0}, 'k': {tookSize, maxTook + 1}, 'X': {0, 0}, 'o': {0, 0},
+	'f': {20, 0}, 't': {traceSize, 0}, 'd': {16, maxFence + 1}, 'h': {8, 0}, 'k': {tookSize, maxTook + 1}, 'X': {0, 0},
+	'o': {0, 0},
 	'l': {leaseSize, maxFence + 1}, 'L': {leaseSize, maxFence + 1},
 }
 

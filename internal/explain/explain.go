@@ -272,7 +272,8 @@ func (t teller) next() (string, []Action) {
 		return fmt.Sprintf("It is due in %s. The next delivery after that runs it.", Span(t.Until.Sub(t.now))),
 			[]Action{forget}
 	case t.asked():
-		return "It waits for a delivery, and a rerun sends none: redrive its dead letter, or publish the message again.",
+		return "It waits for a delivery, and a rerun sends none: redrive its dead letter, or publish the message " +
+				"again.",
 			[]Action{{"dlq redrive", "send its dead letter to the handler"}, forget}
 	case t.State == dedupstore.Retryable:
 		return "It is due. The next delivery runs it.", []Action{forget}

@@ -25,8 +25,8 @@ func Refused(err error) bool {
 }
 
 // Change makes changes one after the other, at most so many a second. It tells how each ended, and stops at the first
-// that failed, or when ctx ends. A change that has begun has its time to end, also then. Steps come behind their message,
-// and stay if that does.
+// that failed, or when ctx ends. A change that has begun has its time to end, also then. Steps come behind their
+// message, and stay if that does.
 func Change(
 	ctx context.Context, items []Item, rate int, timeout time.Duration, do func(context.Context, *Item) error,
 	tell func(*Item, error),

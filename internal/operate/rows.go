@@ -42,7 +42,8 @@ func CountRows(
 			of.Oldest = max(of.Oldest, t.Oldest)
 			of.Seconds = of.Oldest.Seconds()
 			*map[outbox.State]*int{
-				outbox.Pending: &of.Pending, outbox.Delayed: &of.Delayed, outbox.Leased: &of.Leased, outbox.Dead: &of.Dead,
+				outbox.Pending: &of.Pending, outbox.Delayed: &of.Delayed, outbox.Leased: &of.Leased,
+				outbox.Dead:      &of.Dead,
 				outbox.Published: &of.Published,
 			}[t.State] += t.Rows
 		}

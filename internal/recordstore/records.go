@@ -70,7 +70,8 @@ func (r *Records) DoBy(ctx context.Context, w *Work, write Write) error {
 // Owns reports that the record was the claim's, and running, when this store wrote it last.
 func (r *Records) Owns(c dedupstore.Claim) bool {
 	seen, known := r.recent.get(c.Key)
-	return known && seen.Record.State == dedupstore.Running && seen.Record.Owner == c.Owner && seen.Record.Fence == c.Fence
+	return known && seen.Record.State == dedupstore.Running && seen.Record.Owner == c.Owner &&
+		seen.Record.Fence == c.Fence
 }
 
 // Pauses between tries to change a record that others change too. A try fails because somebody else's succeeded.

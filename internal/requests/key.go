@@ -72,7 +72,8 @@ func parseKey(value string) (key, problem string) {
 // number, date, string, token, byte sequence, boolean or display string.
 var parameters = regexp.MustCompile(`^(; *[a-z*][a-z0-9_.*-]*(=(` + strings.Join([]string{
 	`-?[0-9]{1,12}\.[0-9]{1,3}`, `@?-?[0-9]{1,15}`, `"([ !#-\[\]-~]|\\["\\])*"`,
-	`[A-Za-z*][A-Za-z0-9!#$%&'*+.^_` + "`" + `|~:/-]*`, `:[A-Za-z0-9+/]*={0,2}:`, `\?[01]`, `%"([ !#$&-~]|%[0-9a-f]{2})*"`,
+	`[A-Za-z*][A-Za-z0-9!#$%&'*+.^_` + "`" + `|~:/-]*`, `:[A-Za-z0-9+/]*={0,2}:`, `\?[01]`,
+	`%"([ !#$&-~]|%[0-9a-f]{2})*"`,
 }, "|") + `))?)*$`)
 
 // BareProblem says what is wrong with bare text: it must have no character with a meaning in structured fields, lists

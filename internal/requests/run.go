@@ -19,7 +19,8 @@ const LeastResult = 1 << 10
 // CheckPolicy refuses a policy under which responses could not be repeated, or would reach others.
 func CheckPolicy(p oncemill.Policy) error {
 	if p.Mismatch == oncemill.MismatchIgnore {
-		return errors.New(`guard has a policy with Mismatch "ignore": another request under a key would get its response`)
+		return errors.New(`guard has a policy with Mismatch "ignore": another request under a key would get its ` +
+			`response`)
 	}
 	if p.MaxResultBytes < LeastResult {
 		return fmt.Errorf("guard has a policy with MaxResultBytes %d, want at least %d", p.MaxResultBytes, LeastResult)

@@ -41,10 +41,11 @@ var parts = [...][]outbox.State{pending: waiting, suspect: waiting, dead: {outbo
 
 // List implements [outbox.Inspector]. A filter by message ID reads all rows: they have no index for it.
 func (o *Outbox) List(ctx context.Context, f outbox.Filter, after string) (page outbox.Page, err error) {
-	page.Next, page.Looked, err = o.look(ctx, f, after, outgoing.PageRows, func(r outbox.RowInfo, _ time.Duration) bool {
-		page.Rows = append(page.Rows, r)
-		return len(page.Rows) < outgoing.PageRows
-	})
+	page.Next, page.Looked, err = o.look(ctx, f, after, outgoing.PageRows,
+		func(r outbox.RowInfo, _ time.Duration) bool {
+			page.Rows = append(page.Rows, r)
+			return len(page.Rows) < outgoing.PageRows
+		})
 	if err != nil {
 		return outbox.Page{}, err
 	}

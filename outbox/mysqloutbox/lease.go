@@ -277,7 +277,8 @@ func unsentSQL(results []outbox.Result) (numbers []any, set string) {
 
 // remove is the statement that deletes rows.
 func (o *Outbox) remove(rows []any) string {
-	return o.in("DELETE gone FROM `{table}` AS gone FORCE INDEX (`{table}_number`) WHERE gone.number IN ") + list(rows...)
+	return o.in("DELETE gone FROM `{table}` AS gone FORCE INDEX (`{table}_number`) WHERE gone.number IN ") +
+		list(rows...)
 }
 
 // Clean implements [outbox.Store]. It passes over rows that somebody has locked.

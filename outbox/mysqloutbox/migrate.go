@@ -90,7 +90,8 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 		return o.mismatch(found)
 	case found.version == 1:
 		for statement := range strings.SplitSeq(o.upgrade(), ";\n") {
-			if _, err := o.db.ExecContext(ctx, statement); err != nil && number(err) != errNoKey { // somebody was faster
+			// somebody was faster
+			if _, err := o.db.ExecContext(ctx, statement); err != nil && number(err) != errNoKey {
 				return fmt.Errorf("migrate outbox: %w", o.explain(err))
 			}
 		}

@@ -261,7 +261,8 @@ func (w writer) find(ctx context.Context, records []record) (map[string]rowFound
 		names[i] = r.name
 	}
 	found := map[string]rowFound{}
-	query := w.outbox.in("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (PRIMARY) WHERE name IN ") +
+	query := w.outbox.in("SELECT name, message_key, payload, state FROM `{table}` FORCE INDEX (PRIMARY) "+
+		"WHERE name IN ") +
 		list(names...) + " LOCK IN SHARE MODE"
 	err := sqlstore.EachRow(ctx, w.tx, query, func(rows *sql.Rows) error {
 		var name string

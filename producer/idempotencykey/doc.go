@@ -24,8 +24,8 @@
 //     body differ, they get 422. Refusals are problem+json (RFC 9457) and are never kept.
 //   - A client that goes away does not stop a run: the run has 30 s to end. If the handler then gives up without
 //     writing anything, it has made no response.
-//   - An error that the handler returns (Middleware.WrapFunc) or gives to Fail, and a panic, release the key. Repeats run
-//     the handler again, at most Policy.MaxAttempts times. Under a policy that parks, the outcome is unknown instead.
+//   - An error that the handler returns (Middleware.WrapFunc) or gives to Fail, and a panic, release the key. Repeats
+//     run the handler again, at most Policy.MaxAttempts times. Under a policy that parks, the outcome is unknown instead.
 //   - Nothing of a body is in logs, spans or reasons, unless it is in a handler's error.
 //
 // # What it does not guarantee

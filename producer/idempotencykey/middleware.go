@@ -194,7 +194,8 @@ func (x *exchange) prepare(w http.ResponseWriter) *Problem {
 	account, err := c.Account(r)
 	if err != nil || account == "" {
 		if x.m.strange.Due(sayEvery) { // anybody can cause it, as often as they like
-			x.m.log.WarnContext(r.Context(), "idempotencykey: no account for a request; there may be more", "error", err)
+			x.m.log.WarnContext(r.Context(), "idempotencykey: no account for a request; there may be more",
+				"error", err)
 		}
 		return newProblem(CodeNoAccount, "")
 	}

@@ -51,7 +51,7 @@ type fetcher struct {
 	inside      int                             // messages in flight
 	size        int                             // of large messages, in bytes; zero: not known yet
 	smallAt     time.Time                       // when to ask although there is little room
-	wakeAt      int                             // coming and inside, at which there is room for a request; -1: none waits
+	wakeAt      int                             // coming and inside, at which a request has room; -1: none waits
 }
 
 func newFetcher(s *session) fetcher {

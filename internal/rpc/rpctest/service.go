@@ -51,7 +51,8 @@ func newFile(d *descriptorpb.FileDescriptorProto) protoreflect.FileDescriptor {
 // newService registers a service whose methods take and give strings.
 func newService(name string, methods ...*descriptorpb.MethodDescriptorProto) {
 	for _, m := range methods {
-		m.InputType, m.OutputType = proto.String(".google.protobuf.StringValue"), proto.String(".google.protobuf.StringValue")
+		m.InputType = proto.String(".google.protobuf.StringValue")
+		m.OutputType = proto.String(".google.protobuf.StringValue")
 	}
 	newFile(&descriptorpb.FileDescriptorProto{
 		Name: proto.String("rpctest/" + name + ".service.proto"), Package: proto.String("rpctest"),
