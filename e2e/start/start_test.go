@@ -39,7 +39,7 @@ func TestStart_EachStepDoesAsPrinted(t *testing.T) {
 
 func TestStartKafka_EachStepDoesAsPrinted(t *testing.T) {
 	t.Parallel()
-	broker, database := kafkatest.Shared(t), mysqltest.Shared(t).NewDatabase(t)
+	broker, database := kafkatest.Start(t), mysqltest.Shared(t).NewDatabase(t) // the page names topics and groups
 	admin := kadm.NewClient(broker.Client())
 	handled := func() (committed uint64) {
 		offsets, err := admin.FetchOffsets(t.Context(), "billing")
