@@ -83,14 +83,15 @@ func (r *run) claimTogether(ctx context.Context, now time.Time) *shard {
 		r.owner.claimed(r)
 		return nil
 	}
-	r.shard = g.shards.of(ctx, &r.call.Key)
-	if !r.shard.breaker.healthy.Load() {
+	shard := g.shards.of(ctx, &r.call.Key)
+	r.shard, r.sent = shard, now
+	if !shard.breaker.healthy.Load() {
+		r.sent = time.Time{}
 		r.owner.claimed(r)
 		return nil
 	}
-	r.sent = now
-	r.shard.claims.Put(g.request(ctx, r.call, r.token), r)
-	return r.shard
+	shard.claims.Put(g.request(ctx, r.call, r.token), r) // which may answer before it returns
+	return shard
 }
 
 // initAll makes runs of calls.

@@ -482,3 +482,54 @@ func TestInbox_AtMostOnceTheHandlerIsNotCalledAgainByTheDatabase(t *testing.T) {
 		inbox.effects(t, 1)
 	})
 }
+
+var errSerialization = errors.New("could not serialize access")
+
+// As pgstore, mysqlstore and sqlitestore do when the handler has returned the error of a statement that the database
+// refused because of others.
+func TestInbox_AConflictThatTheHandlerReturnsIsNoFailure(t *testing.T) {
+	for name, as := range map[string]func(error) error{
+		"as it is":  func(err error) error { return err },
+		"permanent": func(err error) error { return oncemill.Permanent(err) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				inbox := newInbox(t)
+				g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 3})
+				inbox.inTx = func(work txWork, do func(txWork) error) error {
+					err := do(work)
+					return &dedupstore.ConflictError{Err: err}
+				}
+				h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+					return dedupstore.Outcome{}, as(fmt.Errorf("insert: %w", errSerialization))
+				})
+				res, err := g.Run(t.Context(), call("m1"), h.run)
+				if err == nil {
+					t.Fatalf("the message is over: %+v", res)
+				}
+				if retry := answertest.Want(t, err, oncemill.StatusRetry); !retry.Uncounted {
+					t.Errorf("the conflict counts as an attempt: %+v", retry)
+				}
+			})
+		})
+	}
+}
+
+// As stores do whose handler has committed by itself and returned an error.
+func TestInbox_AHandlerThatEndedItsTransactionAndFailedIsUnknown(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 3})
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			err := do(work)
+			return fmt.Errorf("%w: %w", dedupstore.ErrEnded, err)
+		}
+		h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, errSerialization
+		})
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("%+v, %v: what was committed is committed again", res, err)
+		}
+	})
+}

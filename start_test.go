@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -287,4 +290,48 @@ func TestGuard_DuplicatesAreNotedBesideTheRecord(t *testing.T) {
 			t.Errorf("the record is %+v, %v, want 3 duplicates, a holder and an end", records, err)
 		}
 	})
+}
+
+// flakyStore refuses each seventh batch of claims.
+type flakyStore struct {
+	dedupstore.Store
+	n atomic.Int64
+}
+
+func (f *flakyStore) Claim(ctx context.Context, rs []dedupstore.Request) []dedupstore.ClaimResult {
+	if f.n.Add(1)%7 == 0 {
+		out := make([]dedupstore.ClaimResult, len(rs))
+		for i := range out {
+			out[i].Err = errors.New("down")
+		}
+		return out
+	}
+	return f.Store.Claim(ctx, rs)
+}
+
+// A store that fails now and then answers claims at once that wait for their batch to be sent. The race detector looks.
+func TestStart_ClaimsThatAreAnsweredAtOnce(t *testing.T) {
+	g := newGuard(t, &flakyStore{Store: newStore(t)}, oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
+	var all sync.WaitGroup
+	for worker := range 8 {
+		all.Go(func() {
+			for n := range 20 {
+				const k = 32
+				calls, ctxs := make([]oncemill.Call, k), make([]context.Context, k)
+				for i := range calls {
+					calls[i] = call(fmt.Sprint(worker, "-", n, "-", i))
+					calls[i].MaxWait = time.Second
+					ctxs[i] = t.Context()
+				}
+				var done sync.WaitGroup
+				done.Add(k)
+				g.Start(ctxs, calls,
+					func(context.Context, int) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil },
+					func(int, oncemill.Result, error) { done.Done() })
+				done.Wait()
+			}
+		})
+	}
+	all.Wait()
+	g.Close()
 }

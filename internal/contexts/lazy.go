@@ -32,7 +32,7 @@ func (l *Lazy) Begin(parent context.Context) { l.parent = parent }
 
 // Cancel ends the context. Without a cause that is context.Canceled.
 func (l *Lazy) Cancel(cause error) {
-	if cause != nil || !l.end.CompareAndSwap(nil, over) {
+	if cause != nil || l.parent.Err() != nil || !l.end.CompareAndSwap(nil, over) {
 		l.asked().cancel(cause)
 	}
 }

@@ -180,9 +180,11 @@ func (a *Assignment) Halt() {
 func (a *Assignment) Cancel(cause error) (running int) {
 	a.cancel(cause)
 	a.loop.mu.Lock()
-	defer a.loop.mu.Unlock()
 	a.sweep()
-	return a.running
+	running = a.running
+	a.loop.mu.Unlock()
+	a.loop.fill()
+	return running
 }
 
 // sweep gives up what waits to start, and may not any more. The loop is locked.

@@ -168,7 +168,11 @@ func (l *Loop) start(items []*Item) {
 // startEach starts messages of one assignment.
 func (l *Loop) startEach(ctx context.Context, items []*Item, deliveries []consumer.Delivery) {
 	l.work.Once.StartAll(ctx, deliveries, func(ctx context.Context, n int) error { return items[n].handle(ctx) },
-		func(n int, d consumer.Decision) { items[n].decided(d) })
+		func(n int, d consumer.Decision) {
+			i := items[n]
+			items[n], deliveries[n] = nil, consumer.Delivery{} // a neighbour may go on for long
+			i.decided(d)
+		})
 }
 
 // errStopping keeps a handler from starting whose assignment was halted while its message was claimed. The claim is

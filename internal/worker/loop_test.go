@@ -12,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -600,4 +601,36 @@ func storm(t *testing.T, chance *rand.Rand) {
 	if len(r.acked) == 0 || r.running != 0 {
 		t.Errorf("%d acked, %d still run", len(r.acked), r.running)
 	}
+}
+
+// What is settled is forgotten, although a neighbour that came with it runs for long.
+func TestLoop_SettledNeighboursAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var g gates
+		r.each(4, func(ctx context.Context, id string) error {
+			if id == "1" {
+				return g.wait(ctx, id)
+			}
+			return nil
+		})
+		a := r.assign()
+		all := r.messages("1", "2", "3")
+		payload := make([]byte, 1<<20)
+		payload[0] = 1
+		seen := weak.Make(&payload[0])
+		all[1].Message.(*fake).payload = payload
+		a.Receive(all)
+		payload, all = nil, nil
+		r.wants("acked", &r.acked, "2", "3")
+		for range 5 {
+			runtime.GC()
+			synctest.Wait()
+		}
+		if seen.Value() != nil {
+			t.Error("the payload of a settled message is kept")
+		}
+		g.open("1")
+		r.ends(a)
+	})
 }

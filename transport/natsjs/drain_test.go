@@ -234,3 +234,73 @@ func TestWorker_LeftToOthers(t *testing.T) {
 	}
 	r.stops(stop)
 }
+
+// The drain begins while the last message that a request asked for is on its way to the loop.
+func TestRun_DrainWaitsForWhatIsBeingHandedOn(t *testing.T) {
+	for name, pause := range map[string]time.Duration{"slow order": 300 * time.Millisecond, "quick": 0} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2})
+			r.policy.MaxAttempts = 1
+			ordering := make(chan struct{}, 10)
+			r.config.MaxInFlight = 1
+			r.config.Order = func(jetstream.Msg) string {
+				ordering <- struct{}{}
+				lasts(pause)
+				return ""
+			}
+			r.publish(1, oneKey)
+			batch, err := r.cons.Fetch(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for msg := range batch.Messages() {
+				if err := msg.Nak(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := r.worker(func(context.Context, jetstream.Msg) error { return nil })
+			stop := r.start(w)
+			select {
+			case <-ordering:
+			case <-time.After(5 * time.Second):
+				t.Fatal(stop())
+			}
+			r.stops(stop)
+			if finished, _ := r.done(); finished != 1 {
+				t.Errorf("%d finished; log: %s", finished, r.log.String())
+			}
+		})
+	}
+}
+
+// The header is the handler's, which goes on when the grace is over, as one in a Router does.
+func TestRun_AHeaderIsItsHandlersWhenTheGraceIsOver(t *testing.T) {
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Grace = 100 * time.Millisecond
+	r.publish(1, oneKey)
+	begun := make(chan struct{})
+	over, gone := make(chan struct{}), make(chan struct{})
+	stop := r.start(deciding{r.source(), func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		close(begun)
+		go func() { // a Router's handler that ignores its context
+			defer close(gone)
+			for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
+				d.Header["note"] = "x"
+				select {
+				case <-over:
+					tick.Stop()
+					return
+				default:
+				}
+			}
+		}()
+		<-ctx.Done() // as oncewatermill's subscription does
+		return consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)}
+	}})
+	<-begun
+	if err := stop(); !errors.Is(err, natsjs.ErrCutShort) {
+		t.Errorf("stopped with %v, want ErrCutShort", err)
+	}
+	close(over)
+	<-gone
+}

@@ -295,6 +295,12 @@ func (f *fetcher) receive(ctx context.Context) {
 func (f *fetcher) handOn(ctx context.Context, batch []*nats.Msg) {
 	now := time.Now()
 	came := batch[:0] // the messages
+	var ended []*request
+	defer func() { // when the loop has what they brought: the drain waits for requests
+		for _, r := range ended {
+			close(r.ended)
+		}
+	}()
 	f.mu.Lock()
 	for _, m := range batch {
 		r := f.requests[m.Sub]
@@ -304,7 +310,8 @@ func (f *fetcher) handOn(ctx context.Context, batch []*nats.Msg) {
 		r.heard = now
 		if m.Reply == "" { // no message: a message says where its ack goes
 			if over, err := ending(m); over {
-				r.end(err)
+				r.err, r.over = err, true
+				ended = append(ended, r)
 			}
 			continue
 		}
@@ -313,7 +320,8 @@ func (f *fetcher) handOn(ctx context.Context, batch []*nats.Msg) {
 		f.inside++
 		f.size = max(m.Size(), f.size-f.size/64) // the largest, for some hundred others
 		if r.got++; r.got == r.asked {
-			r.end(nil)
+			r.err, r.over = nil, true
+			ended = append(ended, r)
 		}
 	}
 	f.mu.Unlock()

@@ -93,9 +93,10 @@ func (m *message) log() *slog.Logger {
 	return m.s.info.log.With("sequence", m.sequence, "subject", m.delivery.Topic)
 }
 
-// located returns a context for such lines.
+// located returns a context for such lines. The delivery's own header is the handler's, which may still be at work.
 func (m *message) located(ctx context.Context) context.Context {
-	return telemetry.Located(ctx, m.delivery.Header)
+	header, _ := headers(m.msg.Header)
+	return telemetry.Located(ctx, header)
 }
 
 // send settles the message at the server. If that fails, the server will deliver again, and the record knows what has
@@ -107,7 +108,7 @@ func (m *message) send(ctx context.Context, what []byte) {
 	m.mu.Unlock()
 	if err != nil {
 		m.log().WarnContext(m.located(ctx), "natsjs: message could not be settled; the server will deliver it again",
-			"id", m.delivery.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
+			"id", m.msg.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
 	}
 }
 
