@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// plays follows a page to its end. Each step is a program that does as printed, made of what the page shows up to there.
-// The servers and their names are those of the test. Handled is how many deliveries the first worker has finished, or 0
-// if it has others in hand.
+// plays follows a page to its end. Each step is a program that does as printed, made of what the page shows up to
+// there. The servers and their names are those of the test. Handled is how many deliveries the first worker has
+// finished, or 0 if it has others in hand.
 func plays(t *testing.T, name string, programs int, handled func() uint64, env ...string) {
 	t.Helper()
 	testserver.NeedProgram(t, "curl", "Debian: apt-get install curl")
