@@ -557,16 +557,6 @@ func (j *judge) makes(id string, g *grant) {
 	w.saw("second effect")
 }
 
-// stored reports whether there was an outcome for a key at a time since then.
-func (s *subject) stored(since time.Time) *ended {
-	for i := len(s.outcomes) - 1; i >= 0; i-- {
-		if o := s.outcomes[i]; o.gone.IsZero() || !o.gone.Before(since) {
-			return o
-		}
-	}
-	return nil
-}
-
 // begun: a first run begins in a transaction, without a record.
 func (j *judge) begun(by string, r dedupstore.Request, a dedupstore.Answer, now time.Time) {
 	s := j.of(r.Key.ID)
@@ -645,18 +635,27 @@ func (j *judge) acked(by, id string, came time.Time, bypassed, mismatch bool) {
 		}
 		return
 	}
-	o := s.stored(came)
-	switch {
-	case o == nil:
-		w.breaks(ackRule, "%s: %s acks, and there is no outcome", id, by)
-		return
-	case o.outcome.Kind != dedupstore.Succeeded && len(s.dead[o.fence]) == 0 && !j.mute:
-		w.breaks(ackRule, "%s: %s acks, and the dead letter of %s under fence %d is not published", id, by,
-			o.outcome.Kind, o.fence)
+	problem := "there is no outcome"
+	for _, o := range s.outcomes { // several, if the store has lost the record of one; it published its own
+		if !o.gone.IsZero() && o.gone.Before(came) {
+			continue
+		}
+		if problem = j.unpublished(s, o); problem == "" {
+			return
+		}
+	}
+	w.breaks(ackRule, "%s: %s acks, and %s", id, by, problem)
+}
+
+// unpublished says what of an outcome is not published; empty: all is.
+func (j *judge) unpublished(s *subject, o *ended) string {
+	if o.outcome.Kind != dedupstore.Succeeded && len(s.dead[o.fence]) == 0 && !j.mute {
+		return fmt.Sprintf("the dead letter of %s under fence %d is not published", o.outcome.Kind, o.fence)
 	}
 	for _, p := range o.outcome.Produced {
 		if j.sent[p.ID] == 0 {
-			w.breaks(ackRule, "%s: %s acks, and its output %s is not published", id, by, p.ID)
+			return fmt.Sprintf("its output %s is not published", p.ID)
 		}
 	}
+	return ""
 }
