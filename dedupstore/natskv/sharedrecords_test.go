@@ -2,6 +2,7 @@ package natskv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -87,6 +88,9 @@ func batchesRace(t *testing.T, connect func(...nats.Option) *nats.Conn, replicas
 				defer cancel()
 				<-start
 				last, err := in.batches.publish(ctx, messages)
+				for errors.Is(err, jetstream.ErrNoStreamResponse) && ctx.Err() == nil { // its server is not ready yet
+					last, err = in.batches.publish(ctx, messages)
+				}
 				results[i].last, results[i].err, results[i].order = last, err, order
 			})
 		}
