@@ -178,7 +178,7 @@ const (
 	longestWait = 2 * time.Second
 )
 
-// Attempts are who has logged in, and how many wrong tokens came from where, in an hour.
+// Attempts count, for an hour, the log-ins of each person and the wrong tokens from each address.
 type attempts struct {
 	mu      sync.Mutex
 	began   time.Time

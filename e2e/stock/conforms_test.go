@@ -91,7 +91,7 @@ type stockGroup struct {
 	topic      string
 	store      dedupstore.Store // of the middlewares
 	subscribe  func() (message.Subscriber, error)
-	closeFirst bool // a subscriber is to be closed before its context ends
+	closeFirst bool // close a subscriber before its context ends
 	dead       *deadLetters
 }
 

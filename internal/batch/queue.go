@@ -23,8 +23,8 @@ const (
 	mostFlying = 2
 )
 
-// Yield lets other goroutines run. A simulation puts a function that does nothing in its place before anything runs,
-// because chance decides who runs then.
+// Yield lets other goroutines run. The simulator replaces it with a function that does nothing, because chance
+// decides which of them runs.
 var Yield = runtime.Gosched
 
 // A Queue sends operations in batches, one at a time. An operation that comes while none is under way goes at once, and

@@ -40,7 +40,7 @@ func TestSource_NoStructHoldsAContext(t *testing.T) {
 		switch p.path() {
 		case "internal/contexts": // they are contexts
 			continue
-		case ".", "internal/worker", "transport/natsjs", "transport/franz": // a run has one, and ends before its struct does
+		case ".", "internal/worker", "transport/natsjs", "transport/franz": // a run's own
 			continue
 		}
 		var files []string

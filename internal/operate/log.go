@@ -21,7 +21,7 @@ type Entry struct {
 	Error  string    `json:"error,omitempty"`
 }
 
-// ReadLog calls do with each change of an audit log. It counts other lines, such as of log-ins.
+// ReadLog calls do for each change in an audit log, and counts the other lines, such as log-ins.
 func ReadLog(r io.Reader, do func(Entry)) (others int, err error) {
 	lines := bufio.NewReader(r)
 	for {

@@ -8,9 +8,11 @@ import (
 
 func TestReadLog_LinesOfCommandAndConsole(t *testing.T) {
 	t.Parallel()
-	text := `{"time":"2026-11-29T07:00:00Z","level":"INFO","msg":"changed","who":"root@host","why":"w","action":"rerun","key":"k","fence":7}
+	text := `{"time":"2026-11-29T07:00:00Z","level":"INFO","msg":"changed","who":"root@host","why":"w",` +
+		`"action":"rerun","key":"k","fence":7}
 {"time":"2026-11-29T07:00:01Z","msg":"sent","who":"root@host","action":"redrive","topic":"dead","ids":["a b","c"]}
-{"time":"2026-11-29T07:00:02Z","msg":"console: action","who":"ada","action":"forget","in":"records","what":"k","result":"refused","error":"no"}
+{"time":"2026-11-29T07:00:02Z","msg":"console: action","who":"ada","action":"forget","in":"records",` +
+		`"what":"k","result":"refused","error":"no"}
 {"time":"2026-11-29T07:00:03Z","msg":"console: logged in","who":"ada"}
 no line at all
 {"time":"2026-11-29T07:00:04Z","msg":"refused","who":"root@host","action":"redrive","topic":"dead","id":"d"}`

@@ -21,13 +21,14 @@ func TestPattern_ReasonsThatDifferInWhatVaries(t *testing.T) {
 		"card service: POST /v1/charges/f00dcafe: 503": {"card service: POST /v#/charges/#: #", "card service: POST /v"},
 		`topic "orders.eu" has no stream`:              {`topic "#" has no stream`, `" has no stream`},
 		"no column 'cents' in `orders`":                {"no column '#' in `#`", "no column '"},
-		"it can't be: the customer's card isn't there": {"it can't be: the customer's card isn't there", "it can't be: the customer's card isn't there"},
-		`an open " quote`:                              {`an open " quote`, `an open " quote`},
-		"42":                                           {"#", ""},
-		"#1 of 2":                                      {"## of #", " of "},
-		"bad face, deadbeef":                           {"bad face, deadbeef", "bad face, deadbeef"},
-		"Straße 12 ist zu":                             {"Straße # ist zu", "Straße "},
-		"http2: stream 7":                              {"http#: stream #", ": stream "},
+		"it can't be: the customer's card isn't there": {"it can't be: the customer's card isn't there",
+			"it can't be: the customer's card isn't there"},
+		`an open " quote`:    {`an open " quote`, `an open " quote`},
+		"42":                 {"#", ""},
+		"#1 of 2":            {"## of #", " of "},
+		"bad face, deadbeef": {"bad face, deadbeef", "bad face, deadbeef"},
+		"Straße 12 ist zu":   {"Straße # ist zu", "Straße "},
+		"http2: stream 7":    {"http#: stream #", ": stream "},
 	} {
 		pattern := Pattern(reason)
 		piece := Piece(pattern)

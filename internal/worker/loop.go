@@ -44,7 +44,7 @@ type Item struct {
 	tries    int
 	started  bool        // its handler has been called in this try
 	place    int         // in Assignment.inFlight
-	due      time.Time   // when it is to be tried again
+	due      time.Time   // when its next try is due
 	timer    *time.Timer // of its wait for that
 }
 

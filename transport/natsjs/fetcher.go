@@ -41,7 +41,7 @@ type fetcher struct {
 	wake    chan struct{}  // there may be room for a request
 	ended   chan fetched   // as many as there are requests at once, so that nobody waits for a reader
 	arrived chan *nats.Msg // what requests bring, in its order
-	silent  chan *request  // one of which nothing has come for long
+	silent  chan *request  // a request that has brought nothing for long
 
 	mu          sync.Mutex
 	requests    map[*nats.Subscription]*request // that are outstanding

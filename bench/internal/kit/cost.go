@@ -41,8 +41,8 @@ func (s Servers) Spent(ctx context.Context) (spent Spent, err error) {
 	return spent, err
 }
 
-// Figures are the CPU that each of so many messages cost this process, each server, and all of them. That of this process
-// by that of the servers hardly changes with the machine and its load, because each message asks the same of the servers.
+// Figures are the CPU that each of so many messages cost this process, each server, and all of them. The ratio of this
+// process to the servers hardly changes with the machine and its load: each message asks the same of the servers.
 func (s Servers) Figures(before, after Spent, messages int) []Figure {
 	micros := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) / float64(messages) }
 	client := after.CPU - before.CPU

@@ -183,7 +183,7 @@ func (n *node) command() ([]string, error) {
 		"RABBITMQ_CONF_ENV_FILE=" + in("none"), "RABBITMQ_PID_FILE=" + in("pid"), "RABBITMQ_LOGS=-",
 		"RABBITMQ_DIST_PORT=" + strconv.Itoa(n.ports.nodes), "ERL_EPMD_PORT=" + strconv.Itoa(n.ports.epmd),
 		"ERL_EPMD_ADDRESS=127.0.0.1",
-		// It looks every half second, not every minute, who has not acknowledged within consumer_timeout.
+		// It looks for consumers over their consumer_timeout every half second, not every minute.
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 2 -kernel inet_dist_use_interface {127,0,0,1} " +
 			"-rabbit channel_tick_interval 500",
 		"RUNNING_UNDER_SYSTEMD=true", // the script becomes the node, so that a kill is the node's
