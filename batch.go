@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,28 +24,30 @@ type BatchFunc func(ctx context.Context, calls []int) []error
 //
 // Duplicates and calls that have to wait go first, each on its own. When the batch fails as a whole, its calls run one
 // by one, which costs no attempt; not under a policy that parks, because the effects of the batch may have happened.
-// Suspects (see Call.Stopping) run after the others, one at a time. Over an inbox claimed calls run one by one, too:
-// only first ones run together (Call.First), in one transaction, which any error rolls back.
+// Suspects (see Call.Stopping) run after the others, one at a time. Over an inbox the batch is one transaction, which
+// any error rolls back, also that of one call: all of its calls run one by one then.
 func (g *Guard) StartBatch(ctx context.Context, calls []Call, contexts []context.Context, fn BatchFunc,
 	done func(i int, res Result, err error)) {
 	b := &together{guard: g, runs: make([]run, len(calls)), contexts: contexts, fn: fn, done: done}
 	b.claim(calls)
-	var joined, firsts, suspects []int
+	var together, suspects []int
 	for i := range b.runs {
 		r := &b.runs[i]
-		switch a := &r.last.Answer; {
-		case r.first && r.wrong == nil && !g.policy.Shadow:
-			firsts = append(firsts, i)
-		case r.state == answered && r.last.Err == nil && a.Status == dedupstore.Suspect:
+		known := r.state == answered && r.last.Err == nil
+		switch status := r.last.Answer.Status; {
+		case known && status == dedupstore.Suspect:
 			suspects = append(suspects, i)
-		case r.state == answered && r.holds() && a.Status == dedupstore.AcquiredRun && g.inbox == nil:
-			joined = append(joined, i)
+		case known && status == dedupstore.AcquiredRun && g.Batches(), r.first && r.wrong == nil && !g.policy.Shadow:
+			together = append(together, i)
 		default:
 			b.alone(i)
 		}
 	}
-	b.attempt(ctx, joined, b.attemptJoined)
-	b.attempt(ctx, firsts, b.attemptFirsts)
+	if g.inbox != nil {
+		b.attempt(ctx, together, b.attemptInTx)
+	} else {
+		b.attempt(ctx, together, b.attemptJoined)
+	}
 	for _, i := range suspects {
 		b.alone(i)
 	}
@@ -238,67 +239,9 @@ func (b *together) protect(ctx context.Context, which []int) (errs []error, err 
 	return nil, fmt.Errorf("the batch failed as a whole: %v", err) // what marks one says nothing of the others
 }
 
-// attemptFirsts attempts first runs in one transaction of the inbox. Any error rolls all of it back. It returns those
-// that run alone, also because others run them or their outcome is known.
-func (b *together) attemptFirsts(ctx context.Context, which []int) (alone []int) {
-	g := b.guard
-	if !g.shards.of(ctx, &b.runs[which[0]].call.Key).breaker.healthy.Load() {
-		return which
-	}
-	requests, byOwner := make([]dedupstore.Request, len(which)), map[string]int{}
-	for n, i := range which {
-		r := &b.runs[i]
-		requests[n], byOwner[r.token] = g.request(b.contexts[i], r.call, r.token), i
-	}
-	ctx, cancel := context.WithCancelCause(apart(ctx))
-	defer cancel(nil)
-	defer follow(b.contexts, which, cancel)()
-	began, took := time.Now(), time.Duration(0)
-	var claims []dedupstore.Claim
-	work := func(ctx context.Context, claims []dedupstore.Claim) error {
-		runs, calls := make([]Run, len(claims)), make([]int, len(claims))
-		for n, c := range claims {
-			runs[n], calls[n] = runOf(&c), byOwner[c.Owner]
-		}
-		l := &b.runs[calls[0]].lease // one stands for all
-		l.granted(&claims[0], nil, began)
-		ctx, end := g.beginFirst(ctx, l)
-		defer end()
-		began = time.Now()
-		errs, err := b.call(ctx, runs, calls)
-		took = since(began)
-		return errors.Join(append(errs, err)...)
-	}
-	err := shielded(func() (err error) {
-		claims, err = g.first.inbox.FirstsInTx(ctx, requests, work)
-		return err
-	})
-	if err != nil {
-		g.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
-			"messages", len(which), "error", err)
-		return which
-	}
-	g.first.was(len(claims) == 0)
-	committed := map[int]bool{}
-	for _, c := range claims {
-		i := byOwner[c.Owner]
-		committed[i] = true
-		r, ctx := &b.runs[i], b.contexts[i]
-		g.count(ctx, &r.call.Key,
-			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c})
-		res, err := r.end(ctx, r.ends(ending{res: Result{
-			Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
-			Fence: c.Fence, Attempt: 1, took: took,
-		}}))
-		b.ended(r, res, err)
-	}
-	return slices.DeleteFunc(which, func(i int) bool { return committed[i] })
-}
-
-// Batches reports whether a batch can have more than one call. Over an inbox that needs a store that makes first runs
-// of several keys (dedupstore.FirstTransactor), a policy that does not park, and somebody who counts deliveries
-// (Call.First).
-func (g *Guard) Batches(counted bool) bool { return g.inbox == nil || g.first.inbox != nil && counted }
+// Batches reports whether a batch can have more than one call. Under a policy that parks it cannot over an inbox: when
+// its transaction is rolled back, its calls could not run again one by one.
+func (g *Guard) Batches() bool { return g.inbox == nil || g.policy.ExpiredLease != Park }
 
 // RunsFromContext returns the runs of a batch handler's calls, in their order. It panics outside of a run.
 func RunsFromContext(ctx context.Context) []Run {

@@ -65,9 +65,8 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter, shards: newShards(store, policy),
 		turns: make(chan struct{}, 1),
 	}
-	if policy.ExpiredLease != Park { // for which a run must leave a trace before its handler starts
-		g.first.inbox, _ = store.(dedupstore.FirstTransactor)
-	}
+	// under a policy that parks, a run must leave a trace before its handler starts
+	g.first.taken = inbox != nil && policy.ExpiredLease != Park && inbox.TakesFirst()
 	g.heartbeat = newHeartbeat(g)
 	if g.unwatch, err = meter.Oldest(g.heartbeat.oldest); err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)

@@ -26,7 +26,8 @@ func (r *run) inTx(ctx context.Context, w *transacted) error {
 	ctx = r.lease.beginWork(apart(ctx))
 	defer r.guard.endWork(&r.lease)
 	r.lease.waits()
-	return r.guard.inbox.InTx(ctx, *r.lease.claim, w.work)
+	_, err := r.guard.inbox.InTx(ctx, []dedupstore.TxRun{{Claim: *r.lease.claim}}, w.alone)
+	return err
 }
 
 // committed is the ending of a run whose transaction has committed.
@@ -41,9 +42,9 @@ func (r *run) committed(w *transacted) *ending {
 
 // first is what a guard knows of first calls, which need no claim before their transaction.
 type first struct {
-	inbox dedupstore.FirstTransactor // nil: there is none, or the policy does not let it
-	wary  atomic.Uint32              // of how many of them one needs none; 0: all
-	calls atomic.Uint32              // while the guard is wary
+	taken bool          // by the inbox, under a policy that lets it
+	wary  atomic.Uint32 // of how many of them one needs none; 0: all
+	calls atomic.Uint32 // while the guard is wary
 }
 
 // How wary a guard is after a first call that was a duplicate, and after many in a row. They rarely come alone, as when
@@ -55,7 +56,7 @@ const (
 
 // may reports whether a call needs no claim.
 func (f *first) may(call *Call) bool {
-	if f.inbox == nil || !call.First || call.Rerun != 0 {
+	if !f.taken || !call.First || call.Rerun != 0 {
 		return false
 	}
 	wary := f.wary.Load()
@@ -85,17 +86,17 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 	}
 	w := &transacted{run: r}
 	sent := time.Now()
-	answer, err := g.first.inbox.FirstInTx(apart(ctx), g.request(ctx, r.call, r.token),
-		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
-			l.granted(&c, r.shard, sent)
+	request := g.request(ctx, r.call, r.token)
+	answers, err := g.inbox.InTx(apart(ctx), []dedupstore.TxRun{{First: &request}},
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			l.granted(&claims[0], r.shard, sent)
 			ctx, end := g.beginFirst(ctx, l)
 			defer end()
-			return w.work(ctx)
+			return w.alone(ctx, claims)
 		})
-	if answer.Status != "" && err == nil {
-		g.first.was(answer.Status == dedupstore.Done)
-		r.sent, r.state = sent, answered
-		r.answer(&dedupstore.ClaimResult{Answer: answer}, sent)
+	if err == nil && answers != nil && answers[0].Status != "" {
+		g.first.was(answers[0].Status == dedupstore.Done)
+		r.knows(&answers[0], sent)
 		return nil, false
 	}
 	if w.calls == 0 {
@@ -107,19 +108,30 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *l.claim})
 		return r.committed(w), true
 	}
-	// the claim is for its settlement, which the end of the delivery does not stop
-	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.policy.Lease)
+	return r.firstUncommitted(ctx, w, err), true
+}
+
+// knows takes the answer to a first run that did not take part in its transaction, which began at a time.
+func (r *run) knows(a *dedupstore.Answer, sent time.Time) {
+	r.first, r.sent, r.state = false, sent, answered
+	r.answer(&dedupstore.ClaimResult{Answer: *a}, sent)
+}
+
+// firstUncommitted is the ending of a first run whose transaction was rolled back, or may have been. The claim is for
+// its settlement, which the end of the delivery does not stop.
+func (r *run) firstUncommitted(ctx context.Context, w *transacted, err error) *ending {
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.guard.policy.Lease)
 	defer cancel()
 	switch e, next := r.claim(asking); {
 	case next == toRun:
-		g.heartbeat.remove(l)
-		return r.uncommitted(ctx, w, err), true
+		r.guard.heartbeat.remove(&r.lease)
+		return r.uncommitted(ctx, w, err)
 	case next == toBypass:
-		return r.bypass(ctx), true
+		return r.bypass(ctx)
 	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
-		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}}), true
+		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}})
 	default:
-		return e, true
+		return e
 	}
 }
 
@@ -209,7 +221,13 @@ func (e *workError) Unwrap() error { return e.err }
 var errNotRepeated = errors.New("the database refused the transaction because of concurrent ones, and under " +
 	"at most once the handler must not run again")
 
-// work is what InTx runs.
+// alone is what InTx runs for this run alone.
+func (w *transacted) alone(ctx context.Context, _ []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+	settlement, err := w.work(ctx)
+	return []dedupstore.Settlement{settlement}, err
+}
+
+// work runs the handler.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	g, l := w.run.guard, &w.run.lease
 	if w.calls > 0 && g.policy.ExpiredLease == Park && !w.proof {

@@ -28,12 +28,20 @@ func newInbox(t testing.TB) *inboxRig {
 	return &inboxRig{MemoryInbox: storetest.NewMemoryInbox(records), records: records}
 }
 
-func (r *inboxRig) InTx(ctx context.Context, c dedupstore.Claim, work txWork) error {
-	do := func(work txWork) error { return r.MemoryInbox.InTx(ctx, c, work) }
-	if r.inTx != nil {
-		return r.inTx(work, do)
+func (r *inboxRig) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if r.inTx == nil {
+		return r.MemoryInbox.InTx(ctx, runs, work)
 	}
-	return do(work)
+	c := runs[0].Claim
+	return nil, r.inTx(func(ctx context.Context) (dedupstore.Settlement, error) {
+		settlements, err := work(ctx, []dedupstore.Claim{c})
+		if err != nil {
+			return nil, err
+		}
+		return settlements[0], nil
+	}, func(work txWork) error { return dedupstore.InTxOne(ctx, r.MemoryInbox, c, work) })
 }
 
 // effects wants so many committed effects.

@@ -2,7 +2,6 @@ package oncemill_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -21,67 +20,58 @@ type firstInbox struct {
 	fails  error // of the next commits of first runs
 }
 
-var _ dedupstore.FirstTransactor = (*firstInbox)(nil)
-
 func newFirstInbox(t testing.TB) *firstInbox { return &firstInbox{inboxRig: newInbox(t)} }
 
-// FirstInTx implements [dedupstore.FirstTransactor].
-func (i *firstInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
-	work func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
-	i.firsts.Add(1)
-	if err := r.ValidateFirst(); err != nil {
-		return dedupstore.Answer{}, err
-	}
-	records, err := i.records.Store.(dedupstore.Inspector).Look(ctx, []dedupstore.Key{r.Key})
-	if err != nil || records[0].State != dedupstore.Absent {
-		return dedupstore.ClaimOne(ctx, i, r)
-	}
-	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: uint64(time.Now().UnixMicro()), Attempt: 1, Lease: r.Lease,
-		Retention: r.Retention, Holder: r.Holder}
-	return dedupstore.Answer{}, i.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-		s, err := work(ctx, c)
-		if err == nil {
-			err = i.fails
-		}
-		if err == nil {
-			_, err = dedupstore.ClaimOne(ctx, i, r)
-		}
-		return s, err
-	})
-}
+// TakesFirst implements [dedupstore.Transactor].
+func (*firstInbox) TakesFirst() bool { return true }
 
-// FirstsInTx implements [dedupstore.FirstTransactor].
-func (i *firstInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
-	work func(context.Context, []dedupstore.Claim) error) (claims []dedupstore.Claim, err error) {
-	for _, r := range requests {
+// InTx implements [dedupstore.Transactor].
+func (i *firstInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	answers := make([]dedupstore.Answer, len(runs))
+	var part []dedupstore.TxRun
+	var made []dedupstore.Request
+	for n, run := range runs {
+		if err := run.Validate(); err != nil {
+			return nil, err
+		}
+		if run.First == nil {
+			part = append(part, run)
+			continue
+		}
+		i.firsts.Add(1)
+		r := *run.First
 		records, err := i.records.Store.(dedupstore.Inspector).Look(ctx, []dedupstore.Key{r.Key})
-		if err != nil {
+		if err == nil && records[0].State == dedupstore.Absent {
+			made = append(made, r)
+			part = append(part, dedupstore.TxRun{Claim: dedupstore.Claim{
+				Key: r.Key, Owner: r.Owner, Fence: uint64(time.Now().UnixMicro()), Attempt: 1, Lease: r.Lease,
+				Retention: r.Retention, Holder: r.Holder,
+			}})
+			continue
+		}
+		if answers[n], err = dedupstore.ClaimOne(ctx, i, r); err != nil {
 			return nil, err
 		}
-		if records[0].State == dedupstore.Absent {
-			claims = append(claims, dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: uint64(time.Now().UnixMicro()),
-				Attempt: 1, Lease: r.Lease, Retention: r.Retention, Holder: r.Holder})
-		}
 	}
-	finish := dedupstore.Finish{
-		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
+	if len(part) == 0 {
+		return answers, nil
 	}
-	err = i.InTx(ctx, claims[0], func(ctx context.Context) (dedupstore.Settlement, error) {
-		if err := errors.Join(work(ctx, claims), i.fails); err != nil {
-			return nil, err
-		}
-		for _, c := range claims {
-			r := dedupstore.Request{Key: c.Key, Owner: c.Owner, Lease: c.Lease, Retention: c.Retention, MaxAttempts: 1}
-			if _, err := dedupstore.ClaimOne(ctx, i, r); err != nil {
-				return nil, err
+	_, err := i.inboxRig.InTx(ctx, part,
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			settlements, err := work(ctx, claims)
+			if err == nil && len(made) > 0 {
+				err = i.fails
 			}
-		}
-		return finish, nil
-	})
-	for _, c := range claims[1:] {
-		err = errors.Join(err, dedupstore.SettleOne(ctx, i, c, finish))
-	}
-	return claims, err
+			for _, r := range made {
+				if err == nil {
+					_, err = dedupstore.ClaimOne(ctx, i, r)
+				}
+			}
+			return settlements, err
+		})
+	return answers, err
 }
 
 // A batch of first calls is one transaction. What is known is left out; when one call fails all is rolled back, and each
@@ -390,9 +380,13 @@ func TestFirst_DuplicatesAreClaimedTogether(t *testing.T) {
 
 type panickyFirsts struct{ *firstInbox }
 
-func (panickyFirsts) FirstsInTx(context.Context, []dedupstore.Request,
-	func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
-	panic("a hook of the driver")
+func (p panickyFirsts) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if len(runs) > 1 {
+		panic("a hook of the driver")
+	}
+	return p.firstInbox.InTx(ctx, runs, work)
 }
 
 func TestStartBatch_AnInboxThatPanicsLeavesEachCallAnAnswer(t *testing.T) {

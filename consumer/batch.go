@@ -49,9 +49,8 @@ func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, conte
 	})
 }
 
-// Batches reports whether StartBatch can call a handler for more than one delivery. Counted says that deliveries have a
-// Count: see oncemill.Guard.Batches.
-func (p *Processor) Batches(counted bool) bool { return p.guard.Batches(counted) }
+// Batches reports whether StartBatch can call a handler for more than one delivery: see oncemill.Guard.Batches.
+func (p *Processor) Batches() bool { return p.guard.Batches() }
 
 // An inboundBatch is deliveries with one handler, each with the context that has its span.
 type inboundBatch struct {

@@ -16,17 +16,19 @@ type firstCounter struct {
 	firsts int
 }
 
-// FirstInTx implements [dedupstore.FirstTransactor].
-func (f *firstCounter) FirstInTx(ctx context.Context, r dedupstore.Request,
-	_ func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
-	f.firsts++
-	return dedupstore.ClaimOne(ctx, f, r)
-}
+// TakesFirst implements [dedupstore.Transactor].
+func (*firstCounter) TakesFirst() bool { return true }
 
-// FirstsInTx implements [dedupstore.FirstTransactor].
-func (f *firstCounter) FirstsInTx(context.Context, []dedupstore.Request,
-	func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
-	return nil, nil
+// InTx implements [dedupstore.Transactor].
+func (f *firstCounter) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if runs[0].First == nil {
+		return f.MemoryInbox.InTx(ctx, runs, work)
+	}
+	f.firsts++
+	a, err := dedupstore.ClaimOne(ctx, f, *runs[0].First)
+	return []dedupstore.Answer{a}, err
 }
 
 // A message that nobody counts, or that came before, needs a claim: it may end its process each time.

@@ -18,6 +18,17 @@ func SettleOne(ctx context.Context, s Store, c Claim, settlement Settlement) err
 	return s.Settle(ctx, []Settling{{c, settlement}})[0]
 }
 
+// InTxOne runs work in a transaction of a claim's own.
+func InTxOne(
+	ctx context.Context, inbox Transactor, c Claim, work func(ctx context.Context) (Settlement, error),
+) error {
+	_, err := inbox.InTx(ctx, []TxRun{{Claim: c}}, func(ctx context.Context, _ []Claim) ([]Settlement, error) {
+		settlement, err := work(ctx)
+		return []Settlement{settlement}, err
+	})
+	return err
+}
+
 // ClaimEach makes Store.Claim of a function that makes one claim.
 func ClaimEach(
 	ctx context.Context, requests []Request, one func(context.Context, Request) (Answer, error),

@@ -3,6 +3,7 @@ package dedupstore
 import (
 	"context"
 	"errors"
+	"fmt"
 )
 
 // A Transactor is a Store whose records lie in the database that the effects are written to: an inbox. A store has a
@@ -10,19 +11,24 @@ import (
 type Transactor interface {
 	Store
 
-	// InTx runs work in a transaction, settles the claim in it, comparing owner and fence, and commits. Effects and
-	// outcome happen together, or not at all. The context of work carries the transaction. The claim was made before,
-	// by a statement of its own, so others find the key busy without waiting.
+	// InTx runs work for all runs in one transaction, settles their claims in it, comparing owner and fence, and
+	// commits. The effects and outcomes of all happen together, or not at all. The context of work carries the
+	// transaction. Most claims were made before, by statements of their own, so others find these keys busy without
+	// waiting. A first run's claim is made in the transaction: see TxRun.
 	//
-	// Work returns the settlement, which must be a Finish: effects that commit without an outcome would be made again
-	// by the next run. Any other, or one that ValidateSettlement refuses, rolls back and is an *InvalidError. Failures
-	// are settled by Settle, when their effects are rolled back. A panic of work rolls back and goes on.
+	// Work gets the claims of the runs that take part, in the order of the runs, and returns as many settlements. Each
+	// must be a Finish: effects that commit without an outcome would be made again by the next run. Any other, or one
+	// that ValidateSettlement refuses, rolls back and is an *InvalidError. Failures are settled by Settle, when their
+	// effects are rolled back. A panic of work rolls back and goes on.
 	//
-	// Nil means that it is committed, or was before: this owner's Finish is in the record already. Any other error but
-	// *UndecidedError means that nothing is, and that the record is as it was:
+	// If the error is nil, all runs that take part are committed, or were before: these owners' Finishes are in the
+	// records already. The answer to a first run that does not take part is that of Claim; the others have no Status.
+	// Answers may be nil if all take part.
+	//
+	// Any other error but *UndecidedError means that nothing is committed, and that the records are as they were:
 	//   - the error of the last call of work, itself and not wrapped, or with ErrFull around it if the database's disk
 	//     is full;
-	//   - ErrClaimLost, as of Settle;
+	//   - ErrClaimLost, as of Settle, if a claim is lost;
 	//   - an error that is ErrEnded, if the transaction has ended before work, and was or may have been committed. Then
 	//     effects may be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;
@@ -31,42 +37,75 @@ type Transactor interface {
 	// Work is called again, in a new transaction, when the database refuses one because of others (serialization
 	// failure, deadlock). It is never called when ctx has ended. If ctx ends while it runs, the transaction may be
 	// rolled back, whatever work returns; settlement and commit are not interrupted. If the answer to a commit is lost,
-	// the store reads the record until it tells, at most for the claim's lease.
-	InTx(ctx context.Context, c Claim, work func(ctx context.Context) (Settlement, error)) error
+	// the store reads a record until it tells, at most for a claim's lease. The runs must have different owners.
+	InTx(ctx context.Context, runs []TxRun, work TxWork) ([]Answer, error)
+
+	// TakesFirst reports whether InTx takes first runs. Without it, claim them.
+	TakesFirst() bool
 }
 
-// A FirstTransactor is a Transactor that makes the first run of a key without a claim before it, and writes its record
-// once. A run that ends its process leaves no trace: use it for deliveries that somebody else counts, such as a broker.
-type FirstTransactor interface {
-	Transactor
+// A TxRun is one run of a transaction.
+type TxRun struct {
+	// Claim was made before. It is not looked at if there is a First.
+	Claim Claim
 
-	// FirstInTx makes the record of a key in a transaction, runs work in it, and commits. Meanwhile others find the key
-	// Busy, and so do others whose keys share a lock with it. They are told to wait for a whole lease. If the caller or
-	// its connection stands still for a lease, the database ends the transaction. While the caller lives, that may take
-	// longer.
+	// First has the transaction make the first run's record, without a claim before it, and write it once. A run that
+	// ends its process leaves no trace: use it for deliveries that somebody else counts, such as a broker.
 	//
-	// Work gets the claim, of the first attempt, and returns as for InTx. If the Answer has no status, the error is
-	// that of InTx, but never *UndecidedError. Nil: it is committed. Any other error means that nothing is, and that
-	// there is no record. To count the run, claim the key and settle that claim.
+	// Meanwhile others find the key Busy, and so do others whose keys share a lock with it. They are told to wait for a
+	// whole lease. If the caller or its connection stands still for a lease, the database ends the transaction. While
+	// the caller lives, that may take longer. The claim is of the first attempt, and nobody has to extend it. To count a
+	// run that failed, claim the key and settle that claim.
 	//
-	// If the Answer has a status, it is the Answer of Claim, and nothing is committed: there is a record, or somebody
-	// else has the lock. The same happens when the answer to a commit was lost. A claim then finds what is true.
+	// It does not take part if there is a record, or somebody else has the lock. If the answer to the commit of first
+	// runs only is lost, none of them takes part either: a claim then finds what is true.
 	//
-	// The request must not park (ParkExpired) or be a Rerun: both are an *InvalidError.
-	FirstInTx(
-		ctx context.Context, r Request, work func(ctx context.Context, c Claim) (Settlement, error),
-	) (Answer, error)
+	// The request must not park (ParkExpired) or be a Rerun: both are an *InvalidError. First runs of a transaction
+	// have the same lease and retention.
+	First *Request
+}
 
-	// FirstsInTx is FirstInTx for several keys in one transaction, with the same lease and retention. Work gets the
-	// claims of those keys that have no record and that nobody else has, in the order of the requests. Without such a
-	// key it is not called. It is called once.
-	//
-	// If it returns nil, these keys have succeeded, without result and outputs, for the requests' retention. FirstsInTx
-	// returns their claims when that is committed. After an error take nothing for committed: ask for each key by
-	// FirstInTx.
-	FirstsInTx(
-		ctx context.Context, requests []Request, work func(ctx context.Context, claims []Claim) error,
-	) ([]Claim, error)
+// TxWork is what InTx runs.
+type TxWork = func(ctx context.Context, claims []Claim) ([]Settlement, error)
+
+// Validate reports a run that cannot be one of a transaction, as an [*InvalidError].
+func (r *TxRun) Validate() error {
+	if r.First == nil {
+		return r.Claim.Validate()
+	}
+	return r.First.validateFirst()
+}
+
+// ClaimsOf returns the claims of runs, for an inbox that takes no first runs. The error is an [*InvalidError].
+func ClaimsOf(runs []TxRun) ([]Claim, error) {
+	claims := make([]Claim, len(runs))
+	for i, r := range runs {
+		if r.First != nil {
+			return nil, invalid("TxRun.First", "is set, and this inbox takes no first runs: claim them")
+		}
+		if err := r.Claim.Validate(); err != nil {
+			return nil, err
+		}
+		claims[i] = r.Claim
+	}
+	return claims, nil
+}
+
+// ValidateFinishes reports settlements that cannot be committed with the effects of so many runs, as an
+// [*InvalidError].
+func ValidateFinishes(settlements []Settlement, runs int) error {
+	if len(settlements) != runs {
+		return invalid("Settlement", fmt.Sprintf("the work of %d runs returned %d settlements", runs, len(settlements)))
+	}
+	for _, s := range settlements {
+		if _, ok := s.(Finish); !ok {
+			return invalid("Settlement", fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", s))
+		}
+		if err := ValidateSettlement(s); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ErrEnded says that the inbox's transaction was, or may have been, committed before its run had ended. Only the work

@@ -45,8 +45,8 @@ func (r Request) Validate() error {
 	return nil
 }
 
-// ValidateFirst is Validate for FirstTransactors.
-func (r Request) ValidateFirst() error {
+// validateFirst is Validate for TxRun.First.
+func (r *Request) validateFirst() error {
 	switch {
 	case r.ParkExpired:
 		return invalid("Request.ParkExpired", "is set: a first run without a claim leaves no trace when it crashes")

@@ -86,17 +86,21 @@ var errDied = errors.New("oncemilltest: the process dies before the commit")
 
 // InTx lets the transaction of a process that dies end without a commit.
 func (i inbox) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
-	err := i.records.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-		settlement, err := work(ctx)
-		if err == nil && i.dies {
-			err = errDied
-		}
-		return settlement, err
-	})
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	answers, err := i.records.InTx(ctx, runs,
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			settlements, err := work(ctx, claims)
+			if err == nil && i.dies {
+				err = errDied
+			}
+			return settlements, err
+		})
 	if errors.Is(err, errDied) {
-		return i.die(ctx, c)
+		err = i.die(ctx, runs[0].Claim)
 	}
-	return err
+	return answers, err
 }
+
+// TakesFirst implements [dedupstore.Transactor].
+func (inbox) TakesFirst() bool { return false }

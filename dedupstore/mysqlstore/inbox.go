@@ -79,16 +79,16 @@ const (
 	endTimeout = 5 * time.Second
 )
 
-// A workFunc is what InTx runs.
-type workFunc = func(context.Context) (dedupstore.Settlement, error)
-
 // InTx implements [dedupstore.Transactor].
-func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
-	if err := c.Validate(); err != nil {
-		return err
+func (s inbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err == nil {
+		err = s.usable(ctx)
 	}
-	if err := s.usable(ctx); err != nil {
-		return err
+	if err != nil {
+		return nil, err
 	}
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
@@ -96,28 +96,31 @@ func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) erro
 		if ctx.Err() != nil {
 			break
 		}
-		err := s.once(ctx, c, work)
+		err := s.once(ctx, claims, work)
 		if errors.Is(err, ErrTxEnded) {
 			s.config.Logger.ErrorContext(ctx, "mysqlstore: the inbox's transaction ended before its run; what was "+
-				"committed has no outcome", "key", c.Key.String(), "error", err)
-			return err
+				"committed has no outcome", "key", claims[0].Key.String(), "error", err)
+			return nil, err
 		}
 		if !conflicts(err) {
-			return noRoom(err)
+			return nil, noRoom(err)
 		}
 		conflict = &dedupstore.ConflictError{Err: err}
 		pace.Sleep(ctx, pace.Jitter(pauses.Next()))
 	}
 	if conflict != nil {
-		return conflict
+		return nil, conflict
 	}
-	return context.Cause(ctx)
+	return nil, context.Cause(ctx)
 }
 
+// TakesFirst implements [dedupstore.Transactor]. Others would wait for the lock of a record that is being made.
+func (inbox) TakesFirst() bool { return false }
+
 // once runs work in one transaction.
-func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) error {
-	rec, at, err := s.unsettled(ctx, c, "")
-	if rec == nil {
+func (s *Store) once(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
+	records, at, err := s.unsettled(ctx, s.db, claims, "")
+	if err != nil || records == nil {
 		return err
 	}
 	taken, more, err := s.place(ctx)
@@ -139,7 +142,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
 	defer end()
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
-	tx, err := begin(life, conn, c.Lease)
+	tx, err := begin(life, conn, claims[0].Lease)
 	if tx != nil {
 		defer rollBack(ctx, tx) // also when work panics; after the commit it ends tx, within endTimeout
 	}
@@ -150,8 +153,8 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return s.failed("begin", err)
 	}
 	inside := context.WithValue(ctx, holder{s.db}, more)
-	settlement, failure := work(txctx.With(txctx.With(inside, tx), &running{tx}))
-	limit := max(c.Lease, leastCommit)
+	settlements, failure := work(txctx.With(txctx.With(inside, tx), &running{tx}), claims)
+	limit := max(claims[0].Lease, leastCommit)
 	if failure != nil {
 		limit = endTimeout
 	}
@@ -161,23 +164,16 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 	if failure != nil || err != nil {
 		return s.undone(bounded, tx, failure, err)
 	}
-	finish, is := settlement.(dedupstore.Finish)
-	if !is {
-		return &dedupstore.InvalidError{
-			Package: "mysqlstore", Field: "Settlement",
-			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
-		}
-	}
-	if err := dedupstore.ValidateSettlement(finish); err != nil {
+	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return err
 	}
-	settled, err := s.finish(bounded, tx, c, rec, finish, at())
+	settled, err := s.settleIn(bounded, tx, claims, records, settlements, at())
 	switch {
 	case err != nil:
 		return s.failed("settle", err)
 	case !settled: // nobody but a copy of this transaction may have
 		rollBack(ctx, tx)
-		if rec, _, err := s.unsettled(bounded, c, ""); rec == nil {
+		if records, _, err := s.unsettled(bounded, s.db, claims, ""); err != nil || records == nil {
 			return err
 		}
 		return dedupstore.ErrClaimLost
@@ -187,7 +183,7 @@ func (s *Store) once(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		return err
 	}
 	rollBack(ctx, tx)
-	return s.resolve(context.WithoutCancel(ctx), c, err)
+	return s.resolve(context.WithoutCancel(ctx), claims[0], err)
 }
 
 // place waits until one more handler may run, and returns the place that it takes, and the extra one of runs inside it.
@@ -285,30 +281,45 @@ func restore(ctx context.Context, conn *sql.Conn) {
 	}
 }
 
-// unsettled returns the record of a claim whose run has not been settled, and what tells the server's time from then
-// on. Without a record the error is nil if this owner's outcome is there, and ErrClaimLost if the claim does not hold.
+// unsettled returns the records of claims whose runs have not been settled, and what tells the server's time from then
+// on. Without records the error is nil if the outcomes of all these owners are there, and ErrClaimLost if a claim does
+// not hold.
 func (s *Store) unsettled(
-	ctx context.Context, c dedupstore.Claim, more string,
-) (rec *dedupstore.Stored, at func() time.Time, err error) {
+	ctx context.Context, q sqlstore.Querier, claims []dedupstore.Claim, more string,
+) (records []*row, at func() time.Time, err error) {
 	start := time.Now()
-	id := idOf(c.Key.String())
-	found, now, err := s.load(ctx, s.db, []string{id}, more)
+	ids := make([]string, len(claims))
+	for i, c := range claims {
+		ids[i] = idOf(c.Key.String())
+	}
+	found, now, err := s.load(ctx, q, ids, more)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, nil, context.Cause(ctx)
 	case err != nil:
 		return nil, nil, s.failed("look at the record", err)
-	case found[id] == nil:
+	}
+	for i, c := range claims {
+		rec := found[ids[i]]
+		switch {
+		case rec == nil:
+			return nil, nil, dedupstore.ErrClaimLost
+		case rec.err != nil:
+			return nil, nil, rec.err
+		}
+		finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
+		next, err := rec.Settle(c, finish, now)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next != nil {
+			records = append(records, rec)
+		}
+	}
+	if records != nil && len(records) < len(claims) {
 		return nil, nil, dedupstore.ErrClaimLost
-	case found[id].err != nil:
-		return nil, nil, found[id].err
 	}
-	rec = &found[id].Stored
-	finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
-	if next, err := rec.Settle(c, finish, now); next == nil {
-		return nil, nil, err
-	}
-	return rec, func() time.Time { return now.Add(time.Since(start)) }, nil
+	return records, func() time.Time { return now.Add(time.Since(start)) }, nil
 }
 
 // rollBack takes endTimeout at most: the driver's own Rollback would wait for a server that stands still.
@@ -319,10 +330,37 @@ func rollBack(ctx context.Context, tx *sql.Tx) {
 	_ = tx.Rollback()
 }
 
+// settleIn writes the outcomes, unless a claim does not hold any more.
+func (s *Store) settleIn(ctx context.Context, tx *sql.Tx, claims []dedupstore.Claim, records []*row,
+	settlements []dedupstore.Settlement, now time.Time) (settled bool, err error) {
+	if len(claims) == 1 { // one statement does
+		return s.finish(ctx, tx, claims[0], records[0], settlements[0], now)
+	}
+	records, at, err := s.unsettled(ctx, tx, claims, " FOR UPDATE")
+	if err != nil || records == nil {
+		return false, noClaim(err)
+	}
+	for i, rec := range records {
+		next, err := rec.Settle(claims[i], settlements[i], at())
+		if err != nil {
+			return false, noClaim(err)
+		}
+		rec.Stored = *next
+	}
+	return true, s.save(ctx, tx, records)
+}
+
+// noClaim is an error that is not ErrClaimLost.
+func noClaim(err error) error {
+	if errors.Is(err, dedupstore.ErrClaimLost) {
+		return nil
+	}
+	return err
+}
+
 // finish writes the outcome if the claim still holds.
-func (s *Store) finish(
-	ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec *dedupstore.Stored, f dedupstore.Finish, now time.Time,
-) (settled bool, err error) {
+func (s *Store) finish(ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec *row, f dedupstore.Settlement,
+	now time.Time) (settled bool, err error) {
 	rec.Expires = now.Add(time.Hour) // the statement looks at what heartbeats have made of it
 	next, err := rec.Settle(c, f, now)
 	if err != nil {
@@ -360,16 +398,16 @@ func commit(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// resolve reads what became of a transaction whose commit ended in an error, until the record tells, at most for a
-// lease. The transaction has the record locked as long as it may still commit, so the reading waits for its end.
+// resolve reads what became of a transaction whose commit ended in an error, until a record tells, at most for a lease.
+// The transaction has the record locked as long as it may still commit, so the reading waits for its end.
 func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, cause error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Lease)
 	defer cancel()
 	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
 	for {
-		rec, _, err := s.unsettled(ctx, c, " FOR UPDATE")
+		records, _, err := s.unsettled(ctx, s.db, []dedupstore.Claim{c}, " FOR UPDATE")
 		switch {
-		case rec != nil:
+		case records != nil:
 			return fmt.Errorf("mysqlstore: the transaction was not committed: %w", cause)
 		case err == nil, errors.Is(err, dedupstore.ErrClaimLost):
 			return err

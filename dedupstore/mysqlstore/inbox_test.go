@@ -37,7 +37,7 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 				t.Parallel()
 				db := newDB(t)
 				s := newStore(t, db)
-				err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"),
+				err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"),
 					func(ctx context.Context) (dedupstore.Settlement, error) {
 						return success, errors.Join(effect(ctx, "1"), end(ctx), result)
 					})
@@ -65,10 +65,10 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	for i := range 3 {
 		outer, inner := runOf(t, s, fmt.Sprint("outer-", i)), runOf(t, s, fmt.Sprint("inner-", i))
 		all.Go(func() {
-			err := s.Inbox().InTx(ctx, outer, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, s.Inbox(), outer, func(ctx context.Context) (dedupstore.Settlement, error) {
 				begun.Done()
 				begun.Wait()
-				return success, s.Inbox().InTx(ctx, inner, func(context.Context) (dedupstore.Settlement, error) {
+				return success, dedupstore.InTxOne(ctx, s.Inbox(), inner, func(context.Context) (dedupstore.Settlement, error) {
 					return success, nil
 				})
 			})
@@ -101,10 +101,10 @@ func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
 				outer, inner := runOf(t, s, fmt.Sprint("outer-", i)), runOf(t, s, fmt.Sprint("inner-", i))
 				outers = append(outers, outer)
 				all.Go(func() {
-					err := s.Inbox().InTx(ctx, outer, func(ctx context.Context) (dedupstore.Settlement, error) {
+					err := dedupstore.InTxOne(ctx, s.Inbox(), outer, func(ctx context.Context) (dedupstore.Settlement, error) {
 						begun.Done()
 						begun.Wait()
-						return success, s.Inbox().InTx(ctx, inner, func(context.Context) (dedupstore.Settlement, error) {
+						return success, dedupstore.InTxOne(ctx, s.Inbox(), inner, func(context.Context) (dedupstore.Settlement, error) {
 							inside <- struct{}{}
 							<-end
 							return success, nil
@@ -141,7 +141,7 @@ func TestInbox_ARunInARunInARunEnds(t *testing.T) {
 	var run func(ctx context.Context, i, depth int) error
 	run = func(ctx context.Context, i, depth int) error {
 		c := runOf(t, s, fmt.Sprint(i, "-", depth))
-		return s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return dedupstore.InTxOne(ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			if depth == 0 {
 				return success, nil
 			}
@@ -215,7 +215,7 @@ func TestInbox_RealDeadlocksAreRepeated(t *testing.T) {
 	for i := range 2 {
 		c := runOf(t, s, fmt.Sprint(i))
 		calls.Go(func() {
-			errs[i] = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			errs[i] = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				runs[i]++
 				add := func(id int) error {
 					_, err := Tx(ctx).ExecContext(ctx, "UPDATE accounts SET balance = balance + 1 WHERE id = ?", id)
@@ -291,7 +291,7 @@ func TestInbox_DeadlocksAreRepeatedWhateverTheHandlerSays(t *testing.T) {
 				db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"wait_timeout": "777"} })
 				s := newStore(t, db)
 				calls := 0
-				err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 					if calls++; calls > 1 {
 						return success, effect(ctx, "1")
 					}
@@ -361,7 +361,7 @@ func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
 				r := request(name + lease.String())
 				r.Lease = lease
 				c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-				_ = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				_ = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					var wait int
 					if err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout").Scan(&wait); err != nil || wait != want {
 						t.Errorf("wait_timeout is %d, %v; want %d", wait, err, want)
@@ -383,7 +383,7 @@ func TestInbox_WritesAfterACommitAreRefused(t *testing.T) {
 	for _, end := range []string{"COMMIT", "CREATE TABLE made (n INT)", "START TRANSACTION", "ROLLBACK"} {
 		db := newDB(t)
 		s := newStore(t, db)
-		_ = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		_ = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 			_ = exec(ctx, end)
 			if err := effect(ctx, "1"); number(err) != errReadOnlyTx {
 				t.Errorf("a write after %s returned %v", end, err)
@@ -414,7 +414,7 @@ func TestInbox_GivesUpOnAServerThatStandsStill(t *testing.T) {
 		return mysqltest.Fault{Freeze: 10 * time.Second}
 	})
 	began := time.Now()
-	err := s.Inbox().InTx(ctx, c, func(context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(ctx, s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		t.Error("work is called")
 		return success, nil
 	})
@@ -443,7 +443,7 @@ func TestInbox_LockTimeoutsAreConflicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	err = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 		if calls++; calls == 3 {
 			_ = other.Rollback()
 		}
@@ -472,7 +472,7 @@ func TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	err = s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 		if calls++; calls == 3 {
 			return success, effect(ctx, "1")
 		}
@@ -508,7 +508,7 @@ func TestInbox_SettlesByItsID(t *testing.T) {
 		after = reads(tx)
 		return commit(ctx, tx)
 	}
-	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		before = reads(Tx(ctx))
 		return success, nil
 	})
@@ -524,7 +524,7 @@ func TestInbox_KilledConnections(t *testing.T) {
 	s := newStore(t, db)
 	r := request("1")
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		if err := effect(ctx, "1"); err != nil {
 			return nil, err
 		}
@@ -540,7 +540,7 @@ func TestInbox_KilledConnections(t *testing.T) {
 	}
 	wantEffects(t, db, "1", 0)
 	claim(t, s, r, dedupstore.AcquiredRun)
-	if err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	if err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		return success, effect(ctx, "1")
 	}); err != nil {
 		t.Error(err)
@@ -560,7 +560,7 @@ func TestInbox_HandlersLeaveConnectionsToHeartbeats(t *testing.T) {
 	for i := range 12 {
 		c := runOf(t, s, fmt.Sprint(i))
 		runs.Go(func() {
-			err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: long, Started: true})
 				return success, errors.Join(err, effect(ctx, fmt.Sprint(i)))
 			})
@@ -595,7 +595,7 @@ func TestStore_ResultsWithoutRoom(t *testing.T) {
 	if !errors.Is(errs[0], dedupstore.ErrFull) || errs[1] != nil {
 		t.Errorf("the settlements returned %v", errs)
 	}
-	err := s.Inbox().InTx(t.Context(), third,
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), third,
 		func(context.Context) (dedupstore.Settlement, error) { return large, nil })
 	if !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("the transaction returned %v", err)
@@ -613,7 +613,7 @@ func TestInbox_AStatementThatIsTooLargeIsAFailure(t *testing.T) {
 	db := newDB(t)
 	s := newStore(t, db)
 	text := make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
-	err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 		_, err := Tx(ctx).ExecContext(ctx, "DO ?", text)
 		return success, err
 	})

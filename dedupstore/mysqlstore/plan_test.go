@@ -114,7 +114,7 @@ func doEverything(t *testing.T, s *Store, db *sql.DB) {
 	work := func(context.Context) (dedupstore.Settlement, error) { return success, nil }
 	for _, lost := range []error{nil, errors.New("no answer")} {
 		s.commit = func(ctx context.Context, tx *sql.Tx) error { return errors.Join(commit(ctx, tx), lost) }
-		must(inbox.InTx(ctx, runOf(t, inbox, fmt.Sprint("inbox ", lost)), work))
+		must(dedupstore.InTxOne(ctx, inbox, runOf(t, inbox, fmt.Sprint("inbox ", lost)), work))
 	}
 	s.commit = commit
 

@@ -89,7 +89,7 @@ func TestInbox_ACommitIsSeenWhateverTheCompletionType(t *testing.T) {
 		db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"completion_type": "1"} })
 		s := newStore(t, db)
 		runs := 0
-		err := s.Inbox().InTx(t.Context(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
 			runs++
 			if before != "" {
 				if _, err := Tx(ctx).ExecContext(ctx, before); err != nil {

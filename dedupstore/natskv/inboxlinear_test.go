@@ -25,7 +25,7 @@ func (b batched) Settle(ctx context.Context, settlings []dedupstore.Settling) []
 			if _, finishes := s.(dedupstore.Finish); !finishes {
 				return dedupstore.SettleOne(ctx, b.Inbox, c, s)
 			}
-			return b.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return dedupstore.InTxOne(ctx, b, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				output := message(fmt.Sprint(c.Key.ID, "-", c.Fence), "orders.out.linear")
 				return s, b.Publish(ctx, output)
 			})

@@ -114,7 +114,7 @@ func TestPublish_ARunHasAtMost999Messages(t *testing.T) {
 	in := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
 	run := func(id string, n int) error {
 		c := claim(t, in, request(id), dedupstore.AcquiredRun).Claim
-		return in.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return dedupstore.InTxOne(t.Context(), in, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			half := n / 2
 			if err := in.Publish(ctx, many(n)[:half]...); err != nil {
 				return nil, err
@@ -232,7 +232,7 @@ func TestInbox_AMissingRightIsSaid(t *testing.T) {
 	}
 	for topic, allowed := range map[string]bool{"orders.a": true, "orders.b": false} {
 		c := claim(t, in, request(topic), dedupstore.AcquiredRun).Claim
-		err := in.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), in, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return succeeded(""), in.Publish(ctx, message("1", "orders.a"), message("2", topic))
 		})
 		var setup *dedupstore.SetupError
@@ -263,7 +263,7 @@ func TestInbox_ManyConnectionsBesideHalfABatch(t *testing.T) {
 				failed <- results[0].Err
 				return
 			}
-			failed <- own.InTx(t.Context(), results[0].Answer.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+			failed <- dedupstore.InTxOne(t.Context(), own, results[0].Answer.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
 				return succeeded(""), own.Publish(ctx, message("1", "orders.a"), message("2", "orders.b"))
 			})
 		}()
@@ -284,7 +284,7 @@ func TestPublish_ByAStoreOfAnotherServerJoinsNoRun(t *testing.T) {
 	a := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
 	b := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
 	c := claim(t, a, request("1"), dedupstore.AcquiredRun).Claim
-	if err := a.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	if err := dedupstore.InTxOne(t.Context(), a, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		return succeeded(""), b.Publish(ctx, message("1", "orders.b"))
 	}); err != nil {
 		t.Fatal(err)
@@ -302,7 +302,7 @@ func TestPublish_ByAStoreOfOtherRecordsLeavesThoseOfTheRunAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := claim(t, a, request("1"), dedupstore.AcquiredRun).Claim
-	err = a.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	err = dedupstore.InTxOne(t.Context(), a, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		return succeeded(""), b.Publish(ctx, message("1", "orders.once.a.b.c.d"))
 	})
 	if _, is := errors.AsType[*dedupstore.InvalidError](err); !is {

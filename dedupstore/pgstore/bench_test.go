@@ -27,7 +27,7 @@ func BenchmarkInbox(b *testing.B) {
 		if err != nil {
 			return err
 		}
-		return s.Inbox().InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return dedupstore.InTxOne(ctx, s.Inbox(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return success, effect(ctx, a.Claim)
 		})
 	}

@@ -143,7 +143,7 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 		"Claim": claimed, "Extend": beat(t.Context(), s, c, long),
 		"Settle": dedupstore.SettleOne(t.Context(), s, c, success),
 		"Clean":  cleaned,
-		"InTx":   s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
+		"InTx":   dedupstore.InTxOne(t.Context(), s.Inbox(), c, work), "InTx with SQL": dedupstore.InTxOne(t.Context(), s.InboxSQL(), c, work),
 	} {
 		if problem := schemaProblem(err, says); problem != nil {
 			t.Errorf("%s: %v", what, problem)
@@ -199,7 +199,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		t.Errorf("with the documented rights: %v, %q", err, report.Warnings)
 	}
 	c := runOf(t, s.Inbox(), "1")
-	if err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	if err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		return success, nil
 	}); err != nil {
 		t.Error(err)
@@ -369,7 +369,7 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	}
 	want("running on", "done on")
 	c := runOf(t, s.Inbox(), "inbox")
-	if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+	if err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, paying(c)); err != nil {
 		t.Fatal(err)
 	}
 	want("running off", "done on")
@@ -378,7 +378,7 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	const hasty = `SET LOCAL synchronous_commit = off`
 	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 		c := runOf(t, inbox, "hasty-"+name)
-		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx,
 				hasty)
 		}); err != nil {

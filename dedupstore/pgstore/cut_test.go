@@ -101,7 +101,7 @@ func TestInbox_ACommitThatComesLateIsRefused(t *testing.T) {
 	})
 	r := request("1")
 	c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
-	err := inbox.InTx(t.Context(), c, paying(c))
+	err := dedupstore.InTxOne(t.Context(), inbox, c, paying(c))
 	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Fatalf("the run returned %v, want that it was not committed", err)
 	}
@@ -115,7 +115,7 @@ func TestInbox_ACommitThatComesLateIsRefused(t *testing.T) {
 		t.Errorf("the claim is %+v, want %+v", again, c)
 	}
 	p.inject(nil)
-	if err := inbox.InTx(t.Context(), c, paying(c)); err != nil { // another transaction of the same run
+	if err := dedupstore.InTxOne(t.Context(), inbox, c, paying(c)); err != nil { // another transaction of the same run
 		t.Error(err)
 	}
 	wantEffects(t, direct, "1", 1)
@@ -155,7 +155,7 @@ func TestInbox_ACommitThatIsStillUnderWayIsWaitedFor(t *testing.T) {
 		})
 		c := runOf(t, inbox, id)
 		calls := 0
-		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			calls++
 			return success, effect(ctx, c)
 		}); err != nil {
@@ -192,7 +192,7 @@ func TestInbox_SaysWhenItCannotFindOut(t *testing.T) {
 			return faithful
 		})
 		start := time.Now()
-		err := inbox.InTx(t.Context(), c, paying(c))
+		err := dedupstore.InTxOne(t.Context(), inbox, c, paying(c))
 		if undecided, ok := errors.AsType[*dedupstore.UndecidedError](err); !ok || undecided.Err == nil {
 			t.Errorf("%s: the run returned %v, want an UndecidedError", name, err)
 		}

@@ -54,7 +54,7 @@ func TestInbox_AnEndThatAClaimWroteOutlivesTheServer(t *testing.T) {
 				t.Fatalf("the claim that ended the run returned %+v, %v", res, err)
 			}
 
-			if err := inbox.InTx(t.Context(), holder, paying(holder)); !errors.Is(err, dedupstore.ErrClaimLost) {
+			if err := dedupstore.InTxOne(t.Context(), inbox, holder, paying(holder)); !errors.Is(err, dedupstore.ErrClaimLost) {
 				t.Errorf("the holder's run returned %v, want ErrClaimLost", err)
 			}
 			wantEffects(t, pool, "1", 0)

@@ -20,11 +20,24 @@ func firstOf(
 	t *testing.T, s dedupstore.Store, r dedupstore.Request, work func(context.Context, dedupstore.Claim) error,
 ) (dedupstore.Answer, error) {
 	t.Helper()
-	return s.(dedupstore.FirstTransactor).FirstInTx(t.Context(), r,
-		func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
-			return dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: r.Retention},
-				work(ctx, c)
+	answers, err := s.(dedupstore.Transactor).InTx(t.Context(), []dedupstore.TxRun{{First: &r}},
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			return successes(claims), work(ctx, claims[0])
 		})
+	if answers == nil || err != nil {
+		return dedupstore.Answer{}, err
+	}
+	return answers[0], nil
+}
+
+// successes are the settlements of a batch that has succeeded.
+func successes(claims []dedupstore.Claim) (settlements []dedupstore.Settlement) {
+	for _, c := range claims {
+		settlements = append(settlements, dedupstore.Finish{
+			Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
+		})
+	}
+	return settlements
 }
 
 // firstly is a call that the broker counts as the first.
@@ -86,14 +99,17 @@ func TestFirst_FrozenHolderIsCutOffAfterItsLease(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	r := request("1")
 	r.Lease = time.Second
-	f := &firstRun{all: []*claiming{newClaiming(&r)}}
+	members, err := s.inbox.membersOf([]dedupstore.TxRun{{First: &r}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	tx := begin(t, pool, pgx.ReadCommitted)
 	start := time.Now()
-	f.statements(&s.sql, func(query string, args []any) {
-		if _, err := tx.Exec(t.Context(), query, args...); err != nil {
+	for _, one := range s.inbox.newRun(members).firsts() {
+		if _, err := tx.Exec(t.Context(), one.query, one.args...); err != nil {
 			t.Fatal(err)
 		}
-	})
+	}
 	if a := claim(t, s, request("1"), dedupstore.Busy); a.Wait <= 0 {
 		t.Errorf("a twin is to wait for %v", a.Wait)
 	}
@@ -380,19 +396,22 @@ func TestFirsts_OfASlowBatchAreAllRememberedForTheirWindow(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	var requests []dedupstore.Request
+	var runs []dedupstore.TxRun
 	for _, id := range []string{"1", "2", "3"} {
 		r := request(id)
 		r.Lease = 5 * time.Second
-		requests = append(requests, r)
+		runs = append(runs, dedupstore.TxRun{First: &r})
 	}
-	claims, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(), requests,
-		func(ctx context.Context, claims []dedupstore.Claim) error {
+	_, err := s.Inbox().InTx(t.Context(), runs,
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			if len(claims) != 3 {
+				t.Errorf("%d of 3 take part", len(claims))
+			}
 			lasts(2 * quick)
-			return effect(ctx, claims[0])
+			return successes(claims), effect(ctx, claims[0])
 		})
-	if err != nil || len(claims) != 3 {
-		t.Fatalf("%d committed, %v", len(claims), err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	var apart float64
 	err = pool.QueryRow(t.Context(),

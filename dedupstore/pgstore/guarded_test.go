@@ -219,7 +219,7 @@ func TestInbox_SaysWhatAHandlerHasChanged(t *testing.T) {
 	for id, change := range map[string]string{"path": `SET LOCAL search_path = pg_catalog`,
 		"role": `SET LOCAL ROLE pg_monitor`} {
 		c := runOf(t, s.Inbox(), id)
-		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			err := effect(ctx, c)
 			_, changed := Tx(ctx).Exec(ctx, change)
 			return success, errors.Join(err, changed)

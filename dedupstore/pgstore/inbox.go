@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,18 +26,44 @@ type inbox struct {
 
 // A run is one transaction of an inbox.
 type run struct {
-	store *Store
-	claim dedupstore.Claim
-	id    []byte
-	token string       // names the transaction for those who bar it
-	ours  bool         // the claim was granted here, and this is its first transaction: no need to look
-	first *firstRun    // there was no claim: the transaction makes the record; nil: there was one
-	used  atomic.Bool  // the handler has made a statement
-	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
-	wire  sync.RWMutex // as calls; locked by a heartbeat
-	open  atomic.Int32 // rows and results that the handler has not closed
+	store   *Store
+	members []member
+	stands  *member      // for all: the first that takes part
+	claimed bool         // some claims were made before
+	began   time.Time    // before anything was sent
+	token   string       // names the transaction for those who bar it
+	used    atomic.Bool  // the handler has made a statement
+	calls   sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
+	wire    sync.RWMutex // as calls; locked by a heartbeat
+	open    atomic.Int32 // rows and results that the handler has not closed
 
 	conflict atomic.Pointer[error] // that PostgreSQL answered to a statement of the handler
+}
+
+// A member is a run of a guard in a transaction.
+type member struct {
+	claim dedupstore.Claim // of a first run without fence until its record is made
+	id    []byte
+	ours  bool      // the claim was granted here, and this is its first transaction: no need to look
+	first *claiming // nil: the claim was made before
+}
+
+// part are the members that take part.
+func (r *run) part() []member {
+	return slices.Collect(func(yield func(member) bool) {
+		for _, m := range r.members {
+			if m.claim.Fence != 0 && !yield(m) {
+				return
+			}
+		}
+	})
+}
+
+func (r *run) claims() (claims []dedupstore.Claim) {
+	for _, m := range r.part() {
+		claims = append(claims, m.claim)
+	}
+	return claims
 }
 
 // mark is set when an inbox's transaction begins and ends with it. A settlement that does not find it is outside that
@@ -44,28 +71,38 @@ type run struct {
 const mark = `SELECT set_config('oncemill.tx', 'inbox', true),
 	set_config('idle_in_transaction_session_timeout', $1::text, true)`
 
-// lookArgs are those of the function that makes sure, at the beginning of a transaction, that there is something to do.
-func (r *run) lookArgs() []any { return []any{r.id, r.claim.Owner, int64(r.claim.Fence)} }
-
-// A statement is one before the commit.
+// A statement is one of the inbox's own.
 type statement struct {
 	query string
 	args  []any
 }
 
-// settlements are the statements before the commit.
-func (r *run) settlements(s *settling) []statement {
-	sql := &r.store.sql
-	if r.first != nil && r.first.foresaw(r, s) {
-		return []statement{{sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}}}
-	}
-	all := []statement{{sql.settleIn, s.args(r.token)}}
-	if r.first != nil {
-		for _, c := range r.first.made[1:] { // of a batch
-			other := *s
-			other.id, other.owner, other.fence = idOf(c.Key.String()), c.Owner, int64(c.Fence)
-			all = append(all, statement{sql.settleIn, other.args(r.token)})
+// looks make sure, at the beginning of a transaction, that there is something to do for claims that were made before.
+func (r *run) looks() (all []statement) {
+	for _, m := range r.members {
+		if m.first == nil && !m.ours {
+			all = append(all, statement{r.store.sql.begin, m.lookArgs()})
 		}
+	}
+	return all
+}
+
+func (m *member) lookArgs() []any { return []any{m.id, m.claim.Owner, int64(m.claim.Fence)} }
+
+// settlements are the statements before the commit.
+func (r *run) settlements(settled []*settling) (all []statement) {
+	sql := &r.store.sql
+	for i, m := range r.part() {
+		switch {
+		case m.first == nil:
+			all = append(all, statement{sql.settleIn, settled[i].args(r.token)})
+		case !r.foresaw(&m, settled[i]):
+			all = append(all, statement{sql.settleIn, settled[i].args(firstToken)})
+		}
+	}
+	if len(all) == 0 {
+		s := settled[0]
+		all = append(all, statement{sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}})
 	}
 	return all
 }
@@ -80,7 +117,7 @@ type session interface {
 	beat(ctx context.Context) error
 
 	// commit settles and commits. ctx bounds it.
-	commit(ctx context.Context, s *settling) error
+	commit(ctx context.Context, settled []*settling) error
 
 	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended
 	// the transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the
@@ -114,28 +151,78 @@ func (i *inbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	return results
 }
 
-// A workFunc is what InTx runs.
-type workFunc = func(context.Context) (dedupstore.Settlement, error)
-
 // InTx implements [dedupstore.Transactor].
-func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
-	if err := c.Validate(); err != nil {
-		return err
+func (i *inbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	members, err := i.membersOf(runs)
+	if err != nil {
+		return nil, err
 	}
-	if c.Fence > math.MaxInt64 {
-		return dedupstore.ErrClaimLost
-	}
-	ours := time.Now().Before(i.store.granted.take(c.Owner))
-	id := idOf(c.Key.String())
-	return i.repeat(ctx, c, func() error {
-		r := &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}
-		ours = false
+	var r *run
+	err = i.repeat(ctx, members[0].claim.Key, func() error {
+		r = i.newRun(members)
+		for n := range members {
+			members[n].ours = false
+		}
 		return i.once(ctx, r, work)
 	})
+	switch {
+	case errors.Is(err, errTaken):
+		return i.answers(ctx, members)
+	case err != nil:
+		return nil, err
+	case len(r.part()) < len(members):
+		answers, _ := i.answers(ctx, r.members) // what is committed is: a claim finds out what could not be answered
+		return answers, nil
+	}
+	return nil, nil
+}
+
+// TakesFirst implements [dedupstore.Transactor].
+func (*inbox) TakesFirst() bool { return true }
+
+func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
+	members := make([]member, len(runs))
+	for n := range runs {
+		r := &runs[n]
+		if err := r.Validate(); err != nil {
+			return nil, err
+		}
+		if r.First != nil {
+			members[n].first = newClaiming(r.First)
+			members[n].claim, members[n].id = claimOf(r.First), members[n].first.id
+			continue
+		}
+		if r.Claim.Fence > math.MaxInt64 {
+			return nil, dedupstore.ErrClaimLost
+		}
+		members[n].claim, members[n].id = r.Claim, idOf(r.Claim.Key.String())
+		members[n].ours = time.Now().Before(i.store.granted.take(r.Claim.Owner))
+	}
+	return members, nil
+}
+
+func (i *inbox) newRun(members []member) *run {
+	r := &run{store: i.store, members: slices.Clone(members), began: time.Now(), token: firstToken}
+	for n := range r.members {
+		if m := &r.members[n]; m.first == nil {
+			r.claimed = true
+			if r.stands == nil {
+				r.stands = m
+			}
+		}
+	}
+	if r.claimed {
+		r.token = ids.Token()
+	} else {
+		r.stands = &r.members[0]
+	}
+	return r
 }
 
 // repeat does work in transactions until PostgreSQL does not refuse one because of others.
-func (i *inbox) repeat(ctx context.Context, c dedupstore.Claim, once func() error) error {
+func (i *inbox) repeat(ctx context.Context, key dedupstore.Key, once func() error) error {
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
 	for range maxTries {
@@ -145,7 +232,7 @@ func (i *inbox) repeat(ctx context.Context, c dedupstore.Claim, once func() erro
 		err := once()
 		if errors.Is(err, ErrTxEnded) {
 			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it "+
-				"committed has no outcome", "key", c.Key.String())
+				"committed has no outcome", "key", key.String())
 			return err
 		}
 		if !conflicts(err) {
@@ -161,7 +248,7 @@ func (i *inbox) repeat(ctx context.Context, c dedupstore.Claim, once func() erro
 }
 
 // once runs work in one transaction.
-func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
+func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error {
 	free, err := i.store.share.take(ctx, i.store.cfg.Logger)
 	if err != nil {
 		return err
@@ -172,7 +259,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	}
 	switch {
 	case codeOf(err) == codeSettled:
-		return nil
+		return i.settledBefore(ctx, r)
 	case codeOf(err) == codeLost:
 		return dedupstore.ErrClaimLost
 	case err != nil:
@@ -186,12 +273,13 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return s.end(ctx)
 	})
 	defer end() // also when work panics
-	if r.first != nil && r.claim.Fence == 0 {
+	claims := r.claims()
+	if len(claims) == 0 {
 		return errTaken
 	}
 	stop := r.keep(outer, s, lose)
 	defer stop()
-	settlement, err := work(s.context(outer))
+	settlements, err := work(s.context(outer), claims)
 	stop()
 	if err != nil {
 		if !end() { // another run could make the effects once more
@@ -200,11 +288,11 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return r.because(err)
 	}
 	used := r.used.Load()
-	settled, err := r.finishing(settlement)
+	settled, err := finishing(claims, settlements)
 	if err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(r.claim.Lease, leastCommit))
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(r.stands.claim.Lease, leastCommit))
 	defer cancel()
 	err = s.commit(bounded, settled)
 	switch {
@@ -212,7 +300,8 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		i.note(ctx, used)
 		return nil
 	case codeOf(err) == codeSettled:
-		return nil
+		end()
+		return i.settledBefore(ctx, r)
 	case errors.Is(err, ErrTxAborted):
 		return r.because(err)
 	case errors.Is(err, ErrTxEnded), conflicts(err):
@@ -226,10 +315,34 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		return r.because(i.refusal(err))
 	}
 	end()
-	if r.first != nil {
+	if !r.claimed {
 		return errTaken
 	}
 	return i.resolve(ctx, r, err)
+}
+
+// settledBefore is the answer of a transaction of which one run is settled, by a copy of the transaction.
+func (i *inbox) settledBefore(ctx context.Context, r *run) error {
+	if len(r.members) == 1 {
+		return nil
+	}
+	for _, m := range r.members {
+		if m.first != nil {
+			return dedupstore.ErrClaimLost
+		}
+		err := i.store.again(ctx, func() error {
+			_, err := i.store.pool.Exec(ctx, i.store.sql.begin, m.lookArgs()...)
+			return err
+		})
+		switch {
+		case codeOf(err) == codeSettled:
+		case err == nil, codeOf(err) == codeLost:
+			return dedupstore.ErrClaimLost
+		default:
+			return i.store.failed("begin", err)
+		}
+	}
+	return nil
 }
 
 // fewRuns is how many runs without a statement may be by chance.
@@ -245,15 +358,20 @@ func (i *inbox) note(ctx context.Context, used bool) {
 	}
 }
 
-// finishing is the settlement that may be committed with effects: without an outcome the next run would make them
+// finishing are the settlements that may be committed with effects: without an outcome the next run would make them
 // again.
-func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
-	if _, ok := s.(dedupstore.Finish); !ok {
-		return nil, &dedupstore.InvalidError{
-			Package: "pgstore", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s),
+func finishing(claims []dedupstore.Claim, settlements []dedupstore.Settlement) ([]*settling, error) {
+	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
+		return nil, err
+	}
+	settled := make([]*settling, len(claims))
+	for n, c := range claims {
+		var err error
+		if settled[n], err = newSettling(c, settlements[n]); err != nil {
+			return nil, err
 		}
 	}
-	return newSettling(r.claim, s)
+	return settled, nil
 }
 
 // refusal explains why PostgreSQL neither settled nor committed.
@@ -282,15 +400,15 @@ func refused(err error) bool {
 		e.Code[:min(2, len(e.Code))] != "08"
 }
 
-// resolve reads what became of a transaction whose commit got no answer.
+// resolve reads what became of a transaction whose commit got no answer. One record tells for all.
 func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.claim.Lease)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.stands.claim.Lease)
 	defer cancel()
 	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
 	for {
 		var verdict string
 		err := i.store.again(ctx, func() error {
-			args := []any{r.token, r.id, r.claim.Owner, int64(r.claim.Fence)}
+			args := append([]any{r.token}, r.stands.lookArgs()...)
 			return i.store.pool.QueryRow(ctx, i.store.sql.decide, args...).Scan(&verdict)
 		})
 		switch {

@@ -214,7 +214,7 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 			inbox, on := of(s)
 			r := request(name + form)
 			c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
-			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				return success, on(ctx).exec(ctx, end)
 			})
 			if !errors.Is(err, ErrTxEnded) {
@@ -304,7 +304,7 @@ func TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure(t *testing.T) {
 	} {
 		c := runOf(t, s.InboxSQL(), name)
 		boom := errors.New("no")
-		err := s.InboxSQL().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), s.InboxSQL(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return nil, errors.Join(onSQL(ctx).exec(ctx, insertEffect, name), end(ctx), boom)
 		})
 		if !errors.Is(err, boom) || errors.Is(err, dedupstore.ErrEnded) {
@@ -323,7 +323,7 @@ func TestTx_IsEndedByTheInboxOnly(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	c := runOf(t, s.Inbox(), "1")
 	var kept, savepoint pgx.Tx
-	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (_ dedupstore.Settlement, err error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (_ dedupstore.Settlement, err error) {
 		kept = Tx(ctx)
 		if err := kept.Commit(ctx); !errors.Is(err, ErrInboxCommits) {
 			t.Errorf("Commit returned %v, want ErrInboxCommits", err)
@@ -384,7 +384,7 @@ func TestTx_PanicsOutsideARun(t *testing.T) {
 	}
 	for id, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 		c := runOf(t, inbox, id)
-		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			if id == "sql" {
 				if said := panics(func() { Tx(ctx) }); !strings.Contains(said, "over Store.Inbox()") {
 					t.Errorf("Tx in the other form says %q", said)
@@ -441,13 +441,13 @@ func TestInbox_ZombiesRollBack(t *testing.T) {
 		s := newStore(t, pool, Config{Isolation: level})
 		id := string(level)
 		c := claim(t, s.Inbox(), brief(id), dedupstore.AcquiredRun).Claim
-		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			if err := effect(ctx, c); err != nil {
 				return nil, err
 			}
 			lasts(60 * time.Millisecond)
 			next := claim(t, s.Inbox(), request(id), dedupstore.AcquiredRun).Claim
-			return success, s.Inbox().InTx(t.Context(), next, paying(next))
+			return success, dedupstore.InTxOne(t.Context(), s.Inbox(), next, paying(next))
 		})
 		if !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: the zombie's run returned %v, want ErrClaimLost", level, err)
@@ -484,7 +484,7 @@ func TestInbox_ConflictsAreRepeated(t *testing.T) {
 			for i := range 2 {
 				c := runOf(t, inbox, tc.name+string(rune('a'+i)))
 				both.Go(func() {
-					err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+					err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 						calls[i]++
 						accounts := []int{1, 1}
 						if tc.deadlocks {
@@ -572,7 +572,7 @@ func TestInbox_OutboxesJoin(t *testing.T) {
 	for i, inbox := range []dedupstore.Transactor{s.Inbox(), s.InboxSQL()} {
 		for _, end := range []error{errors.New("no"), nil} {
 			c := runOf(t, inbox, string(rune('a'+i))+map[bool]string{true: "commits"}[end == nil])
-			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				err := box.Publish(ctx, producer.Message{ID: c.Key.ID, Topic: "receipts", Payload: []byte("12.50")})
 				if n := rows(); n != i {
 					t.Errorf("%d rows are committed before the commit, want %d", n, i)
@@ -616,7 +616,7 @@ func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 	} {
 		for size, rows := range map[string]string{"few": "1", "many": "100000"} {
 			c := runOf(t, s, name+size)
-			err := one.inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(t.Context(), one.inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				return success, one.query(ctx, `SELECT generate_series(1, `+rows+`)`)
 			})
 			if !errors.Is(err, errBusy) {
@@ -649,7 +649,7 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 			var left sync.WaitGroup
 			defer left.Wait()
 			began := time.Now()
-			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				tx := SQLTx(ctx)
 				var pid int
 				if err := tx.QueryRowContext(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
@@ -708,7 +708,7 @@ func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
 		}},
 	} {
 		c := runOf(t, s, name)
-		err := one.inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(t.Context(), one.inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			on := onPgx
 			if strings.HasPrefix(name, "sql") {
 				on = onSQL
@@ -736,7 +736,7 @@ func TestInbox_ACutThatComesLateIsNotOfAnother(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	for name, late := range map[string]bool{"before the end": false, "after the end": true} {
-		begun, err := s.beginSQL(t.Context(), &run{store: s, claim: runOf(t, s, name), ours: true})
+		begun, err := s.beginSQL(t.Context(), s.inboxSQL.newRun([]member{{claim: runOf(t, s, name), ours: true}}))
 		if err != nil {
 			t.Fatal(err)
 		}

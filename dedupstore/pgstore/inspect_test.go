@@ -154,7 +154,7 @@ func TestLook_SaysWhatTransactionsSettled(t *testing.T) {
 			r := request(id + kind)
 			r.Holder = "host:1"
 			c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
-			if err := inbox.InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+			if err := dedupstore.InTxOne(t.Context(), inbox, c, func(context.Context) (dedupstore.Settlement, error) {
 				return f, nil
 			}); err != nil {
 				t.Fatal(err)

@@ -145,7 +145,7 @@ func TestChange_BesideLiveClaims(t *testing.T) {
 			err = dedupstore.SettleOne(ctx, transactor, c, dedupstore.Release{Reason: "later"})
 		} else {
 			f := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: kinds[rand.N(len(kinds))]}, Retention: long}
-			err = transactor.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err = dedupstore.InTxOne(ctx, transactor, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				return f, effect(ctx, c)
 			})
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -58,7 +59,7 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if claim.Fence == 0 {
 		return ErrBypassed
 	}
-	if r, inside := txctx.From[*run](ctx); inside && r.claim.Key == claim.Key && r.claim.Fence == claim.Fence {
+	if r, inside := txctx.From[*run](ctx); inside && slices.Contains(r.claims(), *claim) {
 		return ErrInInbox
 	}
 	if claim.Fence > math.MaxInt64 {

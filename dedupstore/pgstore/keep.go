@@ -14,13 +14,13 @@ import (
 // leastSilence is how long the session of a claimed run may stand still at least, however short its lease is.
 const leastSilence = 5 * time.Second
 
-// silence is how long the session may stand still: others get the locks of a host that has vanished after that. Only a
-// first run's is its lease, because for so long others wait for it.
+// silence is how long the session may stand still: others get the locks of a host that has vanished after that. Only
+// that of first runs is their lease, because for so long others wait for them.
 func (r *run) silence() time.Duration {
-	if r.first == nil {
-		return max(r.claim.Lease, leastSilence)
+	if r.claimed {
+		return max(r.stands.claim.Lease, leastSilence)
 	}
-	return r.claim.Lease
+	return r.stands.claim.Lease
 }
 
 // milliseconds is a limit as PostgreSQL reads it.
@@ -32,7 +32,7 @@ func milliseconds(d time.Duration) string {
 // connection is lost it calls lose.
 func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc) (stop func()) {
 	lost := errLost
-	if r.first != nil {
+	if !r.claimed {
 		lost = dedupstore.ErrClaimLost // there is no record, and others may run
 	}
 	every := max(r.silence()/3, time.Millisecond)

@@ -30,7 +30,7 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 			for id, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 				c := runOf(t, inbox, id)
 				for range 2 {
-					if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+					if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 						if id == "sql" {
 							_, err := SQLTx(ctx).ExecContext(ctx, insertEffect, id)
 							return success, err
@@ -43,7 +43,7 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 				wantEffects(t, pool, id, 1)
 				zombie := c
 				zombie.Fence--
-				if err := inbox.InTx(t.Context(), zombie, paying(c)); !errors.Is(err, dedupstore.ErrClaimLost) {
+				if err := dedupstore.InTxOne(t.Context(), inbox, zombie, paying(c)); !errors.Is(err, dedupstore.ErrClaimLost) {
 					t.Errorf("%s: a zombie's run returned %v", id, err)
 				}
 			}
@@ -141,7 +141,7 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 	c := runOf(t, s.Inbox(), "1")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		if err := effect(ctx, c); err != nil {
 			return nil, err
 		}
@@ -153,7 +153,7 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 	}
 	wantEffects(t, pool, "1", 0)
 	until(t, "the connection", func() bool { return pool.Stat().AcquiredConns() == 0 })
-	if err := s.Inbox().InTx(ctx, c, paying(c)); err != nil {
+	if err := dedupstore.InTxOne(ctx, s.Inbox(), c, paying(c)); err != nil {
 		t.Error(err)
 	}
 }

@@ -137,7 +137,7 @@ func useAll(t *testing.T, s *Store, pool *pgxpool.Pool, n string) {
 	}
 	c := runOf(t, s.Inbox(), "inbox-"+n)
 	for range 2 { // the second looks, and finds it done
-		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+		if err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, paying(c)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,17 +172,16 @@ func useAll(t *testing.T, s *Store, pool *pgxpool.Pool, n string) {
 	}
 	first := request("first-" + n)
 	for range 2 { // the second finds it done
-		_, err := s.Inbox().(dedupstore.FirstTransactor).FirstInTx(t.Context(), first,
-			func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
-				return success, effect(ctx, c)
-			})
+		_, err := firstOf(t, s.Inbox(), first, func(ctx context.Context, c dedupstore.Claim) error { return effect(ctx, c) })
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := s.Inbox().(dedupstore.FirstTransactor).FirstsInTx(t.Context(),
-		[]dedupstore.Request{first, request("firsts-" + n)},
-		func(context.Context, []dedupstore.Claim) error { return nil })
+	other := request("firsts-" + n)
+	_, err := s.Inbox().InTx(t.Context(), []dedupstore.TxRun{{First: &first}, {First: &other}},
+		func(_ context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			return successes(claims), nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,7 +147,7 @@ func TestInbox_WarnsOnceOfHandlersThatWriteNothingInTheTransaction(t *testing.T)
 			inbox, on := of(newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 			for i := range fewRuns + 10 {
 				c := runOf(t, inbox, fmt.Sprint(name, uses, i))
-				if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					if uses && i == fewRuns-1 {
 						return success, on(ctx).exec(ctx, insertEffect, c.Key.ID)
 					}
@@ -196,7 +196,7 @@ func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
 			mustExec(t, pool, spoil, idOf(c.Key.String()))
 			calls := 0
 			for range 2 {
-				if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					calls++
 					return success, map[string]func(context.Context) handle{"pgx": onPgx,
 						"sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)

@@ -144,11 +144,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	q.db.SetMaxIdleConns(0) // the pool keeps them
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
-		if r.first != nil {
-			err = q.makeFirst(own, s)
-		} else if _, err = q.tx.ExecContext(own, mark, milliseconds(r.silence())); err == nil && !r.ours {
-			_, err = q.tx.ExecContext(own, s.sql.begin, r.lookArgs()...)
-		}
+		err = q.prepare(own)
 	}
 	if !stop() { // the transaction has been rolled back, or is about to be
 		err = ctx.Err()
@@ -164,19 +160,31 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	return nil, err
 }
 
-// makeFirst makes the records of a first run.
-func (q *sqlSession) makeFirst(ctx context.Context, s *Store) (err error) {
-	q.run.first.statements(&s.sql, func(query string, args []any) {
+// prepare marks the transaction, makes the records of first runs, and looks whether there is something to do.
+func (q *sqlSession) prepare(ctx context.Context) error {
+	firsts := q.run.firsts()
+	for _, one := range firsts {
+		rows, err := q.tx.QueryContext(ctx, one.query, one.args...)
 		if err != nil {
-			return
+			return err
 		}
-		var rows *sql.Rows
-		if rows, err = q.tx.QueryContext(ctx, query, args...); err == nil {
-			err = q.run.first.read(q.run, rows)
-			_ = rows.Close()
+		err = q.run.read(rows)
+		_ = rows.Close()
+		if err != nil {
+			return err
 		}
-	})
-	return err
+	}
+	if firsts == nil { // else they do
+		if _, err := q.tx.ExecContext(ctx, mark, milliseconds(q.run.silence())); err != nil {
+			return err
+		}
+	}
+	for _, one := range q.run.looks() {
+		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (q *sqlSession) context(ctx context.Context) context.Context {
@@ -196,10 +204,10 @@ func (q *sqlSession) beat(ctx context.Context) error {
 
 const aliveSQL = "-- the handler is alive"
 
-func (q *sqlSession) commit(ctx context.Context, s *settling) error {
+func (q *sqlSession) commit(ctx context.Context, settled []*settling) error {
 	stop := context.AfterFunc(ctx, q.cut)
 	defer stop()
-	for _, one := range q.run.settlements(s) {
+	for _, one := range q.run.settlements(settled) {
 		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
 			switch {
 			case errors.Is(err, sql.ErrTxDone):

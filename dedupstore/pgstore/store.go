@@ -42,11 +42,11 @@ type form struct {
 }
 
 var (
-	_ dedupstore.Inspector       = (*Store)(nil)
-	_ dedupstore.Checker         = (*Store)(nil)
-	_ dedupstore.FirstTransactor = (*inbox)(nil)
-	_ dedupstore.Inspector       = (*inbox)(nil)
-	_ dedupstore.Checker         = (*inbox)(nil)
+	_ dedupstore.Inspector  = (*Store)(nil)
+	_ dedupstore.Checker    = (*Store)(nil)
+	_ dedupstore.Transactor = (*inbox)(nil)
+	_ dedupstore.Inspector  = (*inbox)(nil)
+	_ dedupstore.Checker    = (*inbox)(nil)
 )
 
 // New returns a store in a database. It does not talk to it: call Migrate once before the first use. The error names

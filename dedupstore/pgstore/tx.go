@@ -57,15 +57,15 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	var batch pgx.Batch
 	batch.Queue(s.sql.open)
-	if r.first != nil {
-		r.first.statements(&s.sql, func(query string, args []any) {
-			batch.Queue(query, args...).Query(func(rows pgx.Rows) error { return r.first.read(r, rows) })
-		})
-	} else {
+	firsts := r.firsts()
+	for _, one := range firsts {
+		batch.Queue(one.query, one.args...).Query(func(rows pgx.Rows) error { return r.read(rows) })
+	}
+	if firsts == nil { // else they do
 		batch.Queue(mark, milliseconds(r.silence()))
-		if !r.ours {
-			batch.Queue(s.sql.begin, r.lookArgs()...)
-		}
+	}
+	for _, one := range r.looks() {
+		batch.Queue(one.query, one.args...)
 	}
 	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 		rollback(ctx, conn)
@@ -99,7 +99,7 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 	return txctx.With(ctx, p)
 }
 
-func (p *pgxSession) commit(ctx context.Context, s *settling) error {
+func (p *pgxSession) commit(ctx context.Context, settled []*settling) error {
 	if !p.close() {
 		return errBusy
 	}
@@ -119,11 +119,12 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	if sql := &p.run.store.sql; p.run.first == nil && s.plain() && s.foreseen(p.run.claim) {
+	s, m := settled[0], p.run.stands
+	if sql := &p.run.store.sql; len(settled) == 1 && m.first == nil && s.plain() && s.foreseen(m.claim) {
 		batch.Queue(callIndexes)
 		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result, s.took)
 	} else {
-		for _, one := range p.run.settlements(s) {
+		for _, one := range p.run.settlements(settled) {
 			batch.Queue(one.query, one.args...)
 		}
 	}

@@ -23,7 +23,7 @@ import (
 func inInbox(t *testing.T, s *Store, id string, handler func(ctx context.Context, tx pgx.Tx) error) error {
 	t.Helper()
 	c := runOf(t, s.Inbox(), id)
-	return s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	return dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		return success, handler(ctx, Tx(ctx))
 	})
 }
@@ -197,7 +197,7 @@ func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 					t.Errorf("%s: %+v, %v", id, a, err)
 					return
 				}
-				err = inbox.InTx(t.Context(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err = dedupstore.InTxOne(t.Context(), inbox, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
 					tx := Tx(ctx)
 					if n%2 == 0 {
 						if _, err := tx.Exec(ctx, insertEffect, id); err != nil {
@@ -246,7 +246,7 @@ func TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay(t *testing.T) {
 	inbox := newStore(t, pool, Config{}).Inbox()
 	for id, end := range map[string]string{"1": "COMMIT", "2": "SAVEPOINT s"} {
 		var left sync.WaitGroup
-		err := inbox.InTx(t.Context(), claim(t, inbox, request(id), dedupstore.AcquiredRun).Claim,
+		err := dedupstore.InTxOne(t.Context(), inbox, claim(t, inbox, request(id), dedupstore.AcquiredRun).Claim,
 			func(ctx context.Context) (dedupstore.Settlement, error) {
 				tx := Tx(ctx)
 				for _, query := range []string{`INSERT INTO effects VALUES ('` + id + `', 1)`, end} {

@@ -114,7 +114,7 @@ func TestInbox_AHeartbeatThatCouldNotWaitFollows(t *testing.T) {
 	s, _ := newStore(t)
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
 	failure := errors.New("card refused")
-	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		x := beat(c)
 		x.Lease = 24 * time.Hour
 		if err := dedupstore.ExtendOne(t.Context(), s, x); err != nil {

@@ -143,7 +143,7 @@ func (m *message) deliver(t *testing.T, s *Store) {
 	}
 	switch rand.N(4) {
 	case 0:
-		err = s.Inbox().InTx(t.Context(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err = dedupstore.InTxOne(t.Context(), s.Inbox(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return succeeded, charge(ctx, Tx(ctx), m.id)
 		})
 		if outcome = succeeded.Outcome; err == nil {

@@ -147,7 +147,7 @@ func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
 	if err := dedupstore.SettleOne(t.Context(), s, c, large); !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("a settlement that does not fit returned %v, want ErrFull for SQLITE_FULL", err)
 	}
-	err = s.Inbox().InTx(t.Context(), c, settlesWith(large))
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), c, settlesWith(large))
 	if !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("an inbox returned %v, want ErrFull for SQLITE_FULL", err)
 	}

@@ -108,7 +108,7 @@ func background(work func() error) (wait func() error) {
 func inTx(t testing.TB, s *Store, r dedupstore.Request, work func(ctx context.Context) (dedupstore.Settlement, error)) (dedupstore.Claim, error) {
 	t.Helper()
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-	return c, s.Inbox().InTx(t.Context(), c, work)
+	return c, dedupstore.InTxOne(t.Context(), s.Inbox(), c, work)
 }
 
 // newLedger makes a table for effects.

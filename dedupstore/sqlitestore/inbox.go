@@ -67,37 +67,42 @@ func Tx(ctx context.Context) *sql.Tx {
 // InTx implements [dedupstore.Transactor]. It does not call work again because of what work returns: a transaction that
 // has the write lock is not refused because of others.
 func (s inbox) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
-	if err := c.Validate(); err != nil {
-		return err
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err == nil {
+		err = s.usable(ctx)
 	}
-	if err := s.usable(ctx); err != nil {
-		return err
+	if err != nil {
+		return nil, err
 	}
-	s.runs.enter(c, forever)
-	defer s.runs.leave(c)
+	for _, c := range claims {
+		s.runs.enter(c, forever)
+		defer s.runs.leave(c)
+	}
 	for tries := 1; ; tries++ {
-		err := s.attempt(ctx, c, work)
+		err := s.attempt(ctx, claims, work)
 		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
 		switch {
 		case !again:
-			return noRoom(err)
+			return nil, noRoom(err)
 		case tries == conflicts:
-			return &dedupstore.ConflictError{Err: conflict.error}
+			return nil, &dedupstore.ConflictError{Err: conflict.error}
 		case !pace.Sleep(ctx, lastPause):
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
 }
+
+// TakesFirst implements [dedupstore.Transactor]. Others would wait for the write lock to learn of a record.
+func (inbox) TakesFirst() bool { return false }
 
 // conflicts is how often a run is tried when the database refuses it because of others.
 const conflicts = 5
 
 // attempt is one transaction.
-func (s *Store) attempt(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
+func (s *Store) attempt(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
+	c := claims[0]
 	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastWait), errLocked)
 	defer done()
 	if err := s.gate.enterLast(waitCtx); err != nil {
@@ -118,37 +123,49 @@ func (s *Store) attempt(
 	defer within.over.Store(true)
 	defer t.abort() // also when work panics
 
-	now := clock()
-	rec, err := load(ctx, t.StmtContext(ctx, s.statements.load), c.Key.String(), now)
-	switch {
-	case err != nil:
-		return ended(ctx, err)
-	case rec.settledBy(c.Owner) && rec.Decided == c.Fence && rec.State != dedupstore.Retryable:
-		return nil // its Finish is there already
-	case !rec.ownedBy(c) || rec.State != dedupstore.Running:
-		return dedupstore.ErrClaimLost
+	records, err := s.unsettled(ctx, t, claims)
+	if err != nil || records == nil {
+		return err
 	}
-	if err := s.mark(ctx, t, rec); err != nil {
+	if err := s.mark(ctx, t, records); err != nil {
 		return ended(ctx, fmt.Errorf("sqlitestore: begin: %w", err))
 	}
-	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), within))
+	settlements, err := work(txctx.With(txctx.With(ctx, t.Tx), within), claims)
 	switch {
 	case err != nil:
 		return s.undone(context.WithoutCancel(ctx), t, c, err)
 	case !attached():
 		return s.undone(context.WithoutCancel(ctx), t, c, context.Cause(ctx))
 	}
-	finish, is := settlement.(dedupstore.Finish)
-	if !is {
-		return &dedupstore.InvalidError{
-			Package: "sqlitestore", Field: "Settlement",
-			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
-		}
-	}
-	if err := dedupstore.ValidateSettlement(finish); err != nil {
+	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return err
 	}
-	return s.finish(context.WithoutCancel(ctx), t, rec, c, finish)
+	return s.finish(context.WithoutCancel(ctx), t, records, claims, settlements)
+}
+
+// unsettled returns the records of claims that hold, and none if the Finishes of all of them are there already.
+func (s *Store) unsettled(ctx context.Context, t *lockedTx, claims []dedupstore.Claim) ([]*record, error) {
+	stmt, now := t.StmtContext(ctx, s.statements.load), clock()
+	records, settled := make([]*record, len(claims)), 0
+	for i, c := range claims {
+		rec, err := load(ctx, stmt, c.Key.String(), now)
+		switch {
+		case err != nil:
+			return nil, ended(ctx, err)
+		case rec.settledBy(c.Owner) && rec.Decided == c.Fence && rec.State != dedupstore.Retryable:
+			settled++
+		case !rec.ownedBy(c) || rec.State != dedupstore.Running:
+			return nil, dedupstore.ErrClaimLost
+		}
+		records[i] = rec
+	}
+	switch settled {
+	case 0:
+		return records, nil
+	case len(claims):
+		return nil, nil
+	}
+	return nil, dedupstore.ErrClaimLost
 }
 
 // leastWait is how long a run waits for the write lock if its lease is shorter.
@@ -166,16 +183,18 @@ func notBegun(err error) error {
 // savepoint exists as long as a run's transaction does. It shows the store that it still writes in that transaction.
 const savepoint = "oncemill_run"
 
-// markSQL marks the record of a run in its transaction. The run's end overwrites the mark and a rollback removes it, so
+// markSQL marks the records of runs in their transaction. The run's end overwrites the mark and a rollback removes it, so
 // it stays only if the handler commits. Then nobody may run the message again: neither this process (undone), nor
 // another that claims the key later (record.claim).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.
-func (s *Store) mark(ctx context.Context, t *lockedTx, rec *record) error {
+func (s *Store) mark(ctx context.Context, t *lockedTx, records []*record) error {
 	_, err := t.ExecContext(ctx, "SAVEPOINT "+savepoint)
-	if err == nil {
-		_, err = t.StmtContext(ctx, s.statements.mark).ExecContext(ctx, rec.number)
+	for _, rec := range records {
+		if err == nil {
+			_, err = t.StmtContext(ctx, s.statements.mark).ExecContext(ctx, rec.number)
+		}
 	}
 	return err
 }
@@ -197,42 +216,44 @@ func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, fai
 }
 
 // finish settles and commits.
-func (s *Store) finish(
-	ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish,
-) error {
+func (s *Store) finish(ctx context.Context, t *lockedTx, records []*record, claims []dedupstore.Claim,
+	settlements []dedupstore.Settlement) error {
 	// Busy is the savepoint, and so there, if the handler has left rows of a write open. The commit closes them.
 	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
 		return endedError(err)
 	}
 	now := clock()
-	rec.Expires = now.Add(time.Hour) // nobody could write it meanwhile, heartbeats neither
-	next, err := rec.Settle(c, finish, now)
-	if err != nil {
-		return err
-	}
-	rec.Stored = *next
-	err = s.save(ctx, t.Tx, rec)
-	switch {
-	case isBusy(err):
-		return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
-	case errors.Is(err, sql.ErrTxDone):
-		return endedError(err)
-	case err != nil:
-		return fmt.Errorf("sqlitestore: settle: %w", err)
+	for i, rec := range records {
+		rec.Expires = now.Add(time.Hour) // nobody could write it meanwhile, heartbeats neither
+		next, err := rec.Settle(claims[i], settlements[i], now)
+		if err != nil {
+			return err
+		}
+		rec.Stored = *next
+		err = s.save(ctx, t.Tx, rec)
+		switch {
+		case isBusy(err):
+			return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
+		case errors.Is(err, sql.ErrTxDone):
+			return endedError(err)
+		case err != nil:
+			return fmt.Errorf("sqlitestore: settle: %w", err)
+		}
 	}
 	began := time.Now()
-	if err = s.commit(t); err == nil {
+	err := s.commit(t)
+	if err == nil {
 		return nil
 	}
 	failure := fmt.Errorf("sqlitestore: commit: %w", err)
 	if isBusy(err) {
 		return &conflictError{failure}
 	}
-	return s.resolve(ctx, c, failure, began.Add(c.Lease))
+	return s.resolve(ctx, claims[0], failure, began.Add(claims[0].Lease))
 }
 
 // resolve reads what became of a commit that ended in an error, which does not say whether it is on disk. It reads
-// until the record tells, at most until the lease ends.
+// until a run's record tells, at most until the lease ends.
 func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, until time.Time) error {
 	for pause := firstPause; ; pause = min(2*pause, time.Second) {
 		readCtx, cancel := context.WithDeadline(ctx, until)

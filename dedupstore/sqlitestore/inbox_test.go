@@ -38,7 +38,7 @@ func TestInbox_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
 	if a := claim(t, s, request("1"), dedupstore.Done); string(a.Outcome.Result) != "paid" || a.Fence != c.Fence {
 		t.Errorf("outcome is %+v", a.Outcome)
 	}
-	err = s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		t.Error("a run that has committed ran again")
 		return succeeded, nil
 	})
@@ -92,7 +92,7 @@ func TestInbox_RolledBackRunsLeaveTheRecordAsItWas(t *testing.T) {
 		"cancelled": {cancelled, func(*sql.Tx) (dedupstore.Settlement, error) { cancel(); return succeeded, nil }, context.Canceled},
 	} {
 		c := claim(t, s, request(id), dedupstore.AcquiredRun).Claim
-		err := s.Inbox().InTx(tc.ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(tc.ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			if err := charge(ctx, Tx(ctx), id); err != nil {
 				t.Error(err)
 			}
@@ -123,7 +123,7 @@ func TestInbox_PanicsRollBackAndFreeTheDatabase(t *testing.T) {
 				t.Errorf("recovered %v, want the handler's panic", v)
 			}
 		}()
-		_ = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		_ = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			_ = charge(ctx, Tx(ctx), "1")
 			panic("boom")
 		})
@@ -202,7 +202,7 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 		r := request(id)
 		c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 		ctx, cancel := context.WithCancel(t.Context())
-		err := s.Inbox().InTx(context.WithValue(ctx, cancelKey{}, cancel), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(context.WithValue(ctx, cancelKey{}, cancel), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return nil, errors.Join(charge(ctx, Tx(ctx), id), tc.end(ctx, Tx(ctx)), boom)
 		})
 		cancel()
@@ -243,7 +243,7 @@ func TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain(t *testing.T) {
 	for id, committed := range map[string]bool{"committed": true, "rolled back": false} {
 		c := claim(t, s, request(id), dedupstore.AcquiredRun).Claim
 		ctx, cancel := context.WithCancel(t.Context())
-		err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			err := charge(ctx, Tx(ctx), id)
 			if committed {
 				err = errors.Join(err, Tx(ctx).Commit())
@@ -279,7 +279,7 @@ func TestInbox_TwinIsAnsweredWhileTheHandlerRuns(t *testing.T) {
 		}
 		running, release := make(chan struct{}), make(chan struct{})
 		wait := background(func() error {
-			return s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+			return dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 				close(running)
 				<-release
 				return succeeded, nil
@@ -320,7 +320,7 @@ func TestInbox_TwinInAnotherProcessWaitsForALateOutcome(t *testing.T) {
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
 	expire(t, db)
 	var twin func() error
-	err = s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		twin = background(func() error {
 			a, err := dedupstore.ClaimOne(t.Context(), other, request("1"))
 			if err == nil && a.Status != dedupstore.Done {
@@ -387,7 +387,7 @@ func TestInbox_HasTheWriteLockFromItsBeginning(t *testing.T) {
 	s, _ := newStore(t, "_txlock", "")
 	r := request("1")
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		other, err := s.db.Conn(t.Context())
 		if err != nil {
 			return nil, err
@@ -452,7 +452,7 @@ func TestInbox_ZombieRollsBack(t *testing.T) {
 		return err == nil && a.Status == dedupstore.AcquiredRun
 	})
 	c.Lease = time.Minute
-	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
 		t.Error("a run whose claim was taken over ran")
 		return succeeded, nil
 	})

@@ -166,7 +166,7 @@ func TestStore_OperationsThatEndAtAnyMomentLeaveTheWriteLockFree(t *testing.T) {
 		r := request(itoa(i))
 		c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 		ctx, cancel = context.WithTimeout(t.Context(), end)
-		err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err := dedupstore.InTxOne(ctx, s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return succeeded, charge(ctx, Tx(ctx), r.Key.ID)
 		})
 		cancel()

@@ -113,8 +113,8 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 	expire(t, db)
 	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
 	var zombie func() error
-	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
-		zombie = background(func() error { return s.Inbox().InTx(t.Context(), old, settlesWith(succeeded)) })
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(context.Context) (dedupstore.Settlement, error) {
+		zombie = background(func() error { return dedupstore.InTxOne(t.Context(), s.Inbox(), old, settlesWith(succeeded)) })
 		eventually(t, "the zombie waits for the write lock", func() bool {
 			return len(s.gate.line) == 1
 		})

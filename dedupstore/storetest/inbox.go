@@ -77,7 +77,7 @@ func eachInbox(t *testing.T, test func(t *testing.T, c inboxCase)) {
 }
 
 var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases,
-	inboxFaultCases, inboxKeepCases, inboxLostCases, inboxVanishCases, inboxFirstCases)
+	inboxFaultCases, inboxKeepCases, inboxLostCases, inboxVanishCases, inboxManyCases, inboxFirstCases)
 
 type inboxCase struct {
 	name  string // inbox/promise
@@ -134,7 +134,7 @@ func (k *inboxKit) effects(c dedupstore.Claim, want int) {
 // commits wants a transaction to be committed.
 func (k *inboxKit) commits(c dedupstore.Claim, w work) {
 	k.Helper()
-	if err := k.in.Inbox.InTx(k.Context(), c, w); err != nil {
+	if err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, w); err != nil {
 		k.Fatalf("the transaction returned %v, want nil", err)
 	}
 }
@@ -142,7 +142,7 @@ func (k *inboxKit) commits(c dedupstore.Claim, w work) {
 // losesClaim wants a transaction to be refused because the claim does not hold, and to leave nothing.
 func (k *inboxKit) losesClaim(c dedupstore.Claim, who string) {
 	k.Helper()
-	k.lost(k.in.Inbox.InTx(k.Context(), c, k.charge(c)), "the transaction of %s", who)
+	k.lost(dedupstore.InTxOne(k.Context(), k.in.Inbox, c, k.charge(c)), "the transaction of %s", who)
 }
 
 // untouched wants nothing to be committed, and the claim to hold as it did.

@@ -138,7 +138,7 @@ var inboxCommitCases = []inboxCase{
 				nil, dedupstore.Release{}, published(),
 				&dedupstore.Finish{}, dedupstore.Finish{}, finish(dedupstore.Outcome{Kind: "odd"}),
 			} {
-				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					return s, k.in.Effect(ctx, k.name(c.Key))
 				})
 				if _, ok := errors.AsType[*dedupstore.InvalidError](err); !ok {
@@ -158,7 +158,7 @@ var inboxCommitCases = []inboxCase{
 			c := k.run("1")
 			ctx, cancel := context.WithTimeout(context.WithValue(k.Context(), mine{}, "yes"), long)
 			defer cancel()
-			err := k.in.Inbox.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				if ctx.Value(mine{}) != "yes" {
 					k.Error("work's context has not the values of the caller's")
 				}
@@ -177,7 +177,7 @@ var inboxCommitCases = []inboxCase{
 			for id, end := range map[string]error{"committed": nil, "rolled back": boom} {
 				c := k.run(id)
 				var kept context.Context
-				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					kept = context.WithoutCancel(ctx) //nolint:fatcontext // as what a handler leaves running does
 					return finish(succeeded("")), end
 				})

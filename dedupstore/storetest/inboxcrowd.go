@@ -121,7 +121,7 @@ func (k *inboxKit) together(claims []dedupstore.Claim) []error {
 // insist makes a transaction again when the database has refused it because of others, as redeliveries do.
 func (k *inboxKit) insist(c dedupstore.Claim, w work) error {
 	for start := time.Now(); ; <-time.After(rand.N(20 * time.Millisecond)) {
-		err := k.in.Inbox.InTx(k.Context(), c, w)
+		err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, w)
 		if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || time.Since(start) > waitLimit {
 			return err
 		}
@@ -184,7 +184,7 @@ var inboxFaultCases = []inboxCase{
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			calls := 0
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				if calls++; calls > 1000 {
 					return nil, errors.New("enough")
 				}
@@ -210,7 +210,7 @@ var inboxFaultCases = []inboxCase{
 		test: func(k *inboxKit) {
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				k.in.Abort(ctx)
 				return s, err
@@ -244,7 +244,7 @@ var inboxFaultCases = []inboxCase{
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			calls := 0
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				if calls++; calls == 1 {
 					k.in.LoseCommit(ctx, false)
 				}

@@ -30,7 +30,7 @@ var inboxErrorCases = []inboxCase{
 		test: func(k *inboxKit) {
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			_ = k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				return s, errors.Join(err, errors.New("card refused"))
 			})
@@ -50,7 +50,7 @@ var inboxErrorCases = []inboxCase{
 				r := k.request(id)
 				c := k.claim(r, dedupstore.AcquiredRun).Claim
 				calls := 0
-				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					calls++
 					return nil, want
 				})
@@ -70,7 +70,7 @@ var inboxErrorCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.run("1")
 			boom := errors.New("card refused")
-			_ = k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				_, err := k.charge(c)(ctx)
 				return nil, errors.Join(err, boom)
 			})
@@ -93,7 +93,7 @@ var inboxErrorCases = []inboxCase{
 			}
 			k.untouched(r, c)
 			k.soon("a transaction after panics",
-				func(ctx context.Context) error { return k.in.Inbox.InTx(ctx, c, k.charge(c)) })
+				func(ctx context.Context) error { return dedupstore.InTxOne(ctx, k.in.Inbox, c, k.charge(c)) })
 			k.effects(c, 1)
 			if k.in.InUse != nil {
 				k.free()
@@ -108,7 +108,7 @@ var inboxErrorCases = []inboxCase{
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			ctx, cancel := context.WithCancel(k.Context())
 			cancel()
-			err := k.in.Inbox.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				k.Error("work was called")
 				return k.charge(c)(ctx)
 			})
@@ -127,7 +127,7 @@ var inboxErrorCases = []inboxCase{
 			ctx, cancel := context.WithCancel(k.Context())
 			defer cancel()
 			var work error
-			err := k.in.Inbox.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				if err := k.in.Effect(ctx, k.name(c.Key)); err != nil {
 					k.Errorf("a write before the end of the context: %v", err)
 				}
@@ -156,7 +156,7 @@ var inboxErrorCases = []inboxCase{
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			ctx, cancel := context.WithCancel(k.Context())
 			defer cancel()
-			err := k.in.Inbox.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(ctx, k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				cancel()
 				<-time.After(20 * time.Millisecond) // clients notice it in goroutines of their own
@@ -183,7 +183,7 @@ var inboxErrorCases = []inboxCase{
 			} {
 				c := good
 				spoil(&c)
-				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					k.Errorf("%s: work was called", field)
 					return k.charge(c)(ctx)
 				})
@@ -203,7 +203,7 @@ func (k *inboxKit) panics(ctx context.Context, c dedupstore.Claim) (err error) {
 			err = fmt.Errorf("work panicked, what could be recovered is %v", v)
 		}
 	}()
-	return k.in.Inbox.InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+	return dedupstore.InTxOne(ctx, k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 		if _, err := k.charge(c)(ctx); err != nil {
 			return nil, err
 		}

@@ -237,7 +237,7 @@ var inboxFirstCases = []inboxCase{
 		needs: makesFirst,
 		test: func(k *inboxKit) {
 			requests := k.many(100)
-			committed := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+			committed, _ := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
 				return k.chargeAll(ctx, claims)
 			})
 			if len(committed) != len(requests) {
@@ -262,7 +262,7 @@ var inboxFirstCases = []inboxCase{
 			k.settle(k.run("3"), finish(succeeded("paid")))
 			k.run("5")
 			k.makes(k.request("7"), func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
-				committed := k.makesAll(k.many(10), func(ctx context.Context, claims []dedupstore.Claim) error {
+				committed, answers := k.makesAll(k.many(10), func(ctx context.Context, claims []dedupstore.Claim) error {
 					return k.chargeAll(ctx, claims)
 				})
 				var ids []string
@@ -272,14 +272,24 @@ var inboxFirstCases = []inboxCase{
 				if want := []string{"0", "1", "2", "4", "6", "8", "9"}; !slices.Equal(ids, want) {
 					k.Errorf("%q were committed, want %q", ids, want)
 				}
+				for i, want := range map[int]dedupstore.Status{
+					0: "", 3: dedupstore.Done, 5: dedupstore.Busy, 7: dedupstore.Busy,
+				} {
+					if got := answers[i].Status; got != want {
+						k.Errorf("run %d was answered %q, want %q", i, got, want)
+					}
+				}
 				return k.charge(c)(ctx)
 			})
 			for _, id := range []string{"3", "5"} {
 				k.effects(dedupstore.Claim{Key: k.key(id)}, 0)
 			}
 			k.effects(dedupstore.Claim{Key: k.key("7")}, 1)
-			if committed := k.makesAll(k.many(3), k.neverAll()); len(committed) > 0 {
-				k.Errorf("%+v were committed again", committed)
+			_, answers := k.makesAll(k.many(3), k.neverAll())
+			for _, a := range answers {
+				if a.Status != dedupstore.Done {
+					k.Errorf("a run that is known was answered %+v", a)
+				}
 			}
 		},
 	},
@@ -290,7 +300,7 @@ var inboxFirstCases = []inboxCase{
 		test: func(k *inboxKit) {
 			requests := append(k.many(70), k.many(70)...) // also where a statement makes fewer
 			requests = append(requests, k.request("3"), k.request("3"))
-			committed := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
+			committed, _ := k.makesAll(requests, func(ctx context.Context, claims []dedupstore.Claim) error {
 				return k.chargeAll(ctx, claims)
 			})
 			if len(committed) != 70 {
@@ -307,12 +317,12 @@ var inboxFirstCases = []inboxCase{
 		needs: makesFirst,
 		test: func(k *inboxKit) {
 			refused := errors.New("row 17")
-			committed, err := k.in.Inbox.(dedupstore.FirstTransactor).FirstsInTx(k.Context(), k.many(5),
-				func(ctx context.Context, claims []dedupstore.Claim) error {
-					return errors.Join(k.chargeAll(ctx, claims), refused)
+			_, err := k.in.Inbox.InTx(k.Context(), firsts(k.many(5)),
+				func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+					return paid(claims), errors.Join(k.chargeAll(ctx, claims), refused)
 				})
-			if len(committed) > 0 || !errors.Is(err, refused) {
-				k.Errorf("the batch returned %+v, %v, want its error", committed, err)
+			if !errors.Is(err, refused) {
+				k.Errorf("the batch returned %v, want its error", err)
 			}
 			for _, r := range k.many(5) {
 				k.effects(dedupstore.Claim{Key: r.Key}, 0)
@@ -336,10 +346,7 @@ var inboxFirstCases = []inboxCase{
 	},
 }
 
-func makesFirst(s InboxSubject) bool {
-	_, ok := s.Inbox.(dedupstore.FirstTransactor)
-	return ok
-}
+func makesFirst(s InboxSubject) bool { return s.Inbox.TakesFirst() }
 
 func isInvalid(err error) bool {
 	_, ok := errors.AsType[*dedupstore.InvalidError](err)
@@ -365,16 +372,38 @@ func (k *inboxKit) chargeAll(ctx context.Context, claims []dedupstore.Claim) err
 	return nil
 }
 
-// makesAll wants a batch of first runs to be committed. It returns the claims that were.
+// firsts are first runs of requests.
+func firsts(requests []dedupstore.Request) []dedupstore.TxRun {
+	runs := make([]dedupstore.TxRun, len(requests))
+	for i := range requests {
+		runs[i].First = &requests[i]
+	}
+	return runs
+}
+
+// makesAll wants a batch of first runs to be committed. It returns the claims that were, and the answers to the others.
 func (k *inboxKit) makesAll(
 	requests []dedupstore.Request, w func(context.Context, []dedupstore.Claim) error,
-) []dedupstore.Claim {
+) (committed []dedupstore.Claim, answers []dedupstore.Answer) {
 	k.Helper()
-	committed, err := k.in.Inbox.(dedupstore.FirstTransactor).FirstsInTx(k.Context(), requests, w)
+	answers, err := k.in.Inbox.InTx(k.Context(), firsts(requests),
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			committed = claims
+			return paid(claims), w(ctx, claims)
+		})
 	if err != nil {
 		k.Fatalf("a batch of first runs returned %v, want nothing", err)
 	}
-	return committed
+	apart := 0
+	for _, a := range answers {
+		if a.Status != "" {
+			apart++
+		}
+	}
+	if len(committed)+apart != len(requests) {
+		k.Fatalf("%d of %d first runs took part, and %d have an answer", len(committed), len(requests), apart)
+	}
+	return committed, answers
 }
 
 // neverAll is work of a batch that must not be called.
@@ -387,8 +416,16 @@ func (k *inboxKit) neverAll() func(context.Context, []dedupstore.Claim) error {
 
 type firstWork = func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error)
 
-func (k *inboxKit) first(r dedupstore.Request, w firstWork) (dedupstore.Answer, error) {
-	return k.in.Inbox.(dedupstore.FirstTransactor).FirstInTx(k.Context(), r, w)
+func (k *inboxKit) first(r dedupstore.Request, w firstWork) (a dedupstore.Answer, err error) {
+	answers, err := k.in.Inbox.InTx(k.Context(), []dedupstore.TxRun{{First: &r}},
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			s, err := w(ctx, claims[0])
+			return []dedupstore.Settlement{s}, err
+		})
+	if err == nil && answers != nil {
+		a = answers[0]
+	}
+	return a, err
 }
 
 // makes wants a first run to be committed.

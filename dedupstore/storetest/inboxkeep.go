@@ -70,7 +70,7 @@ var inboxKeepCases = []inboxCase{
 			boom := errors.New("card refused")
 			for range 30 { // more than a pool of connections has
 				k.soon("a transaction that fails", func(ctx context.Context) error {
-					err := k.in.Inbox.InTx(ctx, c,
+					err := dedupstore.InTxOne(ctx, k.in.Inbox, c,
 						func(context.Context) (dedupstore.Settlement, error) { return nil, boom })
 					if err == boom { //nolint:errorlint // itself
 						return nil
@@ -89,7 +89,7 @@ var inboxKeepCases = []inboxCase{
 			c := k.claim(k.request("1"), dedupstore.AcquiredRun).Claim
 			for range 30 {
 				k.soon("the transaction of a zombie", func(ctx context.Context) error {
-					err := k.in.Inbox.InTx(ctx, zombie, k.charge(zombie))
+					err := dedupstore.InTxOne(ctx, k.in.Inbox, zombie, k.charge(zombie))
 					if errors.Is(err, dedupstore.ErrClaimLost) {
 						return nil
 					}
@@ -104,7 +104,7 @@ var inboxKeepCases = []inboxCase{
 // freeAgain wants a transaction to find a connection, and none to be left in use.
 func (k *inboxKit) freeAgain(id string, c dedupstore.Claim) {
 	k.Helper()
-	k.soon("a transaction after them", func(ctx context.Context) error { return k.in.Inbox.InTx(ctx, c, k.charge(c)) })
+	k.soon("a transaction after them", func(ctx context.Context) error { return dedupstore.InTxOne(ctx, k.in.Inbox, c, k.charge(c)) })
 	k.effects(c, 1)
 	k.claim(k.request(id), dedupstore.Done)
 	if k.in.InUse != nil {

@@ -15,7 +15,7 @@ var inboxLostCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			var next dedupstore.Answer
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				k.in.LoseCommit(ctx, false)
 				if next.Status != dedupstore.AcquiredRun {
@@ -43,7 +43,7 @@ var inboxLostCases = []inboxCase{
 		test: func(k *inboxKit) {
 			for id, applied := range map[string]bool{"applied": true, "not applied": false} {
 				c := k.claim(k.brief(id), dedupstore.AcquiredRun).Claim
-				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					s, err := k.charge(c)(ctx)
 					k.in.LoseCommit(ctx, applied)
 					k.in.HideRecord(c, true)

@@ -1,10 +1,11 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -107,52 +108,79 @@ func (m *MemoryInbox) settle(ctx context.Context, c dedupstore.Claim, s dedupsto
 }
 
 // InTx implements [dedupstore.Transactor].
-func (m *MemoryInbox) InTx(ctx context.Context, c dedupstore.Claim,
-	work func(context.Context) (dedupstore.Settlement, error)) error {
-	if err := c.Validate(); err != nil {
-		return err
+func (m *MemoryInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err := cmp.Or(err, ctx.Err()); err != nil {
+		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if m.hasFinished(c) {
-		return nil
+	if m.haveFinished(claims) {
+		return nil, nil
 	}
 	tx := &memoryTx{effects: map[string]int{}}
-	s, err := tx.do(context.WithValue(ctx, memoryTxKey{}, tx), work)
+	settlements, err := tx.do(context.WithValue(ctx, memoryTxKey{}, tx), claims, work)
+	if err == nil {
+		err = dedupstore.ValidateFinishes(settlements, len(claims))
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, ok := s.(dedupstore.Finish); !ok {
-		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
-	}
-	return m.commit(context.WithoutCancel(ctx), c, s, tx)
+	return nil, m.commit(context.WithoutCancel(ctx), claims, settlements, tx)
 }
 
-func (m *MemoryInbox) hasFinished(c dedupstore.Claim) bool {
+// TakesFirst implements [dedupstore.Transactor].
+func (*MemoryInbox) TakesFirst() bool { return false }
+
+func (m *MemoryInbox) haveFinished(claims []dedupstore.Claim) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.finished[finished{c.Key, c.Owner, c.Fence}]
+	return m.allFinished(claims)
+}
+
+// allFinished reports whether all runs have stored their outcomes. The caller has the lock.
+func (m *MemoryInbox) allFinished(claims []dedupstore.Claim) bool {
+	return !slices.ContainsFunc(claims, func(c dedupstore.Claim) bool {
+		return !m.finished[finished{c.Key, c.Owner, c.Fence}]
+	})
 }
 
 // do works, and ends the transaction however that ends.
-func (tx *memoryTx) do(ctx context.Context, w work) (dedupstore.Settlement, error) {
+func (tx *memoryTx) do(
+	ctx context.Context, claims []dedupstore.Claim, w dedupstore.TxWork,
+) ([]dedupstore.Settlement, error) {
 	defer func() {
 		tx.mu.Lock()
 		defer tx.mu.Unlock()
 		tx.over = true
 	}()
-	return w(ctx)
+	return w(ctx, claims)
 }
 
-func (m *MemoryInbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement, tx *memoryTx) error {
+func (m *MemoryInbox) commit(
+	ctx context.Context, claims []dedupstore.Claim, settlements []dedupstore.Settlement, tx *memoryTx,
+) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.finished[finished{c.Key, c.Owner, c.Fence}] {
+	if m.allFinished(claims) {
 		return nil // by a copy of this transaction: this one is rolled back
 	}
-	if err := m.settle(ctx, c, s); err != nil {
-		return err
+	for i, c := range claims {
+		if m.finished[finished{c.Key, c.Owner, c.Fence}] {
+			return dedupstore.ErrClaimLost
+		}
+		if i == 0 {
+			continue
+		}
+		// none of several may be settled if one is lost; the first one's settlement tells by itself
+		if err := dedupstore.ExtendOne(ctx, m.records, dedupstore.Extension{Claim: c, Lease: c.Lease}); err != nil {
+			return err
+		}
+	}
+	for i, c := range claims {
+		if err := m.settle(ctx, c, settlements[i]); err != nil {
+			return err
+		}
 	}
 	for name, n := range tx.effects {
 		m.effects[name] += n

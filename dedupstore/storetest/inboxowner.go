@@ -60,7 +60,7 @@ var inboxOwnerCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			var next dedupstore.Answer
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				if next.Status == dedupstore.AcquiredRun { // the database refused it because of that
 					return s, err

@@ -151,96 +151,101 @@ func (s *toyInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupsto
 	return dedupstore.ClaimOne(ctx, s.toy, r)
 }
 
-// FirstInTx keeps its record where others do not look until it is over.
-func (s *toyInbox) FirstInTx(ctx context.Context, r dedupstore.Request,
-	w func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
-	if err := r.ValidateFirst(); err != nil && !(s.breaks("first-is-not-validated") && r.Validate() == nil) {
-		return dedupstore.Answer{}, err
-	}
-	if _, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease)); taken && !s.breaks("first-holds-no-lock") {
-		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, nil
-	}
-	defer s.making.Delete(r.Key)
-	a, err := dedupstore.ClaimOne(ctx, s.toy, r)
-	if s.breaks("first-runs-beside-records") && err == nil && a.Status != dedupstore.Done {
-		a.Status, a.Found = dedupstore.AcquiredRun, dedupstore.Absent
-	}
-	if err != nil || a.Status != dedupstore.AcquiredRun || a.Found != dedupstore.Absent {
-		return a, err
-	}
-	var unseen *toyRecord
-	if s.breaks("first-holds-no-lock") {
-		unseen = s.forget(r.Key)
-	}
-	err = s.InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-		reported := a.Claim
-		if s.breaks("first-tells-another-fence") {
-			reported.Fence++
-		}
-		settlement, err := w(ctx, reported)
-		if unseen != nil {
-			s.mu.Lock()
-			s.records[s.name(r.Key)] = unseen
-			s.mu.Unlock()
-		}
-		if f, ok := settlement.(dedupstore.Finish); ok && s.breaks("first-window-is-the-claim's") {
-			f.Retention = r.Retention
-			settlement = f
-		}
-		return settlement, err
-	})
-	if err != nil && !s.breaks("first-error-leaves-a-record") {
-		s.forget(r.Key)
-	}
-	return dedupstore.Answer{}, err
-}
+// TakesFirst implements [dedupstore.Transactor].
+func (*toyInbox) TakesFirst() bool { return true }
 
-// FirstsInTx is a transaction over what FirstInTx would make.
-func (s *toyInbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
-	w func(context.Context, []dedupstore.Claim) error) (claims []dedupstore.Claim, err error) {
-	for _, r := range requests {
-		if err := r.ValidateFirst(); err != nil {
-			return nil, err
+// InTx keeps the records of first runs where others do not look until it is over.
+func (s *toyInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, w dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	answers := make([]dedupstore.Answer, len(runs))
+	var claims, made []dedupstore.Claim
+	for i, r := range runs {
+		if problem := s.invalid(r); problem != nil {
+			return nil, problem
 		}
-	}
-	for _, r := range requests {
-		if _, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease)); taken {
-			mine := slices.ContainsFunc(claims, func(c dedupstore.Claim) bool { return c.Key == r.Key })
-			if s.breaks("many-run-beside-others") && !mine || s.breaks("many-run-copies") && mine {
-				claims = append(claims, dedupstore.Claim{Key: r.Key})
-			}
+		if r.First == nil {
+			claims = append(claims, r.Claim)
 			continue
 		}
-		defer s.making.Delete(r.Key)
-		a, err := dedupstore.ClaimOne(ctx, s.toy, r)
+		var free bool
+		var err error
+		answers[i], free, err = s.makes(ctx, *r.First, claims)
+		if free {
+			defer s.making.Delete(r.First.Key)
+		}
 		if err != nil {
 			return nil, err
 		}
-		if a.Status == dedupstore.AcquiredRun && a.Found == dedupstore.Absent || s.breaks("many-run-what-is-known") {
-			claims = append(claims, a.Claim)
+		if c := answers[i].Claim; answers[i].Status == "" {
+			claims = append(claims, c)
+			if c.Fence > 0 {
+				made = append(made, c)
+			}
 		}
 	}
 	if len(claims) == 0 {
-		return nil, nil
+		return answers, nil
 	}
-	finish := dedupstore.Finish{
-		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
+	var unseen *toyRecord
+	if s.breaks("first-holds-no-lock") && len(made) == 1 {
+		unseen = s.forget(made[0].Key)
 	}
-	err = s.InTx(ctx, claims[0], func(ctx context.Context) (dedupstore.Settlement, error) {
-		return finish, w(ctx, claims)
+	err := s.inTx(ctx, claims, func(ctx context.Context) ([]dedupstore.Settlement, error) {
+		reported := slices.Clone(claims)
+		if s.breaks("first-tells-another-fence") && len(made) > 0 {
+			reported[0].Fence++
+		}
+		settlements, err := w(ctx, reported)
+		if unseen != nil {
+			s.mu.Lock()
+			s.records[s.name(made[0].Key)] = unseen
+			s.mu.Unlock()
+		}
+		if s.breaks("first-window-is-the-claim's") && len(made) > 0 && err == nil {
+			f := settlements[0].(dedupstore.Finish)
+			f.Retention = runs[0].First.Retention
+			settlements[0] = f
+		}
+		return settlements, err
 	})
-	for i, c := range claims {
-		switch {
-		case err != nil && !s.breaks("many-leave-records-after-an-error"):
+	for _, c := range made {
+		if err != nil && !s.breaks("first-error-leaves-a-record") {
 			s.forget(c.Key)
-		case err == nil && i > 0 && !s.breaks("many-settle-the-first-alone"):
-			err = dedupstore.SettleOne(ctx, s.toy, c, finish)
 		}
 	}
-	if err != nil {
-		return nil, err
+	return answers, err
+}
+
+func (s *toyInbox) invalid(r dedupstore.TxRun) error {
+	err := r.Validate()
+	if s.breaks("claims-not-validated") && r.First == nil ||
+		s.breaks("first-is-not-validated") && r.First != nil && r.First.Validate() == nil {
+		return nil
 	}
-	return claims, nil
+	return err
+}
+
+// makes makes the record of a first run, unless there is one; then it has an answer with a status. Free says that the
+// key has to be freed.
+func (s *toyInbox) makes(
+	ctx context.Context, r dedupstore.Request, before []dedupstore.Claim,
+) (a dedupstore.Answer, free bool, err error) {
+	_, taken := s.making.LoadOrStore(r.Key, time.Now().Add(r.Lease))
+	if taken && !s.breaks("first-holds-no-lock") {
+		mine := slices.ContainsFunc(before, func(c dedupstore.Claim) bool { return c.Key == r.Key })
+		if s.breaks("many-run-beside-others") && !mine || s.breaks("many-run-copies") && mine {
+			return dedupstore.Answer{Claim: dedupstore.Claim{Key: r.Key}}, false, nil
+		}
+		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, false, nil
+	}
+	a, err = dedupstore.ClaimOne(ctx, s.toy, r)
+	beside := s.breaks("first-runs-beside-records") && a.Status != dedupstore.Done
+	if a.Status == dedupstore.AcquiredRun && a.Found == dedupstore.Absent || beside ||
+		s.breaks("many-run-what-is-known") {
+		a.Status = ""
+	}
+	return a, true, err
 }
 
 // forget removes a record.
@@ -266,20 +271,19 @@ func (s *toyInbox) extendOne(ctx context.Context, x dedupstore.Extension) error 
 	return dedupstore.ExtendOne(ctx, s.toy, x)
 }
 
-func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,
-	work func(context.Context) (dedupstore.Settlement, error)) error {
-	if err := c.Validate(); err != nil && !s.breaks("claims-not-validated") {
-		return err
-	}
+// A toyWork is the work of runs that have their claims.
+type toyWork = func(context.Context) ([]dedupstore.Settlement, error)
+
+func (s *toyInbox) inTx(ctx context.Context, claims []dedupstore.Claim, work toyWork) error {
 	if err := ctx.Err(); err != nil && !s.breaks("begins-after-the-end-of-the-context") {
 		return err
 	}
-	if s.finished(c) && !s.breaks("finished-work-is-repeated") {
+	if s.allFinished(claims) && !s.breaks("finished-work-is-repeated") {
 		return nil
 	}
 	for tries := 0; ; tries++ {
 		tx := &toyTx{effects: map[string]int{}}
-		err := s.try(ctx, c, work, tx)
+		err := s.try(ctx, claims, work, tx)
 		switch {
 		case err == nil:
 			return nil
@@ -288,7 +292,7 @@ func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,
 		case errors.Is(err, errToyReply) && s.breaks("lost-commit-is-a-success"):
 			return nil
 		case errors.Is(err, errToyReply):
-			return s.lookUp(c, err)
+			return s.lookUp(claims[0], err)
 		case s.leaks(tx, err):
 			select {
 			case s.conns <- struct{}{}:
@@ -337,6 +341,10 @@ func (s *toyInbox) anybodys(c dedupstore.Claim) bool {
 	return rec != nil && (rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
 }
 
+func (s *toyInbox) allFinished(claims []dedupstore.Claim) bool {
+	return !slices.ContainsFunc(claims, func(c dedupstore.Claim) bool { return !s.finished(c) })
+}
+
 // finished tells whether this owner has stored its outcome.
 func (s *toyInbox) finished(c dedupstore.Claim) bool {
 	s.database.Lock()
@@ -348,7 +356,7 @@ func (s *toyInbox) finished(c dedupstore.Claim) bool {
 		(rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
 }
 
-func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, w work, tx *toyTx) (err error) {
+func (s *toyInbox) try(ctx context.Context, claims []dedupstore.Claim, w toyWork, tx *toyTx) (err error) {
 	if s.breaks("one-transaction-at-once") && len(s.conns) > 0 {
 		return errors.New("toy: database is locked")
 	}
@@ -376,12 +384,58 @@ func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, w work, tx *toyT
 	if s.breaks("work-gets-a-context-of-its-own") {
 		inner = context.WithValue(context.Background(), toyTxKey{}, tx)
 	}
-	settlement, err := w(inner)
+	settlements, err := w(inner)
 	returned = true
-	if err != nil {
-		return s.rolledBack(c, tx, err)
+	switch {
+	case err != nil && len(claims) > 1 && s.breaks("many-commit-the-others"):
+		_ = s.commitAll(claims[1:], settlements[1:], tx)
+		return err
+	case err != nil:
+		return s.rolledBack(claims[0], tx, err)
+	case len(claims) > 1:
+		return s.commitAll(claims, settlements, tx)
 	}
-	return s.commit(ctx, c, settlement, tx)
+	return s.commit(ctx, claims[0], settlements[0], tx)
+}
+
+// commitAll is commit for several runs.
+func (s *toyInbox) commitAll(claims []dedupstore.Claim, settlements []dedupstore.Settlement, tx *toyTx) error {
+	err := dedupstore.ValidateFinishes(settlements, len(claims))
+	switch {
+	case err != nil && !s.breaks("many-accept-any-settlement"):
+		return err
+	case tx.aborted:
+		return errToyAborted
+	case tx.loseAll:
+		return errToyReply
+	}
+	s.database.Lock()
+	defer s.database.Unlock()
+	for _, c := range claims {
+		rec := s.load(c.Key, time.Now())
+		if rec == nil || rec.owner != c.Owner || rec.fence != c.Fence || rec.state != dedupstore.Running {
+			if !s.breaks("many-lost-claims-are-committed") {
+				return dedupstore.ErrClaimLost
+			}
+		}
+	}
+	for i, c := range claims {
+		if i >= len(settlements) || i > 0 && s.breaks("many-settle-the-first-alone") {
+			break
+		}
+		settlement := settlements[i]
+		if s.breaks("many-have-one-outcome") {
+			settlement = settlements[0]
+		}
+		_ = dedupstore.SettleOne(context.Background(), s.toy, c, settlement)
+	}
+	for name, n := range tx.effects {
+		s.table[name] += n
+	}
+	if tx.loseReply {
+		return errToyReply
+	}
+	return nil
 }
 
 func (s *toyInbox) rolledBack(c dedupstore.Claim, tx *toyTx, err error) error {

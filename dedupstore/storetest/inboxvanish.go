@@ -14,7 +14,7 @@ var inboxVanishCases = []inboxCase{
 		needs: func(s InboxSubject) bool { return s.Vanish != nil },
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
-			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
 				s, err := k.charge(c)(ctx)
 				bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.in.VanishWithin)
 				defer cancel()

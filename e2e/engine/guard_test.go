@@ -234,12 +234,12 @@ type closedInbox struct {
 }
 
 func (i *closedInbox) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
 	if i.closed {
-		return errDown
+		return nil, errDown
 	}
-	return i.MemoryInbox.InTx(ctx, c, work)
+	return i.MemoryInbox.InTx(ctx, runs, work)
 }
 
 func TestInbox_TransactionThatCannotBeginIsAStoreErrorAndNoAttempt(t *testing.T) {

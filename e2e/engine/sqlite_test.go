@@ -72,7 +72,9 @@ type endsBeforeInTx struct {
 	end func()
 }
 
-func (s endsBeforeInTx) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (s endsBeforeInTx) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
 	s.end()
-	return s.Transactor.InTx(ctx, c, work)
+	return s.Transactor.InTx(ctx, runs, work)
 }

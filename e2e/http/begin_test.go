@@ -27,10 +27,10 @@ type interrupted struct {
 
 // InTx implements [dedupstore.Transactor].
 func (i interrupted) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
 	i.between()
-	return i.Transactor.InTx(ctx, c, work)
+	return i.Transactor.InTx(ctx, runs, work)
 }
 
 // TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler is not called, and a repeat calls it.

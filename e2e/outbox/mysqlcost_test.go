@@ -95,7 +95,7 @@ func roundTrips(t *testing.T) map[string]int64 {
 	success := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}
 	inTx := func(c dedupstore.Claim, handle func(context.Context) error) {
 		t.Helper()
-		must(store.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		must(dedupstore.InTxOne(ctx, store.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			return success, handle(ctx)
 		}))
 	}

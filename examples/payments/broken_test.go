@@ -46,11 +46,14 @@ func (f forgetfulInbox) claimOne(ctx context.Context, r dedupstore.Request) (ded
 // outsideInbox is an inbox that settles first, and then loses some transactions.
 type outsideInbox struct{ dedupstore.Transactor }
 
-func (o outsideInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (o outsideInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	c := runs[0].Claim
 	if c.Key.ID[len(c.Key.ID)-1] != '7' {
-		return o.Transactor.InTx(ctx, c, work)
+		return o.Transactor.InTx(ctx, runs, work)
 	}
-	return dedupstore.SettleOne(ctx, o, c, dedupstore.Finish{
+	return nil, dedupstore.SettleOne(ctx, o, c, dedupstore.Finish{
 		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
 	})
 }

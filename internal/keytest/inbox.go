@@ -39,11 +39,22 @@ func Write(ctx context.Context, row string) {
 
 // InTx implements dedupstore.Transactor.
 func (b *Inbox) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err != nil {
+		return nil, err
+	}
+	return nil, b.inTx(ctx, claims, work)
+}
+
+// TakesFirst implements dedupstore.Transactor.
+func (*Inbox) TakesFirst() bool { return false }
+
+func (b *Inbox) inTx(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
 	for {
 		tx := &memoryTx{}
-		s, err := work(txctx.With(ctx, tx))
+		settlements, err := work(txctx.With(ctx, tx), claims)
 		if b.Conflict {
 			return &dedupstore.ConflictError{Err: errors.Join(errors.New("refused"), err)}
 		}
@@ -66,8 +77,10 @@ func (b *Inbox) InTx(
 		if b.Broken != nil {
 			return b.Broken
 		}
-		if err := dedupstore.SettleOne(context.WithoutCancel(ctx), b.Memory, c, s); err != nil {
-			return err
+		for i, c := range claims {
+			if err := dedupstore.SettleOne(context.WithoutCancel(ctx), b.Memory, c, settlements[i]); err != nil {
+				return err // a test that settles several must not let one be lost: the others stay settled
+			}
 		}
 		b.rows = append(b.rows, tx.rows...)
 		return nil

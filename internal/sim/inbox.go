@@ -16,12 +16,13 @@ type inbox struct{ conn }
 // A transaction is one of a database.
 type transaction struct {
 	claims  []dedupstore.Claim
-	first   []*dedupstore.Stored // of first runs: the records to make, and the requests for them
+	first   []*dedupstore.Stored // of first runs: the records to make, and the requests for them; else nil
 	asked   []dedupstore.Request
 	answers []dedupstore.Answer
 	owner   string // of first runs: who has the keys
 	names   []string
 	fences  []uint64 // of the effects
+	several bool     // runs are asked for
 	begun   bool
 	over    bool
 	refused error // by the database, because of others
@@ -58,7 +59,7 @@ func (s *server) commit(by string, tx *transaction, finishes []dedupstore.Finish
 	next := make([]*dedupstore.Stored, len(tx.claims))
 	for i, c := range tx.claims {
 		rec := s.find(c.Key, now)
-		if tx.first != nil {
+		if tx.first[i] != nil {
 			if s.making[c.Key] != tx.owner {
 				return errOver
 			}
@@ -77,7 +78,7 @@ func (s *server) commit(by string, tx *transaction, finishes []dedupstore.Finish
 		if s.watch == nil {
 			continue
 		}
-		if tx.first != nil {
+		if tx.first[i] != nil {
 			s.watch.claimed(by, tx.asked[i], tx.answers[i], now)
 		}
 		s.watch.settled(by, dedupstore.Settling{Claim: c, Settlement: finishes[i]}, nil, now)
@@ -93,8 +94,8 @@ func (s *server) commit(by string, tx *transaction, finishes []dedupstore.Finish
 
 // leave ends the locks of a first run's transaction.
 func (s *server) leave(tx *transaction) {
-	for _, c := range tx.claims {
-		if tx.first != nil && s.making[c.Key] == tx.owner {
+	for i, c := range tx.claims {
+		if tx.first[i] != nil && s.making[c.Key] == tx.owner {
 			delete(s.making, c.Key)
 		}
 	}
@@ -143,58 +144,62 @@ func (i *inbox) askError(ctx context.Context, kind, id string, apply func(string
 // tries is how often a transaction is made again that the database refused.
 const tries = 4
 
+// TakesFirst implements [dedupstore.Transactor].
+func (*inbox) TakesFirst() bool { return true }
+
 // InTx implements [dedupstore.Transactor].
-func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim,
-	work func(context.Context) (dedupstore.Settlement, error)) error {
-	if err := errors.Join(c.Validate(), ctx.Err()); err != nil {
-		return unjoined(err)
+func (i *inbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	for _, r := range runs {
+		if err := r.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	lease := runs[0].Claim.Lease
+	if runs[0].First != nil {
+		lease = runs[0].First.Lease
 	}
 	for n := 1; ; n++ {
-		stored := false
-		bounded, cancel := context.WithTimeout(ctx, c.Lease/3)
-		err := i.askError(bounded, "begin", c.Key.ID, func(string) error {
-			stored, _ = i.server.outcomeOf(c)
-			return nil
-		})
-		cancel()
-		if err != nil {
-			if i.dead() {
-				return dedupstore.ErrClaimLost
+		tx, answers, err := i.begin(ctx, runs, lease)
+		if tx == nil {
+			return answers, err
+		}
+		err = i.try(ctx, tx, lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
+			settlements, err := work(ctx, tx.claims)
+			if err == nil {
+				err = dedupstore.ValidateFinishes(settlements, len(tx.claims))
 			}
-			return err
-		}
-		if stored {
-			return nil
-		}
-		tx := &transaction{claims: []dedupstore.Claim{c}}
-		err = i.try(ctx, tx, c.Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
-			return one(work(ctx))
+			if err != nil {
+				return nil, err
+			}
+			finishes := make([]dedupstore.Finish, len(settlements))
+			for n, s := range settlements {
+				finishes[n] = s.(dedupstore.Finish)
+			}
+			return finishes, nil
 		})
+		_, undecided := errors.AsType[*dedupstore.UndecidedError](err)
+		onlyFirst := !slices.ContainsFunc(runs, func(r dedupstore.TxRun) bool { return r.First == nil })
 		switch {
+		case undecided && onlyFirst:
+			for n, r := range runs {
+				if answers[n].Status == "" {
+					answers[n] = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.First.Lease}
+				}
+			}
+			return answers, nil
 		case tx.refused == nil:
-			return err
+			return answers, err
 		case n == tries:
-			return &dedupstore.ConflictError{Err: err}
+			return nil, &dedupstore.ConflictError{Err: err}
 		case ctx.Err() != nil:
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
-}
-
-func one(s dedupstore.Settlement, err error) ([]dedupstore.Finish, error) {
-	if err != nil {
-		return nil, err
-	}
-	if err := dedupstore.ValidateSettlement(s); err != nil {
-		return nil, err
-	}
-	f, ok := s.(dedupstore.Finish)
-	if !ok {
-		return nil, &dedupstore.InvalidError{
-			Package: "sim", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s),
-		}
-	}
-	return []dedupstore.Finish{f}, nil
 }
 
 func (i *inbox) dead() bool { return i.process != nil && i.process.dead }
@@ -307,108 +312,78 @@ func (i *inbox) at(id string, do func()) {
 func (i *inbox) rolledBack(tx *transaction) {
 	if i.server.watch != nil {
 		for _, c := range tx.claims {
-			i.server.watch.rolledBack(c, tx.refused != nil)
+			i.server.watch.rolledBack(c, tx.refused != nil || tx.several)
 		}
 	}
 }
 
-// FirstInTx implements [dedupstore.FirstTransactor].
-func (i *inbox) FirstInTx(ctx context.Context, r dedupstore.Request,
-	work func(context.Context, dedupstore.Claim) (dedupstore.Settlement, error)) (dedupstore.Answer, error) {
-	if err := errors.Join(r.ValidateFirst(), ctx.Err()); err != nil {
-		return dedupstore.Answer{}, unjoined(err)
+// begin begins a transaction: it looks whether the claimed runs have their outcomes, and makes the records of first runs.
+// It returns none if there is nothing to do.
+func (i *inbox) begin(
+	ctx context.Context, runs []dedupstore.TxRun, lease time.Duration,
+) (*transaction, []dedupstore.Answer, error) {
+	kind, id, owner := "begin", runs[0].Claim.Key.ID, runs[0].Claim.Owner
+	if first := runs[0].First; first != nil {
+		kind, id, owner = "first", first.Key.ID, first.Owner
 	}
-	for n := 1; ; n++ {
-		tx, answers, err := i.begin(ctx, []dedupstore.Request{r})
-		if err != nil {
-			return dedupstore.Answer{}, err
-		}
-		if tx == nil {
-			return answers[0], nil
-		}
-		err = i.try(ctx, tx, r.Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
-			return one(work(ctx, tx.claims[0]))
-		})
-		_, undecided := errors.AsType[*dedupstore.UndecidedError](err)
-		switch {
-		case undecided:
-			return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: r.Lease}, nil
-		case tx.refused == nil:
-			return dedupstore.Answer{}, err
-		case n == tries:
-			return dedupstore.Answer{}, &dedupstore.ConflictError{Err: err}
-		case ctx.Err() != nil:
-			return dedupstore.Answer{}, ctx.Err()
-		}
-	}
-}
-
-// begin begins a transaction that makes the records of keys. It returns none if there are no such keys.
-func (i *inbox) begin(ctx context.Context, requests []dedupstore.Request) (*transaction, []dedupstore.Answer, error) {
-	tx := &transaction{owner: fmt.Sprintf("%s %p", requests[0].Owner, &requests[0]), first: []*dedupstore.Stored{}}
-	answers := make([]dedupstore.Answer, len(requests))
-	bounded, cancel := context.WithTimeout(ctx, requests[0].Lease/3)
+	tx := &transaction{owner: fmt.Sprintf("%s %p", owner, &runs[0]), several: len(runs) > 1}
+	answers := make([]dedupstore.Answer, len(runs))
+	claimed, stored := 0, 0
+	bounded, cancel := context.WithTimeout(ctx, lease/3)
 	defer cancel()
-	err := i.askError(bounded, "first", requests[0].Key.ID, func(by string) error {
+	err := i.askError(bounded, kind, id, func(by string) error {
 		if tx.over || tx.begun {
 			return nil // a copy of the request
 		}
 		tx.begun = true
-		for n, r := range requests {
-			next, a := i.server.first(by, tx.owner, r)
-			if answers[n] = a; next == nil {
+		for n, r := range runs {
+			if r.First == nil {
+				claimed++
+				if has, _ := i.server.outcomeOf(r.Claim); has {
+					stored++
+				}
+				tx.add(r.Claim, nil, dedupstore.Request{}, dedupstore.Answer{})
 				continue
 			}
-			tx.claims, tx.first = append(tx.claims, a.Claim), append(tx.first, next)
-			tx.asked, tx.answers = append(tx.asked, r), append(tx.answers, a)
+			next, a := i.server.first(by, tx.owner, *r.First)
+			if next == nil {
+				answers[n] = a
+				continue
+			}
+			tx.add(a.Claim, next, *r.First, a)
 		}
 		return nil
 	})
-	if err != nil { // its connection is over
-		i.at(requests[0].Key.ID, func() {
+	leave := func() {
+		i.at(id, func() {
 			tx.over = true
 			i.server.leave(tx)
 		})
+	}
+	switch {
+	case err != nil: // its connection is over
+		leave()
 		if i.dead() {
 			err = dedupstore.ErrClaimLost
 		}
 		return nil, nil, err
-	}
-	if len(tx.claims) == 0 {
+	case stored > 0:
+		leave()
+		if stored < len(tx.claims) {
+			return nil, nil, dedupstore.ErrClaimLost
+		}
+		return nil, answers, nil
+	case len(tx.claims) == 0:
 		return nil, answers, nil
 	}
-	if i.process != nil {
+	if i.process != nil && slices.ContainsFunc(tx.first, func(made *dedupstore.Stored) bool { return made != nil }) {
 		i.process.open2 = append(i.process.open2, tx)
 	}
 	return tx, answers, nil
 }
 
-// FirstsInTx implements [dedupstore.FirstTransactor].
-func (i *inbox) FirstsInTx(ctx context.Context, requests []dedupstore.Request,
-	work func(context.Context, []dedupstore.Claim) error) ([]dedupstore.Claim, error) {
-	for _, r := range requests {
-		if err := r.ValidateFirst(); err != nil {
-			return nil, err
-		}
-	}
-	if err := ctx.Err(); err != nil || len(requests) == 0 {
-		return nil, err
-	}
-	tx, _, err := i.begin(ctx, requests)
-	if err != nil || tx == nil {
-		return nil, err
-	}
-	err = i.try(ctx, tx, requests[0].Lease, func(ctx context.Context) ([]dedupstore.Finish, error) {
-		finishes := make([]dedupstore.Finish, len(tx.claims))
-		for n := range finishes {
-			finishes[n] = dedupstore.Finish{
-				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: requests[0].Retention,
-			}
-		}
-		return finishes, work(ctx, tx.claims)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return tx.claims, nil
+// add adds a run.
+func (tx *transaction) add(c dedupstore.Claim, made *dedupstore.Stored, r dedupstore.Request, a dedupstore.Answer) {
+	tx.claims, tx.first = append(tx.claims, c), append(tx.first, made)
+	tx.asked, tx.answers = append(tx.asked, r), append(tx.answers, a)
 }

@@ -576,9 +576,10 @@ func (j *judge) committed(id string, fence uint64) {
 	j.makes(id, nil)
 }
 
-// rolledBack: the database has ended a transaction, and its handler may be called again.
-func (j *judge) rolledBack(c dedupstore.Claim, refused bool) {
-	if g := j.of(c.Key.ID).byFence[c.Fence]; g != nil && refused {
+// rolledBack: the database has ended a transaction. Its handler may be called again if the database refused it, or if
+// it was a batch.
+func (j *judge) rolledBack(c dedupstore.Claim, again bool) {
+	if g := j.of(c.Key.ID).byFence[c.Fence]; g != nil && again {
 		g.whole = g.calls
 	}
 }

@@ -34,7 +34,7 @@ type watcher interface {
 
 	begun(by string, r dedupstore.Request, a dedupstore.Answer, now time.Time) // a first run, in a transaction
 	committed(id string, fence uint64)                                         // an effect was
-	rolledBack(c dedupstore.Claim, refused bool)                               // effects were
+	rolledBack(c dedupstore.Claim, again bool)                                 // effects were
 }
 
 func newServer() *server {

@@ -176,7 +176,7 @@ func TestOutbox_JoinsTheInbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = store.Inbox().InTx(t.Context(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+		err = dedupstore.InTxOne(t.Context(), store.Inbox(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
 			if err := box.Publish(ctx, message("", id)); err != nil {
 				t.Error(err)
 			}

@@ -98,10 +98,9 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 			return handle(ctx, records)
 		},
 	})
-	if err == nil && !once.Batches(false) {
-		w.config.Logger.Warn("franz: an inbox takes one record a transaction, because Kafka does not count "+
-			"deliveries: each batch has one record; use NewWorker, or a guard without an inbox",
-			"handler", config.Handler)
+	if err == nil && !once.Batches() {
+		w.config.Logger.Warn("franz: under a policy that parks, an inbox takes one record a transaction: each batch has "+
+			"one record; use NewWorker, or another policy", "handler", config.Handler)
 	}
 	return w, err
 }

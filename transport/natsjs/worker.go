@@ -103,9 +103,9 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 		Once: once, Handler: config.Handler, Batches: batches,
 		Batch: func(ctx context.Context, messages []worker.Message) []error { return handleAll(ctx, messages, handle) },
 	})
-	if err == nil && !once.Batches(true) {
-		w.engine.config.Logger.Warn("natsjs: this inbox takes one message a transaction: each batch has one message; "+
-			"use NewWorker, pgstore's inbox without Park, or a guard without an inbox", "handler", config.Handler)
+	if err == nil && !once.Batches() {
+		w.engine.config.Logger.Warn("natsjs: under a policy that parks, an inbox takes one message a transaction: each "+
+			"batch has one message; use NewWorker, or another policy", "handler", config.Handler)
 	}
 	return w, err
 }

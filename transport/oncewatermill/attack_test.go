@@ -314,14 +314,16 @@ type conflicted struct {
 	always bool
 }
 
-func (c conflicted) InTx(ctx context.Context, claim dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
-	if _, err := work(ctx); err != nil {
-		return err
+func (c conflicted) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if _, err := work(ctx, []dedupstore.Claim{runs[0].Claim}); err != nil {
+		return nil, err
 	}
 	if c.always {
-		return errors.New("commit refused")
+		return nil, errors.New("commit refused")
 	}
-	return c.MemoryInbox.InTx(ctx, claim, work)
+	return c.MemoryInbox.InTx(ctx, runs, work)
 }
 
 // A handler that ends its goroutine (runtime.Goexit, as assertions of tests do) returns to nobody. Unless the message

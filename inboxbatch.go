@@ -1,0 +1,181 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A joint is a batch of runs in one transaction.
+type joint struct {
+	*together
+	txs    []dedupstore.TxRun
+	places map[string]int // of runs, by owner
+	cancel canceler       // of the handler's context
+	sent   time.Time
+	took   time.Duration
+	failed error // what the last call of work returned
+}
+
+// attemptInTx attempts runs in one transaction of the inbox. Any error rolls all of it back. It returns the runs that
+// are attempted alone: after an error, which costs no attempt, and where others run them or their outcome is known.
+func (b *together) attemptInTx(ctx context.Context, which []int) (alone []int) {
+	ctx, cancel := context.WithCancelCause(apart(ctx))
+	defer cancel(nil)
+	t := &joint{together: b, places: map[string]int{}, cancel: cancelFunc(cancel), sent: time.Now()}
+	which, alone = t.begin(which)
+	if len(which) < 2 {
+		return append(alone, which...)
+	}
+	t.ask(which)
+	defer follow(b.contexts, which, cancel)()
+	var answers []dedupstore.Answer
+	err := shielded(func() (err error) {
+		answers, err = b.guard.inbox.InTx(ctx, t.txs, t.work)
+		return err
+	})
+	for _, i := range which {
+		b.guard.heartbeat.remove(&b.runs[i].lease)
+	}
+	if err != nil {
+		return append(alone, t.uncommitted(ctx, which, err)...)
+	}
+	firsts, known := 0, 0
+	for n, i := range which {
+		r := &b.runs[i]
+		if r.first {
+			firsts++
+		}
+		if answers != nil && answers[n].Status != "" {
+			known++
+			r.knows(&answers[n], t.sent)
+			alone = append(alone, i)
+		} else {
+			t.committed(r)
+		}
+	}
+	if firsts > 0 {
+		b.guard.first.was(firsts == known)
+	}
+	return alone
+}
+
+// begin starts the claimed runs, and ends those that cannot start. A first run without a store that works runs alone.
+func (t *joint) begin(which []int) (begun, alone []int) {
+	var claimed []int
+	for _, i := range which {
+		r := &t.runs[i]
+		if !r.first {
+			claimed = append(claimed, i)
+			continue
+		}
+		r.shard = t.guard.shards.of(t.contexts[i], &r.call.Key)
+		if r.shard.breaker.healthy.Load() {
+			begun = append(begun, i)
+		} else {
+			alone = append(alone, i)
+		}
+	}
+	begun = append(begun, t.start(claimed)...)
+	slices.Sort(begun)
+	return begun, alone
+}
+
+// ask makes what InTx is asked for.
+func (t *joint) ask(which []int) {
+	t.txs = make([]dedupstore.TxRun, len(which))
+	for n, i := range which {
+		r := &t.runs[i]
+		t.places[r.token] = i
+		if r.first {
+			request := t.guard.request(t.contexts[i], r.call, r.token)
+			t.txs[n].First = &request
+			continue
+		}
+		t.txs[n].Claim = *r.lease.claim
+		r.lease.workUnder(t.cancel)
+		r.lease.waits()
+	}
+}
+
+// work is what InTx runs.
+func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+	g := t.guard
+	runs, calls := make([]Run, len(claims)), make([]int, len(claims))
+	for n := range claims {
+		i := t.places[claims[n].Owner]
+		runs[n], calls[n] = runOf(&claims[n]), i
+		l := &t.runs[i].lease
+		if t.runs[i].first { // its lease is the transaction's
+			l.granted(&claims[n], t.runs[i].shard, t.sent)
+			l.start()
+			l.workUnder(t.cancel)
+			l.unrecorded.Store(true)
+			g.heartbeat.add(l)
+			defer func() {
+				g.heartbeat.remove(l)
+				l.unrecorded.Store(false)
+			}()
+		}
+		l.handles()
+	}
+	began := time.Now()
+	errs, err := t.call(ctx, runs, calls)
+	t.took = since(began)
+	if t.failed = errors.Join(append(errs, err)...); t.failed != nil {
+		return nil, t.failed
+	}
+	settlements := make([]dedupstore.Settlement, len(claims))
+	for n, i := range calls {
+		o := dedupstore.Outcome{Kind: dedupstore.Succeeded}
+		settlements[n] = dedupstore.Finish{Outcome: o, Retention: g.window(t.runs[i].call, o), Took: t.took}
+	}
+	return settlements, nil
+}
+
+// uncommitted goes on after an error. It returns the runs that are attempted alone.
+func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone []int) {
+	_, undecided := errors.AsType[*dedupstore.UndecidedError](err)
+	handlers := err == t.failed                                          //nolint:errorlint // itself: what a handler's error says is of no transaction of ours
+	if !handlers && (undecided || errors.Is(err, dedupstore.ErrEnded)) { // it may be committed
+		for _, i := range which {
+			r, ctx := &t.runs[i], t.contexts[i]
+			w := &transacted{run: r, calls: 1, took: t.took}
+			t.guard.running.Go(func() {
+				r.settleTold(ctx, func() *ending {
+					if r.first {
+						return r.firstUncommitted(ctx, w, err)
+					}
+					return r.uncommitted(ctx, w, err)
+				})
+			})
+		}
+		return nil
+	}
+	t.guard.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
+		"messages", len(which), "error", err)
+	for _, i := range which {
+		if r := &t.runs[i]; !r.first {
+			r.lease.idle()
+			t.guard.heartbeat.add(&r.lease)
+		}
+	}
+	return which
+}
+
+// committed ends a run whose transaction has committed.
+func (t *joint) committed(r *run) {
+	ctx, c := t.contexts[r.place], r.lease.claim
+	if r.first {
+		t.guard.count(ctx, &r.call.Key,
+			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *c})
+	}
+	res, err := r.end(ctx, r.ends(ending{res: Result{
+		Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
+		Fence: c.Fence, Attempt: c.Attempt, took: t.took,
+	}}))
+	t.ended(r, res, err)
+}
