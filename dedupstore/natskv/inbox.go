@@ -3,7 +3,6 @@ package natskv
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -41,89 +40,111 @@ func (s *Store) Inbox() *Inbox {
 // sooner, to a server that is slow, copies keep it busy.
 func (*Inbox) LeastLease() time.Duration { return 3 * answerWithin }
 
-// InTx implements [dedupstore.Transactor]. A run without outputs writes its record alone.
-func (i *Inbox) InTx(ctx context.Context, c dedupstore.Claim,
-	work func(context.Context) (dedupstore.Settlement, error)) error {
-	if err := c.Validate(); err != nil {
-		return err
+// InTx implements [dedupstore.Transactor]. A run without outputs writes its record alone. Several runs are one batch:
+// their outputs, and then their records, at most 1,000 messages.
+func (i *Inbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if !i.records.Owns(c) {
-		if finished, err := i.finished(ctx, c); finished || err != nil {
-			return err
-		}
-	}
-	run := &run{store: i.Store}
-	finish, err := run.call(ctx, work)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return i.commit(ctx, c, finish, run.messages)
+	if finished, err := i.finished(ctx, claims); finished || err != nil {
+		return nil, err
+	}
+	run := &run{store: i.Store, records: len(claims)}
+	settlings, err := run.call(ctx, claims, work)
+	if err != nil {
+		return nil, err
+	}
+	return nil, i.commit(ctx, settlings, run.messages)
 }
 
-// finished looks whether the claim's run has been committed.
-func (i *Inbox) finished(ctx context.Context, c dedupstore.Claim) (bool, error) {
-	seen, err := i.read(ctx, c.Key)
-	r := &seen.Record
-	switch {
-	case err != nil:
-		return false, err
-	case r.Owner != c.Owner || r.Fence != c.Fence:
-		return false, dedupstore.ErrClaimLost
-	case r.State == dedupstore.Running:
-		return false, nil
-	case slices.Contains(r.Settled, c.Owner):
-		return true, nil
+// TakesFirst implements [dedupstore.Transactor]. Nothing locks a record that is not there.
+func (*Inbox) TakesFirst() bool { return false }
+
+// finished looks whether the claims' runs have been committed, unless this store has just granted them.
+func (i *Inbox) finished(ctx context.Context, claims []dedupstore.Claim) (bool, error) {
+	finished := 0
+	for _, c := range claims {
+		if i.records.Owns(c) {
+			continue
+		}
+		seen, err := i.read(ctx, c.Key)
+		r := &seen.Record
+		switch {
+		case err != nil:
+			return false, err
+		case r.Owner != c.Owner || r.Fence != c.Fence:
+			return false, dedupstore.ErrClaimLost
+		case r.State == dedupstore.Running:
+		case slices.Contains(r.Settled, c.Owner):
+			finished++
+		default:
+			return false, dedupstore.ErrClaimLost
+		}
 	}
-	return false, dedupstore.ErrClaimLost
+	if finished > 0 && finished < len(claims) {
+		return false, dedupstore.ErrClaimLost
+	}
+	return finished > 0, nil
 }
 
 // call runs work with a context that carries the run. What is published after it is refused.
 func (r *run) call(
-	ctx context.Context, work func(context.Context) (dedupstore.Settlement, error),
-) (dedupstore.Settlement, error) {
+	ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork,
+) ([]dedupstore.Settling, error) {
 	defer r.end()
-	settlement, err := work(txctx.With[txctx.Carrier[dedupstore.Produced]](txctx.With(ctx, r), r))
+	settlements, err := work(txctx.With[txctx.Carrier[dedupstore.Produced]](txctx.With(ctx, r), r), claims)
+	if err == nil {
+		err = dedupstore.ValidateFinishes(settlements, len(claims))
+	}
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := settlement.(dedupstore.Finish); !ok {
-		return nil, &dedupstore.InvalidError{
-			Package: "natskv", Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", settlement),
-		}
+	settlings := make([]dedupstore.Settling, len(claims))
+	for i, c := range claims {
+		settlings[i] = dedupstore.Settling{Claim: c, Settlement: settlements[i]}
 	}
-	return settlement, dedupstore.ValidateSettlement(settlement)
+	return settlings, nil
 }
 
 // commit settles with the outputs, until it is known whether that has happened, or the lease is over. It may be tried
-// again and again: a batch whose record is not the one that was seen is refused, and so is one that comes late.
-func (i *Inbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement, outputs []*nats.Msg) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(c.Lease, i.batches.within))
+// again and again: a batch of which one record is not the one that was seen is refused, and so is one that comes late.
+func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, outputs []*nats.Msg) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx),
+		max(settlings[0].Claim.Lease, i.batches.within))
 	defer cancel()
 	unknown := false
-	write := func(ctx context.Context, key dedupstore.Key, next *dedupstore.Stored, seen int64, now recordstore.Time) (
-		int64, *recordstore.Revision, error) {
-		data, header, err := i.message(next, now)
-		if err != nil {
-			return 0, nil, err
+	write := func(ctx context.Context, next []*dedupstore.Stored, seen []int64, now recordstore.Time) ([]int64, error) {
+		records := make([]*nats.Msg, len(next))
+		for n, rec := range next {
+			data, header, err := i.message(rec, now)
+			if err != nil {
+				return nil, err
+			}
+			records[n] = &nats.Msg{Subject: i.subject(settlings[n].Claim.Key), Header: header, Data: data}
 		}
-		record := &nats.Msg{Subject: i.subject(key), Header: header, Data: data}
-		number, err := i.writeBatch(ctx, outputs, record, seen)
+		last, err := i.writeBatch(ctx, outputs, records, seen)
 		switch {
 		case conflict(err):
-			return 0, nil, recordstore.ErrConflict
+			return nil, recordstore.ErrConflict
 		case err != nil:
 			unknown = unknown || !proves(err)
-			return 0, nil, i.failed(ctx, err)
+			return nil, i.failed(ctx, err)
 		}
-		return number, nil, nil
+		numbers := make([]int64, len(records))
+		for n := range numbers {
+			numbers[n] = last - int64(len(records)-1-n)
+		}
+		return numbers, nil
 	}
-	do := func(ctx context.Context, w *recordstore.Work) error { return i.records.DoBy(ctx, w, write) }
 	pauses := pace.Pace{Shortest: 5 * time.Millisecond, Longest: 500 * time.Millisecond}
 	for {
-		err := recordstore.Settle(ctx, []dedupstore.Settling{{Claim: c, Settlement: s}}, do)[0]
+		err := i.records.Finish(ctx, settlings, write)
 		switch {
 		case err == nil, errors.Is(err, dedupstore.ErrClaimLost):
 			return err
@@ -138,15 +159,20 @@ func (i *Inbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Set
 	}
 }
 
-// writeBatch writes a record behind outputs, if its last revision is the given one: whoever sees it sees them.
-func (s *Store) writeBatch(ctx context.Context, outputs []*nats.Msg, record *nats.Msg, seen int64) (int64, error) {
+// writeBatch writes records behind outputs, if their last revisions are the given ones: whoever sees one of them sees
+// all outputs. It returns the number of the last.
+func (s *Store) writeBatch(
+	ctx context.Context, outputs []*nats.Msg, records []*nats.Msg, seen []int64,
+) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.batches.within)
 	defer cancel()
-	if len(outputs) == 0 && s.batches.fault == nil {
-		return s.publish(ctx, record.Subject, record.Data, seen, record.Header)
+	if r := records[0]; len(outputs) == 0 && len(records) == 1 && s.batches.fault == nil {
+		return s.publish(ctx, r.Subject, r.Data, seen[0], r.Header)
 	}
-	s.condition(record.Header, seen)
-	return s.batches.publish(ctx, append(slices.Clip(outputs), record))
+	for i, r := range records {
+		s.condition(r.Header, seen[i])
+	}
+	return s.batches.publish(ctx, append(slices.Clip(outputs), records...))
 }
 
 // lasts reports whether an error of a settlement will be the same again: nothing was sent, or the stream refuses it.

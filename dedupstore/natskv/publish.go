@@ -31,7 +31,8 @@ const publishWithin = 3 * answerWithin
 
 // A run collects what a handler publishes.
 type run struct {
-	store *Store
+	store   *Store
+	records int // that its outcomes are
 
 	mu       sync.Mutex
 	over     bool
@@ -39,7 +40,7 @@ type run struct {
 }
 
 // Publish publishes messages into the stream of the records, all of them or none, in one piece and in order. A run of
-// the inbox has at most 999 messages of 64 MB in all, a call outside of one 1,000. Their subjects must be the stream's,
+// the inbox has at most 999 messages of 64 MB in all, a batch of runs one less for each further run, a call outside 1,000. Their subjects must be the stream's,
 // and not below Config.Subject. Messages must have an ID. Those that NATS cannot carry, or the stream would refuse, are
 // an [*dedupstore.InvalidError], and nothing of the call is published.
 //
@@ -162,7 +163,7 @@ func (r *run) add(messages []*nats.Msg) error {
 		return ErrNoRun
 	}
 	all := append(slices.Clip(r.messages), messages...)
-	if problem := tooMuch(all, maxBatch-1); problem != "" {
+	if problem := tooMuch(all, maxBatch-r.records); problem != "" {
 		return &dedupstore.InvalidError{Package: "natskv", Field: "messages", Problem: problem + ", beside the record"}
 	}
 	r.messages = all

@@ -58,13 +58,102 @@ func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context)
 
 // Do does a work with the record that was written last, if it is known. It is a [Do].
 func (r *Records) Do(ctx context.Context, w *Work) error {
-	return r.DoBy(ctx, w, r.Write)
+	seen, known := r.recent.get(w.Key)
+	return r.change(ctx, w, seen, known, r.Write)
 }
 
-// DoBy is Do with a write of the caller's.
-func (r *Records) DoBy(ctx context.Context, w *Work, write Write) error {
-	seen, known := r.recent.get(w.Key)
-	return r.change(ctx, w, seen, known, write)
+// A WriteAll writes records if their last revisions are the seen ones: all of them, and returns their new numbers, or
+// none. See Write.
+type WriteAll func(ctx context.Context, next []*dedupstore.Stored, seen []int64, now Time) (numbers []int64, err error)
+
+// Finish settles claims by one write, all of them or none. Nil also says that all were settled before.
+func (r *Records) Finish(ctx context.Context, settlings []dedupstore.Settling, write WriteAll) error {
+	pause := firstPause
+	seen, guessed := r.recentOf(settlings)
+	for range maxTries {
+		var err error
+		if seen == nil {
+			if seen, err = r.readAll(ctx, settlings); err != nil {
+				return err
+			}
+			guessed = false
+		}
+		now, err := r.Now(ctx)
+		if err != nil {
+			return err
+		}
+		next, numbers, err := settleAll(seen, settlings, now)
+		switch {
+		case guessed && (err != nil || next == nil):
+			seen = nil
+			continue
+		case err != nil || next == nil:
+			return err
+		}
+		numbers, err = write(ctx, next, numbers, now)
+		for i, s := range settlings {
+			if err == nil {
+				r.recent.put(s.Claim.Key, Revision{numbers[i], *next[i]})
+			} else {
+				r.recent.forget(s.Claim.Key)
+			}
+		}
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if !guessed {
+			if !pace.Sleep(ctx, pause) {
+				return context.Cause(ctx)
+			}
+			pause = min(2*pause, lastPause)
+		}
+		seen = nil
+	}
+	return r.busy(settlings[0].Claim.Key)
+}
+
+// settleAll returns the records to write, and the numbers of those before. There are none if all are settled.
+func settleAll(seen []Revision, settlings []dedupstore.Settling, now Time) (
+	next []*dedupstore.Stored, numbers []int64, err error) {
+	for i, s := range settlings {
+		rec, err := settled(seen[i].Record, s, now)
+		if err != nil {
+			return nil, nil, err
+		}
+		if rec != nil {
+			next, numbers = append(next, rec), append(numbers, seen[i].Number)
+		}
+	}
+	if next != nil && len(next) < len(settlings) {
+		err = dedupstore.ErrClaimLost
+	}
+	return next, numbers, err
+}
+
+// recentOf returns the records that were written last, if all are known.
+func (r *Records) recentOf(settlings []dedupstore.Settling) (seen []Revision, known bool) {
+	for _, s := range settlings {
+		one, known := r.recent.get(s.Claim.Key)
+		if !known {
+			return nil, false
+		}
+		seen = append(seen, one)
+	}
+	return seen, true
+}
+
+func (r *Records) readAll(ctx context.Context, settlings []dedupstore.Settling) ([]Revision, error) {
+	seen, errs := make([]Revision, len(settlings)), make([]error, len(settlings))
+	if len(settlings) == 1 {
+		seen[0], errs[0] = r.Read(ctx, settlings[0].Claim.Key)
+		return seen, errs[0]
+	}
+	var group sync.WaitGroup
+	for i, s := range settlings {
+		group.Go(func() { seen[i], errs[i] = r.Read(ctx, s.Claim.Key) })
+	}
+	group.Wait()
+	return seen, errors.Join(errs...)
 }
 
 // Owns reports that the record was the claim's, and running, when this store wrote it last.

@@ -108,10 +108,7 @@ func Settle(ctx context.Context, settlings []dedupstore.Settling, do Do) []error
 		}
 		b.add(x.Claim.Key, step{
 			apply: func(s dedupstore.Stored, t Time) (next *dedupstore.Stored) {
-				wide := x.Claim
-				wide.Lease += t.slack()
-				wide.Retention += t.slack()
-				next, errs[i] = s.Settle(wide, widen(x.Settlement, t.slack()), t.Early)
+				next, errs[i] = settled(s, x, t)
 				return next
 			},
 			fail: func(err error) { errs[i] = err },
@@ -119,6 +116,14 @@ func Settle(ctx context.Context, settlings []dedupstore.Settling, do Do) []error
 	}
 	b.run(ctx, do)
 	return errs
+}
+
+// settled is a record after a settlement.
+func settled(s dedupstore.Stored, x dedupstore.Settling, t Time) (next *dedupstore.Stored, err error) {
+	wide := x.Claim
+	wide.Lease += t.slack()
+	wide.Retention += t.slack()
+	return s.Settle(wide, widen(x.Settlement, t.slack()), t.Early)
 }
 
 // widen lets what a settlement begins last longer. A Finish that publishes lasts from its lease, which is wide already.
