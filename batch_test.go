@@ -178,21 +178,6 @@ func TestStartBatch_RunsACallAloneAfterTwoRunsThatCrashed(t *testing.T) {
 	})
 }
 
-// Over an inbox, what was claimed has a transaction of its own: a batch could not take back what one of it did.
-func TestStartBatch_ClaimedCallsRunAloneOverAnInbox(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newInbox(t), oncemill.Policy{})
-		var s shapes
-		together(t, g, func(_ context.Context, calls []int) []error {
-			s.note(calls)
-			return nil
-		}, "a", "b")
-		if len(s.ran) != 2 {
-			t.Errorf("calls ran as %v, want each alone", s.ran)
-		}
-	})
-}
-
 // A call whose neighbour's delivery ends is interrupted, and has its attempt given back.
 func TestStartBatch_ANeighboursEndCostsNoAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -3,7 +3,6 @@ package franz_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -101,25 +100,17 @@ func TestBatchWorker_BatchesOfWhatIsThere(t *testing.T) {
 	}
 }
 
-// inbox is a store with transactions of one record.
-type inbox struct{ dedupstore.Store }
-
-func (inbox) InTx(
-	context.Context, dedupstore.Claim, func(context.Context) (dedupstore.Settlement, error),
-) error {
-	return errors.New("not called here")
-}
-
 func TestNewBatchWorker_WarnsOfBatchesOfOne(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	for i, store := range []dedupstore.Store{consumertest.NewStore(t), inbox{consumertest.NewStore(t)}} {
-		_, err := franz.NewBatchWorker(consumertest.NewProcessor(t, store, consumer.Config{}),
+	for i, policy := range []oncemill.Policy{{}, oncemill.Irreversible()} {
+		store := storetest.NewMemoryInbox(consumertest.NewStore(t))
+		_, err := franz.NewBatchWorker(consumertest.NewProcessor(t, store, consumer.Config{Policy: policy}),
 			func(context.Context, []*kgo.Record) []error { return nil },
 			franz.BatchConfig{Config: franz.Config{Handler: "charge", Logger: logger}})
 		if warned := strings.Contains(log.String(), "each batch has one record"); err != nil || warned != (i == 1) {
-			t.Errorf("%T: %v; logged:\n%s", store, err, &log)
+			t.Errorf("%d: %v; logged:\n%s", i, err, &log)
 		}
 	}
 }

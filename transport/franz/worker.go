@@ -20,11 +20,11 @@ type Handler func(ctx context.Context, rec *kgo.Record) error
 
 // A BatchHandler does the work for several records at once, such as an insert of many rows. It returns an error for
 // each record, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
-// oncemill.RunsFromContext returns the runs of a batch. Over an inbox a batch has one record, because Kafka does not
-// count deliveries.
+// oncemill.RunsFromContext returns the runs of a batch.
 //
-// One error for several records, any other wrong number, or a panic says that the batch failed as a whole. Then its
-// records are handled in batches of one, which costs no attempt. So are records whose last two runs or more ended with
+// One error for several records, any other wrong number, or a panic says that the batch failed as a whole; over an
+// inbox, where a batch is one transaction, any error does. Then its records are handled in batches of one, which costs
+// no attempt. So are records whose last two runs or more ended with
 // expired leases, one at a time. A batch has no order, and at most one record of each order key.
 type BatchHandler func(ctx context.Context, records []*kgo.Record) []error
 

@@ -2,7 +2,6 @@ package natsjs_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -152,15 +152,6 @@ func TestNewBatchWorker_RefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-// inbox is a store with transactions of one message.
-type inbox struct{ dedupstore.Store }
-
-func (inbox) InTx(
-	context.Context, dedupstore.Claim, func(context.Context) (dedupstore.Settlement, error),
-) error {
-	return errors.New("not called here")
-}
-
 func TestNewBatchWorker_WarnsOfBatchesOfOne(t *testing.T) {
 	t.Parallel()
 	r := newBatchRig(t)
@@ -168,7 +159,12 @@ func TestNewBatchWorker_WarnsOfBatchesOfOne(t *testing.T) {
 	if r.log.String() != "" {
 		t.Errorf("logged without an inbox:\n%s", r.log.String())
 	}
-	r.store = inbox{r.store}
+	r.store = storetest.NewMemoryInbox(r.store)
+	r.worker(nil)
+	if r.log.String() != "" {
+		t.Errorf("logged over an inbox:\n%s", r.log.String())
+	}
+	r.policy = oncemill.Irreversible()
 	r.worker(nil)
 	if log := r.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "each batch has one message") {
 		t.Errorf("logged:\n%s", log)

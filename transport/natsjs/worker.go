@@ -25,9 +25,9 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 // each message, in their order, which has the effect of a Handler's error. Nil: all have succeeded.
 // oncemill.RunsFromContext returns the runs of a batch. The worker settles the messages: see Handler.
 //
-// One error for several messages, any other wrong number, or a panic says that the batch failed as a whole. Then its
-// messages are handled in batches of one, which costs no attempt. So are messages whose last two runs or more ended
-// with expired leases, one at a time. A batch has no order, and at most one message of each order key.
+// One error for several messages, any other wrong number, or a panic says that the batch failed as a whole; over an
+// inbox, where a batch is one transaction, any error does. Then its messages are handled in batches of one, which costs
+// no attempt. So are messages whose last two runs or more ended with expired leases, one at a time. A batch has no order, and at most one message of each order key.
 type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.

@@ -1,0 +1,167 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A batchInbox fails transactions of several runs.
+type batchInbox struct {
+	*inboxRig
+	batches int
+	fails   func() error // after the work; nil: none fails
+}
+
+func (b *batchInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if len(runs) > 1 {
+		b.batches++
+	}
+	if len(runs) == 1 || b.fails == nil {
+		return b.inboxRig.InTx(ctx, runs, work)
+	}
+	claims, err := dedupstore.ClaimsOf(runs)
+	if err == nil {
+		_, err = work(ctx, claims)
+	}
+	return nil, errors.Join(b.fails(), err)
+}
+
+// batchOverInbox runs calls of "a", "b" and "c" together, which have an effect each. It returns how they ran and ended.
+func batchOverInbox(
+	t *testing.T, inbox *batchInbox, policy oncemill.Policy, errs func(run int) []error,
+) (ran [][]int, ends []oncemill.Result) {
+	t.Helper()
+	var seen shapes
+	ends = together(t, newGuard(t, inbox, policy), func(ctx context.Context, calls []int) []error {
+		if inbox.fails == nil || len(calls) == 1 {
+			for range calls {
+				if err := inbox.Write(ctx, "charged"); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		return errs(seen.note(calls))
+	}, "a", "b", "c")
+	return seen.ran, ends
+}
+
+func succeed(int) []error { return nil }
+
+func TestStartBatch_IsOneTransactionOfAnInbox(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t)}
+		ran, ends := batchOverInbox(t, inbox, oncemill.Policy{}, succeed)
+		if len(ran) != 1 || !slices.Equal(ran[0], []int{0, 1, 2}) || inbox.batches != 1 {
+			t.Errorf("calls ran as %v, in %d transactions of several; want all in one", ran, inbox.batches)
+		}
+		for i, res := range ends {
+			if res.Status != oncemill.StatusDone || res.Attempt != 1 || res.Duplicate {
+				t.Errorf("call %d ended with %+v", i, res)
+			}
+		}
+		inbox.effects(t, 3)
+		_, ends = batchOverInbox(t, inbox, oncemill.Policy{}, succeed)
+		if slices.ContainsFunc(ends, func(res oncemill.Result) bool { return !res.Duplicate }) {
+			t.Errorf("the same batch again ended with %+v, want duplicates", ends)
+		}
+		inbox.effects(t, 3)
+	})
+}
+
+// One error rolls all back, and then each has its own transaction and its own attempt.
+func TestStartBatch_AnErrorRollsTheInboxsBatchBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t)}
+		ran, ends := batchOverInbox(t, inbox, oncemill.Policy{MaxAttempts: 1}, func(run int) []error {
+			if run == 1 {
+				inbox.effects(t, 0)
+				return []error{nil, errRefused, nil}
+			}
+			return nil
+		})
+		if len(ran) != 4 || len(ran[0]) != 3 {
+			t.Errorf("calls ran as %v, want together, then each alone", ran)
+		}
+		for i, res := range ends {
+			if res.Status != oncemill.StatusDone || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {
+				t.Errorf("call %d ended with %+v, want the first attempt", i, res)
+			}
+		}
+		inbox.effects(t, 3)
+	})
+}
+
+// Only the database's word proves a rollback: what may be committed is not run again.
+func TestStartBatch_WhatMayBeCommittedIsNotRunAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		lost := errors.New("connection reset")
+		for name, c := range map[string]struct {
+			err  error
+			want func(oncemill.Result) bool
+		}{
+			"undecided": {&dedupstore.UndecidedError{Err: lost}, func(res oncemill.Result) bool {
+				return res.Status == oncemill.StatusUnrecorded
+			}},
+			"ended by the handler": {fmt.Errorf("%w: %w", dedupstore.ErrEnded, lost), func(res oncemill.Result) bool {
+				return res.Status == oncemill.StatusDone && res.Outcome.Kind == dedupstore.Unknown
+			}},
+		} {
+			inbox := &batchInbox{inboxRig: newInbox(t), fails: func() error { return c.err }}
+			ran, ends := batchOverInbox(t, inbox, oncemill.Policy{}, succeed)
+			if len(ran) != 1 || slices.ContainsFunc(ends, func(res oncemill.Result) bool { return !c.want(res) }) {
+				t.Errorf("%s: ran as %v, ended with %+v", name, ran, ends)
+			}
+		}
+	})
+}
+
+// A handler's error may be one of another inbox. It says nothing about this transaction, which the database has rolled
+// back.
+func TestStartBatch_AHandlersErrorSaysNothingOfItsTransaction(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t)}
+		ran, ends := batchOverInbox(t, inbox, oncemill.Policy{}, func(run int) []error {
+			if run == 1 {
+				return []error{nil, fmt.Errorf("another's: %w", dedupstore.ErrEnded), &dedupstore.UndecidedError{Err: errRefused}}
+			}
+			return nil
+		})
+		if len(ran) != 4 || slices.ContainsFunc(ends, func(res oncemill.Result) bool { return res.Attempt != 1 }) {
+			t.Errorf("ran as %v, ended with %+v, want together, then each alone", ran, ends)
+		}
+		inbox.effects(t, 3)
+	})
+}
+
+func TestStartBatch_UnderAPolicyThatParksEachCallHasItsOwnTransaction(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t)}
+		ran, _ := batchOverInbox(t, inbox, oncemill.Irreversible(), succeed)
+		if len(ran) != 3 || inbox.batches != 0 {
+			t.Errorf("calls ran as %v, want each alone", ran)
+		}
+		inbox.effects(t, 3)
+	})
+}
+
+// A database that is away costs no attempt either.
+func TestStartBatch_OverAnInboxThatCannotBeginCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t), fails: func() error { return errors.New("no connection") }}
+		_, ends := batchOverInbox(t, inbox, oncemill.Policy{MaxAttempts: 1}, succeed)
+		for i, res := range ends {
+			if res.Status != oncemill.StatusDone || res.Attempt != 1 {
+				t.Errorf("call %d ended with %+v, want the first attempt", i, res)
+			}
+		}
+		inbox.effects(t, 3)
+	})
+}
