@@ -28,9 +28,10 @@ import (
 
 // Names of variants.
 const (
-	inbox  = "inbox, natskv"
-	leased = "leased, natskv"
-	plain  = "publish, ack"
+	inbox   = "inbox, natskv"
+	batched = "handler of up to 64 inputs, natskv's inbox"
+	leased  = "leased, natskv"
+	plain   = "publish, ack"
 )
 
 const (
@@ -42,7 +43,7 @@ const (
 )
 
 var experiments = []kit.Experiment{
-	{Name: "batches", Variants: []string{inbox, leased, plain}, Run: compare},
+	{Name: "batches", Variants: []string{inbox, batched, leased, plain}, Run: compare},
 }
 
 func main() {
@@ -61,7 +62,8 @@ func compare(ctx context.Context, b *kit.Bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, giveBack()) }()
 	t, err := b.Compare(ctx, "JetStream to JetStream, three replicas, two outputs of 200 bytes", b.Rounds,
-		r.variant(leased, overBucket), r.variant(inbox, overStream), r.variant(plain, byHand))
+		r.variant(leased, overBucket), r.variant(inbox, overStream), r.variant(batched, batchesOverStream),
+		r.variant(plain, byHand))
 	if err != nil {
 		return err
 	}
@@ -70,6 +72,15 @@ func compare(ctx context.Context, b *kit.Bench) (err error) {
 	}
 	if t.Has(inbox, plain) {
 		b.Aim("inbox_vs_plain", t.Ratio(inbox, plain, kit.Rate), .38, 0)
+	}
+	if t.Has(batched, leased) {
+		b.Aim("batched_inbox_vs_leased", t.Ratio(batched, leased, kit.Rate), 1.6, 0)
+	}
+	if t.Has(batched, plain) {
+		b.Aim("batched_inbox_vs_plain", t.Ratio(batched, plain, kit.Rate), .38, 0)
+	}
+	if t.Has(batched) {
+		b.Limit("batched_inbox_sent", t.Median(batched, sent), 5.1)
 	}
 	if t.Has(inbox) {
 		b.Limit("inbox_sent", t.Median(inbox, sent), 5.1)
@@ -205,6 +216,36 @@ func overStream(ctx context.Context, j *task) (func() error, error) {
 	return j.work(ctx, store.Inbox(), store)
 }
 
+// batchesOverStream gives the handler several inputs: one atomic batch has the outputs and records of all.
+func batchesOverStream(ctx context.Context, j *task) (func() error, error) {
+	store, err := natskv.New(j.js, natskv.Config{Stream: j.stream, Subject: j.out + "once"})
+	if err != nil {
+		return nil, err
+	}
+	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	handle := func(ctx context.Context, _ []jetstream.Msg) []error {
+		var all []producer.Message
+		runs := oncemill.RunsFromContext(ctx)
+		for _, run := range runs {
+			all = append(all, j.messages(run.ID)...)
+		}
+		err := store.Publish(ctx, all...)
+		for range runs {
+			j.handled <- err
+		}
+		if err != nil {
+			return []error{err}
+		}
+		return nil
+	}
+	return j.run(ctx)(natsjs.NewBatchWorker(once, j.js, j.cons, handle, natsjs.BatchConfig{
+		Config: natsjs.Config{Handler: "price", MaxInFlight: window}, MaxBatch: 64,
+	}))
+}
+
 func overBucket(ctx context.Context, j *task) (func() error, error) {
 	store, err := natskv.New(j.js, natskv.Config{Bucket: j.bucket})
 	if err != nil {
@@ -227,17 +268,24 @@ func (j *task) work(ctx context.Context, store dedupstore.Store, pub producer.Pu
 		j.handled <- err
 		return err
 	}
-	w, err := natsjs.NewWorker(once, j.js, j.cons, handle, natsjs.Config{Handler: "price", MaxInFlight: window})
-	if err != nil {
-		return nil, err
+	return j.run(ctx)(natsjs.NewWorker(once, j.js, j.cons, handle,
+		natsjs.Config{Handler: "price", MaxInFlight: window}))
+}
+
+// run begins a worker.
+func (*task) run(ctx context.Context) func(*natsjs.Worker, error) (func() error, error) {
+	return func(w *natsjs.Worker, err error) (func() error, error) {
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		return func() error {
+			cancel()
+			return <-ended
+		}, nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	return func() error {
-		cancel()
-		return <-ended
-	}, nil
 }
 
 // byHand publishes and acknowledges.
