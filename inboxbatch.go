@@ -38,7 +38,9 @@ func (b *together) attemptInTx(ctx context.Context, which []int) (alone []int) {
 		return err
 	})
 	for _, i := range which {
-		b.guard.heartbeat.remove(&b.runs[i].lease)
+		if r := &b.runs[i]; !r.first {
+			b.guard.heartbeat.remove(&r.lease)
+		}
 	}
 	if err != nil {
 		return append(alone, t.uncommitted(ctx, which, err)...)
@@ -87,12 +89,13 @@ func (t *joint) begin(which []int) (begun, alone []int) {
 // ask makes what InTx is asked for.
 func (t *joint) ask(which []int) {
 	t.txs = make([]dedupstore.TxRun, len(which))
+	requests := make([]dedupstore.Request, len(which))
 	for n, i := range which {
 		r := &t.runs[i]
 		t.places[r.token] = i
 		if r.first {
-			request := t.guard.request(t.contexts[i], r.call, r.token)
-			t.txs[n].First = &request
+			requests[n] = t.guard.request(t.contexts[i], r.call, r.token)
+			t.txs[n].First = &requests[n]
 			continue
 		}
 		t.txs[n].Claim = *r.lease.claim
@@ -105,22 +108,23 @@ func (t *joint) ask(which []int) {
 func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
 	g := t.guard
 	runs, calls := make([]Run, len(claims)), make([]int, len(claims))
+	stands := true // for all first runs, whose lease is the transaction's
 	for n := range claims {
 		i := t.places[claims[n].Owner]
 		runs[n], calls[n] = runOf(&claims[n]), i
-		l := &t.runs[i].lease
-		if t.runs[i].first { // its lease is the transaction's
-			l.granted(&claims[n], t.runs[i].shard, t.sent)
-			l.start()
-			l.workUnder(t.cancel)
-			l.unrecorded.Store(true)
-			g.heartbeat.add(l)
-			defer func() {
-				g.heartbeat.remove(l)
-				l.unrecorded.Store(false)
-			}()
+		r := &t.runs[i]
+		switch l := &r.lease; {
+		case !r.first:
+			l.handles()
+		case stands:
+			stands = false
+			l.granted(&claims[n], r.shard, t.sent)
+			var end func()
+			ctx, end = g.beginFirst(ctx, l)
+			defer end()
+		default:
+			l.claim = &claims[n]
 		}
-		l.handles()
 	}
 	began := time.Now()
 	errs, err := t.call(ctx, runs, calls)
@@ -128,12 +132,9 @@ func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupsto
 	if t.failed = errors.Join(append(errs, err)...); t.failed != nil {
 		return nil, t.failed
 	}
-	settlements := make([]dedupstore.Settlement, len(claims))
-	for n, i := range calls {
-		o := dedupstore.Outcome{Kind: dedupstore.Succeeded}
-		settlements[n] = dedupstore.Finish{Outcome: o, Retention: g.window(t.runs[i].call, o), Took: t.took}
-	}
-	return settlements, nil
+	o := dedupstore.Outcome{Kind: dedupstore.Succeeded}
+	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Window, Took: t.took}
+	return slices.Repeat([]dedupstore.Settlement{finish}, len(claims)), nil
 }
 
 // uncommitted goes on after an error. It returns the runs that are attempted alone.

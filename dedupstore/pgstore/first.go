@@ -93,28 +93,31 @@ func (r *run) read(rows interface {
 	Scan(dest ...any) error
 	Err() error
 }) error {
+	next := 0 // mostly they come in their order
 	for rows.Next() {
 		var owner string
 		var fence int64
 		if err := rows.Scan(&owner, &fence); err != nil {
 			return err
 		}
-		for i := range r.members {
-			m := &r.members[i]
-			if m.first == nil || m.claim.Owner != owner {
+		for range r.members {
+			m := &r.members[next]
+			if next = (next + 1) % len(r.members); m.first == nil || m.claim.Owner != owner {
 				continue
 			}
 			m.claim.Fence = uint64(fence)
 			if r.stands.claim.Fence == 0 {
 				r.stands = m
 			}
+			break
 		}
 	}
 	return rows.Err()
 }
 
 // foresaw reports whether the record of a first run is already as a settlement wants it.
-func (r *run) foresaw(m *member, s *settling) bool {
-	return s.plain() && s.result == nil && s.retention == sqlstore.Micros(m.claim.Retention) &&
-		time.Since(r.began) < min(quick, m.claim.Lease)
+func (r *run) foresaw(m *member, f dedupstore.Finish) bool {
+	o := &f.Outcome
+	return o.Kind == dedupstore.Succeeded && len(o.Result)+len(o.Reason)+len(o.Produced) == 0 && !o.Exhausted &&
+		!o.Truncated && f.Retention == m.claim.Retention && time.Since(r.began) < min(quick, m.claim.Lease)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // An inbox is the form that settles in the handler's transaction.
@@ -28,7 +28,8 @@ type inbox struct {
 type run struct {
 	store   *Store
 	members []member
-	stands  *member      // for all: the first that takes part
+	taking  []*member    // part
+	stands  *member      // for all: one that takes part
 	claimed bool         // some claims were made before
 	began   time.Time    // before anything was sent
 	token   string       // names the transaction for those who bar it
@@ -48,20 +49,13 @@ type member struct {
 	first *claiming // nil: the claim was made before
 }
 
-// part are the members that take part.
-func (r *run) part() []member {
-	return slices.Collect(func(yield func(member) bool) {
-		for _, m := range r.members {
-			if m.claim.Fence != 0 && !yield(m) {
-				return
-			}
+// takes notes who takes part, and returns their claims.
+func (r *run) takes() []dedupstore.Claim {
+	claims := make([]dedupstore.Claim, 0, len(r.members))
+	for i := range r.members {
+		if m := &r.members[i]; m.claim.Fence != 0 {
+			r.taking, claims = append(r.taking, m), append(claims, m.claim)
 		}
-	})
-}
-
-func (r *run) claims() (claims []dedupstore.Claim) {
-	for _, m := range r.part() {
-		claims = append(claims, m.claim)
 	}
 	return claims
 }
@@ -92,17 +86,18 @@ func (m *member) lookArgs() []any { return []any{m.id, m.claim.Owner, int64(m.cl
 // settlements are the statements before the commit.
 func (r *run) settlements(settled []*settling) (all []statement) {
 	sql := &r.store.sql
-	for i, m := range r.part() {
+	for i, m := range r.taking {
 		switch {
+		case settled[i] == nil:
 		case m.first == nil:
 			all = append(all, statement{sql.settleIn, settled[i].args(r.token)})
-		case !r.foresaw(&m, settled[i]):
+		default:
 			all = append(all, statement{sql.settleIn, settled[i].args(firstToken)})
 		}
 	}
 	if len(all) == 0 {
-		s := settled[0]
-		all = append(all, statement{sql.finishFirst, []any{s.id, s.owner, s.fence, s.retention}})
+		all = append(all, statement{sql.finishFirst,
+			append(r.stands.lookArgs(), sqlstore.Micros(r.stands.claim.Retention))})
 	}
 	return all
 }
@@ -116,7 +111,7 @@ type session interface {
 	// connection is lost.
 	beat(ctx context.Context) error
 
-	// commit settles and commits. ctx bounds it.
+	// commit settles and commits. ctx bounds it. Nil is a settlement that is there already.
 	commit(ctx context.Context, settled []*settling) error
 
 	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended
@@ -169,10 +164,13 @@ func (i *inbox) InTx(
 	})
 	switch {
 	case errors.Is(err, errTaken):
+		for n := range members { // a commit may have got no answer
+			members[n].claim.Fence = 0
+		}
 		return i.answers(ctx, members)
 	case err != nil:
 		return nil, err
-	case len(r.part()) < len(members):
+	case len(r.taking) < len(members) && len(r.taking) > 0:
 		answers, _ := i.answers(ctx, r.members) // what is committed is: a claim finds out what could not be answered
 		return answers, nil
 	}
@@ -204,13 +202,13 @@ func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
 }
 
 func (i *inbox) newRun(members []member) *run {
-	r := &run{store: i.store, members: slices.Clone(members), began: time.Now(), token: firstToken}
-	for n := range r.members {
-		if m := &r.members[n]; m.first == nil {
-			r.claimed = true
-			if r.stands == nil {
-				r.stands = m
-			}
+	r := &run{store: i.store, members: members, began: time.Now(), token: firstToken}
+	for n := range members {
+		switch m := &members[n]; {
+		case m.first != nil:
+			m.claim.Fence = 0
+		case r.stands == nil:
+			r.claimed, r.stands = true, m
 		}
 	}
 	if r.claimed {
@@ -273,7 +271,7 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 		return s.end(ctx)
 	})
 	defer end() // also when work panics
-	claims := r.claims()
+	claims := r.takes()
 	if len(claims) == 0 {
 		return errTaken
 	}
@@ -288,7 +286,7 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 		return r.because(err)
 	}
 	used := r.used.Load()
-	settled, err := finishing(claims, settlements)
+	settled, err := r.finishing(claims, settlements)
 	if err != nil {
 		return err
 	}
@@ -359,13 +357,16 @@ func (i *inbox) note(ctx context.Context, used bool) {
 }
 
 // finishing are the settlements that may be committed with effects: without an outcome the next run would make them
-// again.
-func finishing(claims []dedupstore.Claim, settlements []dedupstore.Settlement) ([]*settling, error) {
+// again. It leaves out those that first runs have foreseen.
+func (r *run) finishing(claims []dedupstore.Claim, settlements []dedupstore.Settlement) ([]*settling, error) {
 	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return nil, err
 	}
 	settled := make([]*settling, len(claims))
 	for n, c := range claims {
+		if m := r.taking[n]; m.first != nil && r.foresaw(m, settlements[n].(dedupstore.Finish)) {
+			continue
+		}
 		var err error
 		if settled[n], err = newSettling(c, settlements[n]); err != nil {
 			return nil, err

@@ -59,7 +59,8 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if claim.Fence == 0 {
 		return ErrBypassed
 	}
-	if r, inside := txctx.From[*run](ctx); inside && slices.Contains(r.claims(), *claim) {
+	r, inside := txctx.From[*run](ctx)
+	if inside && slices.ContainsFunc(r.taking, func(m *member) bool { return m.claim == *claim }) {
 		return ErrInInbox
 	}
 	if claim.Fence > math.MaxInt64 {
