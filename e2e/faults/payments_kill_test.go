@@ -17,16 +17,15 @@ import (
 func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 	t.Parallel()
 	program := buildPayments(t)
-	for name, kill := range map[string]func(*testing.T, string){
-		"PostgreSQL":            func(t *testing.T, program string) { killOnPostgres(t, program, 1) },
-		"PostgreSQL in batches": func(t *testing.T, program string) { killOnPostgres(t, program, 16) },
-		"MySQL":                 killOnMySQL,
-		"SQLite":                killOnSQLite,
+	for name, kill := range map[string]func(t *testing.T, program string, batch int){
+		"PostgreSQL": killOnPostgres, "MySQL": killOnMySQL, "SQLite": killOnSQLite,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			kill(t, program)
-		})
+		for _, batch := range []int{1, 64} {
+			t.Run(fmt.Sprintf("%s, batches of up to %d", name, batch), func(t *testing.T) {
+				t.Parallel()
+				kill(t, program, batch)
+			})
+		}
 	}
 }
 
@@ -62,11 +61,11 @@ func killOnPostgres(t *testing.T, program string, batch int) {
 }
 
 // Full: 5,000 payments, 100 kills, and MariaDB is killed five times.
-func killOnMySQL(t *testing.T, program string) {
+func killOnMySQL(t *testing.T, program string, batch int) {
 	payments, kills, crashes := full(5_000, 60), full(100, 3), full(5, 1)
 	server := mysqltest.Start(t, "--max-connections=300")
 	run := startPayments(t, program, "-mysql", "mysql://root@"+server.Addr(), "-nats", natstest.Start(t).URL(),
-		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep", "proof")
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-batch", fmt.Sprint(batch), "-keep", "proof")
 	db := server.Database("oncemill_proof").Open(t)
 	var down time.Duration
 	for n := range crashes {
@@ -91,11 +90,11 @@ func killOnMySQL(t *testing.T, program string) {
 }
 
 // Full: 20,000 payments and 100 kills. All processes share one file, which is audited like the other database.
-func killOnSQLite(t *testing.T, program string) {
+func killOnSQLite(t *testing.T, program string, batch int) {
 	payments, kills := full(20_000, 60), full(100, 2)
 	file := filepath.Join(t.TempDir(), "payments.db")
 	run := startPayments(t, program, "-sqlite", file, "-nats", natstest.Start(t).URL(),
-		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills))
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-batch", fmt.Sprint(batch))
 	b := run.finish(full(30*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
 	auditPayments(t, inSQLite(openFile(t, file)), payments, b.Charged)
