@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/internal/worker"
 	"github.com/oncemill/oncemill/producer"
@@ -38,14 +39,33 @@ func (w *waiting) Decided(_ context.Context, d consumer.Decision) (due time.Time
 
 const mostInBatch = 64
 
-func openBatches(ctx context.Context, s servers) (system, error) {
-	store, err := openPostgres(ctx, s)
+func openBatches(ctx context.Context, c clients) (system, error) {
+	store, err := openPostgres(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "bench"})
+	return newBatched(ctx, store.Inbox(), func(ctx context.Context, ids []string) error {
+		_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, cents) SELECT unnest($1::text[]), 1200`, ids)
+		return err
+	})
+}
+
+func newBatched(
+	ctx context.Context, store dedupstore.Store, insert func(ctx context.Context, ids []string) error,
+) (system, error) {
+	once, err := consumer.New(store, consumer.Config{Group: "bench"})
 	if err != nil {
 		return nil, err
+	}
+	insertAll := func(ctx context.Context, messages []worker.Message) []error {
+		ids := make([]string, len(messages))
+		for i, m := range messages {
+			ids[i] = m.(*waiting).delivery.Header[producer.HeaderID]
+		}
+		if err := insert(ctx, ids); err != nil {
+			return []error{err}
+		}
+		return nil
 	}
 	loop := worker.New(worker.Work{
 		Once: once, Handler: "effect", Batch: insertAll, Batches: worker.Batches{Most: mostInBatch}.WithDefaults(),
@@ -60,18 +80,6 @@ func (b batched) handle(_ context.Context, id string, payload []byte) error {
 	w.Message = w
 	b.run.Receive([]*worker.Item{&w.Item})
 	return <-w.done
-}
-
-func insertAll(ctx context.Context, messages []worker.Message) []error {
-	ids := make([]string, len(messages))
-	for i, m := range messages {
-		ids[i] = m.(*waiting).delivery.Header[producer.HeaderID]
-	}
-	_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, cents) SELECT unnest($1::text[]), 1200`, ids)
-	if err != nil {
-		return []error{err}
-	}
-	return nil
 }
 
 func (b batched) close() {

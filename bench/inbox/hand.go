@@ -22,9 +22,9 @@ func effect(ctx context.Context, e execer, id string) error {
 // A handWritten inbox knows IDs, and nothing else: no owners, no outcomes, no attempts, no content, no end of its table.
 type handWritten struct{ pool *pgxpool.Pool }
 
-func openByHand(ctx context.Context, s servers) (system, error) {
-	_, err := s.pool.Exec(ctx, `CREATE TABLE inbox (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())`)
-	return handWritten{s.pool}, err
+func openByHand(ctx context.Context, c clients) (system, error) {
+	_, err := c.pool.Exec(ctx, `CREATE TABLE inbox (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())`)
+	return handWritten{c.pool}, err
 }
 
 func (h handWritten) handle(ctx context.Context, id string, _ []byte) error {

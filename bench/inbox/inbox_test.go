@@ -7,11 +7,12 @@ import (
 )
 
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {
-	kit.Need(t, "redis-server", "initdb")
+	kit.Need(t, "redis-server", "initdb", "mariadbd")
 	kit.QuickRun(t, experiments,
 		"ratio tier2_vs_handwritten",
 		"ratio tier2_vs_handwritten_1", "ratio tier2_batch_vs_handwritten",
-		"ratio duplicates_tier2_vs_handwritten",
+		"ratio duplicates_tier2_vs_handwritten", "ratio mariadb_tier2_vs_handwritten",
+		"ratio mariadb_tier2_batch_vs_handwritten", "ratio mariadb_duplicates_tier2_vs_handwritten",
 	)
 }
 

@@ -1,8 +1,8 @@
-// Program inbox measures what it costs that a message has its effect once. The effect is one row in PostgreSQL. Oncemill's
-// inbox commits it together with the outcome; a hand-written inbox, INSERT … ON CONFLICT DO NOTHING in the handler's
-// transaction, is what that is compared with. Beside them: leased claims in Redis and in PostgreSQL, and what
-// all of them take to refuse a duplicate. Every variant has to write exactly one row a message. Last come the inboxes of
-// all databases, beside a million records.
+// Program inbox measures what it costs that a message has its effect once. The effect is one row in PostgreSQL or
+// MariaDB. Oncemill's inbox commits it together with the outcome; a hand-written inbox, INSERT … ON CONFLICT DO NOTHING in
+// the handler's transaction, is what that is compared with. Beside them: leased claims in Redis and in PostgreSQL, and
+// what all of them take to refuse a duplicate. Every variant has to write exactly one row a message. Last come the inboxes
+// of all databases, beside a million records.
 package main
 
 import (
@@ -20,6 +20,10 @@ const (
 	batches  = "tier 2, pgstore inbox, batches of up to 64"
 	leasedPG = "tier 1, pgstore"
 	leasedRe = "tier 1, redisstore"
+
+	byHandMariaDB  = "hand-written inbox, MariaDB"
+	inboxMariaDB   = "tier 2, mysqlstore inbox"
+	batchesMariaDB = "tier 2, mysqlstore inbox, batches of up to 64"
 )
 
 var variants = []string{byHand, inbox, leasedPG, leasedRe}
@@ -29,6 +33,7 @@ var experiments = []kit.Experiment{
 	{Name: "fresh at 1", Variants: variants, Run: withRig(fresh(1, "tier2_vs_handwritten_1", 0, 0))},
 	{Name: "fresh at 128", Variants: []string{byHand, batches}, Run: withRig(freshBatches)},
 	{Name: "duplicates at 16", Variants: variants, Run: withRig(duplicates)},
+	{Name: "mariadb", Variants: []string{byHandMariaDB, inboxMariaDB, batchesMariaDB}, Run: onMariaDB},
 }
 
 func main() { kit.Main(append(experiments, records)...) }

@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
@@ -31,7 +29,7 @@ func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error
 func (r *rig) fresh(name string, workers int, open opening) kit.Variant {
 	return variant(name, func(ctx context.Context) (figures []kit.Figure, err error) {
 		warmUp := max(int(warming*r.bench.Scale), 32)
-		err = r.with(ctx, open, func(pool *pgxpool.Pool, s system) error {
+		err = r.with(ctx, open, func(s system) error {
 			if _, err := (load{workers: workers, messages: warmUp}).run(ctx, s); err != nil {
 				return err
 			}
@@ -41,7 +39,7 @@ func (r *rig) fresh(name string, workers int, open opening) kit.Variant {
 				return err
 			}
 			figures = cost
-			return mustBe(ctx, pool, warmUp+len(y.took))
+			return r.mustHave(ctx, warmUp+len(y.took))
 		})
 		return figures, err
 	})
@@ -51,7 +49,7 @@ func (r *rig) fresh(name string, workers int, open opening) kit.Variant {
 func (r *rig) duplicates(name string, open opening) kit.Variant {
 	return variant(name, func(ctx context.Context) (figures []kit.Figure, err error) {
 		messages := max(int(known*r.bench.Scale), 100)
-		err = r.with(ctx, open, func(pool *pgxpool.Pool, s system) error {
+		err = r.with(ctx, open, func(s system) error {
 			if _, err := (load{workers: 16, messages: messages}).run(ctx, s); err != nil {
 				return err
 			}
@@ -59,7 +57,7 @@ func (r *rig) duplicates(name string, open opening) kit.Variant {
 			if _, figures, err = r.run(ctx, l, s); err != nil {
 				return err
 			}
-			return mustBe(ctx, pool, messages)
+			return r.mustHave(ctx, messages)
 		})
 		return figures, err
 	})
@@ -67,7 +65,7 @@ func (r *rig) duplicates(name string, open opening) kit.Variant {
 
 // run runs a load that is measured.
 func (r *rig) run(ctx context.Context, l load, s system) (y yield, figures []kit.Figure, err error) {
-	if err := r.postgres.Settle(ctx); err != nil {
+	if err := r.settle(ctx); err != nil {
 		return y, nil, err
 	}
 	runtime.GC() // what the preparation has left

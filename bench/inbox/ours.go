@@ -43,38 +43,38 @@ func nothing() {}
 func inTransaction(ctx context.Context, id string) error { return effect(ctx, pgstore.Tx(ctx), id) }
 
 // byItself is the handler of a leased store.
-func byItself(s servers) func(context.Context, string) error {
-	return func(ctx context.Context, id string) error { return effect(ctx, s.pool, id) }
+func byItself(c clients) func(context.Context, string) error {
+	return func(ctx context.Context, id string) error { return effect(ctx, c.pool, id) }
 }
 
-func openPostgres(ctx context.Context, s servers) (*pgstore.Store, error) {
-	store, err := pgstore.New(s.pool, pgstore.Config{})
+func openPostgres(ctx context.Context, c clients) (*pgstore.Store, error) {
+	store, err := pgstore.New(c.pool, pgstore.Config{})
 	if err != nil {
 		return nil, err
 	}
 	return store, store.Migrate(ctx)
 }
 
-func openInbox(ctx context.Context, s servers) (system, error) {
-	store, err := openPostgres(ctx, s)
+func openInbox(ctx context.Context, c clients) (system, error) {
+	store, err := openPostgres(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	return newGuarded(store.Inbox(), inTransaction, nothing)
 }
 
-func openLeasedPostgres(ctx context.Context, s servers) (system, error) {
-	store, err := openPostgres(ctx, s)
+func openLeasedPostgres(ctx context.Context, c clients) (system, error) {
+	store, err := openPostgres(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	return newGuarded(store, byItself(s), nothing)
+	return newGuarded(store, byItself(c), nothing)
 }
 
-func openLeasedRedis(_ context.Context, s servers) (system, error) {
-	store, err := redisstore.New(s.redis, redisstore.Config{})
+func openLeasedRedis(_ context.Context, c clients) (system, error) {
+	store, err := redisstore.New(c.redis, redisstore.Config{})
 	if err != nil {
 		return nil, err
 	}
-	return newGuarded(store, byItself(s), store.Close)
+	return newGuarded(store, byItself(c), store.Close)
 }

@@ -2,13 +2,16 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/bench/internal/kit"
+	"github.com/oncemill/oncemill/bench/internal/servers"
 )
 
 const rate, allCPU = kit.Rate, kit.AllCPU
@@ -18,6 +21,8 @@ type rig struct {
 	bench    *kit.Bench
 	postgres *kit.Postgres
 	redis    *kit.Redis
+	mariadb  *sql.DB // instead of the others
+	giveBack func() error
 }
 
 func startRig(b *kit.Bench) (*rig, error) {
@@ -29,60 +34,113 @@ func startRig(b *kit.Bench) (*rig, error) {
 	if r.redis, err = kit.StartRedis(); err != nil {
 		return nil, errors.Join(err, r.postgres.Stop())
 	}
+	r.giveBack = func() error { return errors.Join(r.redis.Stop(), r.postgres.Stop()) }
 	return r, nil
 }
 
-func (r *rig) stop() error { return errors.Join(r.redis.Stop(), r.postgres.Stop()) }
+func startMariaDB(b *kit.Bench) (r *rig, err error) {
+	r = &rig{bench: b}
+	r.mariadb, r.giveBack, err = servers.StartMySQL(connections)
+	return r, err
+}
 
-// servers are what a variant works on: fresh, and connected to in a way that others do not share.
-type servers struct {
-	pool  *pgxpool.Pool
-	redis *redis.Client
+func (r *rig) stop() error { return r.giveBack() }
+
+// clients are what a variant works with: on fresh servers, and connected in a way that others do not share.
+type clients struct {
+	pool    *pgxpool.Pool
+	redis   *redis.Client
+	mariadb *sql.DB
 }
 
 // connections are enough for handlers and for the store beside them.
 const connections = 40
 
 // An opening makes the tables of a variant, and the variant.
-type opening func(ctx context.Context, s servers) (system, error)
+type opening func(ctx context.Context, c clients) (system, error)
 
 // with opens a variant on empty servers, and closes it.
-func (r *rig) with(ctx context.Context, open opening, measure func(*pgxpool.Pool, system) error) (err error) {
-	if err := r.redis.Flush(ctx); err != nil {
+func (r *rig) with(ctx context.Context, open opening, measure func(system) error) (err error) {
+	var c clients
+	if r.mariadb != nil {
+		err = r.emptyMariaDB(ctx)
+		c.mariadb = r.mariadb
+	} else {
+		err = r.emptyPostgres(ctx)
+	}
+	if err != nil {
 		return err
 	}
-	for _, statement := range []string{`DROP SCHEMA public CASCADE`, `CREATE SCHEMA public`, `CREATE TABLE effects (id text NOT NULL, cents bigint NOT NULL)`} {
-		if _, err := r.postgres.Admin.Exec(ctx, statement); err != nil {
+	if r.redis != nil {
+		if err := r.redis.Flush(ctx); err != nil {
 			return err
 		}
+		c.redis = redis.NewClient(&redis.Options{Addr: r.redis.Addr, ContextTimeoutEnabled: true})
+		defer func() { err = errors.Join(err, c.redis.Close()) }()
+		if c.pool, err = r.postgres.Pool(ctx, connections); err != nil {
+			return err
+		}
+		defer c.pool.Close()
 	}
-	s := servers{redis: redis.NewClient(&redis.Options{Addr: r.redis.Addr, ContextTimeoutEnabled: true})}
-	defer func() { err = errors.Join(err, s.redis.Close()) }()
-	if s.pool, err = r.postgres.Pool(ctx, connections); err != nil {
-		return err
-	}
-	defer s.pool.Close()
-	sys, err := open(ctx, s)
+	sys, err := open(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer sys.close()
-	return measure(s.pool, sys)
+	return measure(sys)
 }
 
-// mustBe wants each message to have one effect.
-func mustBe(ctx context.Context, pool *pgxpool.Pool, messages int) error {
-	var rows, ids int
-	if err := pool.QueryRow(ctx, `SELECT count(*), count(DISTINCT id) FROM effects`).Scan(&rows, &ids); err != nil {
-		return err
-	}
-	if rows != messages || ids != messages {
-		return fmt.Errorf("%d effects of %d messages, of %d that were handled", rows, ids, messages)
+func (r *rig) emptyPostgres(ctx context.Context) error {
+	for _, statement := range []string{`DROP SCHEMA public CASCADE`, `CREATE SCHEMA public`,
+		`CREATE TABLE effects (id text NOT NULL, cents bigint NOT NULL)`} {
+		if _, err := r.postgres.Admin.Exec(ctx, statement); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
+func (r *rig) emptyMariaDB(ctx context.Context) error {
+	for _, statement := range []string{
+		`DROP TABLE IF EXISTS effects, inbox, oncemill_dedup, oncemill_dedup_version, oncemill_dedup_scopes`,
+		`CREATE TABLE effects (id VARCHAR(64) NOT NULL, cents BIGINT NOT NULL)`,
+	} {
+		if _, err := r.mariadb.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mustHave wants each message to have one effect.
+func (r *rig) mustHave(ctx context.Context, messages int) (err error) {
+	const count = `SELECT count(*), count(DISTINCT id) FROM effects`
+	var rows, ids int
+	if r.mariadb != nil {
+		err = r.mariadb.QueryRowContext(ctx, count).Scan(&rows, &ids)
+	} else {
+		err = r.postgres.Admin.QueryRow(ctx, count).Scan(&rows, &ids)
+	}
+	if err == nil && (rows != messages || ids != messages) {
+		err = fmt.Errorf("%d effects of %d messages, of %d that were handled", rows, ids, messages)
+	}
+	return err
+}
+
+// settle leaves the servers nothing to do of what was written before.
+func (r *rig) settle(ctx context.Context) error {
+	if r.mariadb != nil {
+		_, err := r.mariadb.ExecContext(ctx, `FLUSH TABLES`)
+		return err
+	}
+	return r.postgres.Settle(ctx)
+}
+
 func (r *rig) servers() kit.Servers {
+	if r.mariadb != nil {
+		cpu := func(context.Context) (time.Duration, error) { return kit.ServersCPU() }
+		return kit.Servers{{Name: "mariadb", CPU: cpu}}
+	}
 	return kit.Servers{{Name: "postgres", CPU: r.postgres.CPU}, {Name: "redis", CPU: r.redis.CPU}}
 }
 
