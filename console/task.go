@@ -52,7 +52,7 @@ type task struct {
 	changed  int
 	refused  int
 	results  []string // by record: "changed", or why not
-	redriven *Redriven
+	redriven *operate.Redriven
 	err      error
 }
 
@@ -155,6 +155,7 @@ func (c *Console) work(ctx context.Context) {
 				t.end(errHalted)
 			}
 			halt()
+			c.letters.forget()
 			for _, s := range c.config.Stores { // what the page before shows has changed
 				if s.Name == t.plan.In && t.plan.Things() == "record" {
 					c.hurry(s.Name)
@@ -210,13 +211,11 @@ func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error
 }
 
 func (c *Console) do(ctx context.Context, t *task) error {
-	switch t.plan.Action {
-	case Redrive:
-		return c.redrive(ctx, t)
-	case Requeue, Discard:
-		return c.free(ctx, t)
-	case Replay:
-		return c.replay(ctx, t)
+	switch t.plan.Things() {
+	case "letter":
+		return c.changeLetters(ctx, t)
+	case "row":
+		return c.changeRows(ctx, t)
 	default:
 		return c.change(ctx, t)
 	}
@@ -279,70 +278,30 @@ func (c *Console) change(ctx context.Context, t *task) error {
 	})
 }
 
-// free requeues or discards dead rows.
-func (c *Console) free(ctx context.Context, t *task) error {
+// changeRows requeues, discards or replays rows.
+func (c *Console) changeRows(ctx context.Context, t *task) error {
 	o, err := c.box(t.plan.In)
 	if err != nil {
 		return err
 	}
-	do := o.Inspector.Requeue
-	if t.plan.Action == Discard {
-		do = o.Inspector.Discard
-	}
-	for batch := range slices.Chunk(t.plan.ids(), min(c.config.Rate, 100)) {
-		began := time.Now()
-		changed, err := do(ctx, batch...)
-		c.rows(ctx, t, quoted(batch), changed, err)
-		if err != nil {
-			return err
-		}
-		if err := c.slow(ctx, began, changed); err != nil {
-			return err
-		}
-	}
-	t.missing()
-	return nil
-}
-
-// replay publishes rows once more.
-func (c *Console) replay(ctx context.Context, t *task) error {
-	o, err := c.box(t.plan.In)
-	if err != nil {
-		return err
-	}
-	replayer, ok := o.Inspector.(outbox.Replayer)
-	if !ok || len(t.plan.Rows) == 0 {
-		return errReplay
-	}
-	// Replay the rows that were shown only. With those that relays publish meanwhile it would never end.
-	last := slices.MaxFunc(t.plan.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
-	r := outbox.ReplayRequest{
-		Before: last.Add(time.Microsecond), Topic: t.plan.Topic, IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
-	}
-	for more := true; more; {
-		began := time.Now()
-		changed, err := replayer.Replay(ctx, r)
-		c.rows(ctx, t, quoted(r.IDs), changed, err)
-		if err != nil {
-			return err
-		}
-		if more = changed == r.Limit; more {
-			if err := c.slow(ctx, began, changed); err != nil {
-				return err
+	change := operate.RowChange{
+		Box: o.Inspector, Verb: string(t.plan.Action), Rows: t.plan.Rows, Rate: c.config.Rate,
+		Tell: func(ids []string, changed int, err error) {
+			e := Entry{What: quoted(ids), Result: fmt.Sprintf("changed %d", changed)}
+			if err != nil {
+				e.Result = "failed"
 			}
-		}
+			t.result(changed, 0)
+			c.audit(ctx, t, e, err)
+		},
 	}
-	t.missing()
-	return nil
-}
-
-// ids are the message IDs of the rows, each once.
-func (p *plan) ids() (ids []string) {
-	for i := range p.Rows {
-		ids = append(ids, p.Rows[i].ID)
+	change.Replay = outbox.ReplayRequest{Topic: t.plan.Topic, IDs: change.IDs()}
+	if err = change.Do(ctx); err == nil { // the others are no longer what they were
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.refused = max(0, len(t.plan.Rows)-t.changed)
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	return err
 }
 
 // quoted are IDs in which nothing is taken for the end of one.
@@ -351,44 +310,30 @@ func quoted(ids []string) string {
 	return string(text)
 }
 
-func (c *Console) rows(ctx context.Context, t *task, what string, changed int, err error) {
-	e := Entry{What: what, Result: fmt.Sprintf("changed %d", changed)}
-	if err != nil {
-		e.Result = "failed"
+// changeLetters redrives or discards dead letters.
+func (c *Console) changeLetters(ctx context.Context, t *task) error {
+	see := func(now operate.Redriven) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.changed, t.refused = now.Sent, now.Refused
+		if t.plan.Action == Redrive {
+			t.redriven = &now
+		}
 	}
-	t.result(changed, 0)
-	c.audit(ctx, t, e, err)
-}
-
-// slow waits as long as the rate wants after so many changes.
-func (c *Console) slow(ctx context.Context, began time.Time, changed int) error {
-	pause(ctx, time.Until(began.Add(time.Second*time.Duration(changed)/time.Duration(c.config.Rate))), nil)
-	return ctx.Err()
-}
-
-// missing counts the rows that were not changed as refused: they are no longer what they were.
-func (t *task) missing() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.refused = max(0, len(t.plan.Rows)-t.changed)
-}
-
-func (c *Console) redrive(ctx context.Context, t *task) error {
-	d, err := c.topic(t.plan.In)
-	if err != nil {
-		return err
+	r := t.plan.letters
+	r.Tell = func(result string, ids []string, err error, now operate.Redriven) {
+		see(now)
+		c.audit(ctx, t, Entry{What: quoted(ids), Result: result}, err)
 	}
-	var last Redriven
-	err = d.Source.Redrive(ctx, RedriveRequest{
-		DeadLetterFilter: t.plan.Which, Plan: t.plan.Bound, Rate: c.config.Rate, Who: t.who, Why: t.why,
-		On: func(now Redriven) {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			last = now
-			t.changed, t.refused, t.redriven = now.Sent, now.Refused, &now
-		},
-	})
-	c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("sent %d", last.Sent)}, err)
+	done, err := r.Do(ctx, t.plan.Foreseen)
+	see(done)
+	result := "sent"
+	if r.Discards {
+		result = "discarded"
+	}
+	if err != nil || done.Sent == 0 { // else each batch was told
+		c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("%s %d", result, done.Sent)}, err)
+	}
 	return err
 }
 
@@ -401,7 +346,7 @@ type taskView struct {
 	Began, Ended   time.Time
 	Changed        int
 	Refused, Total int
-	Redriven       *Redriven
+	Redriven       *operate.Redriven
 	Problem        string
 	Items          []taskItem
 	More           int
@@ -483,7 +428,7 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	body.Task = c.viewTask(ctx, body.task)
 	return c.render(w, v, "task", &page{
 		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
-		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
+		At:    body.Task.Plan.screen(), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
 		Body: struct {
 			*livePart
 			Topics []string

@@ -152,7 +152,10 @@ func TestCommand_InterruptedChangeSaysWhatItDid(t *testing.T) {
 	defer closeStore()
 	claims := store.(dedupstore.Store)
 	for i := range 200 {
-		r := orderRequest(fmt.Sprint(i), 0)
+		r := dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint(i)},
+			Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		}
 		a := claims.Claim(t.Context(), []dedupstore.Request{r})[0]
 		finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}, Retention: time.Hour}
 		errs := claims.Settle(t.Context(), []dedupstore.Settling{{Claim: a.Answer.Claim, Settlement: finish}})
