@@ -63,6 +63,7 @@ func New(config Config) (*Console, error) {
 	for _, o := range config.Outboxes {
 		c.seen.Outboxes = append(c.seen.Outboxes, &outboxSeen{Name: o.Name})
 	}
+	c.tasks = tasksOf(config.Notes)
 	c.wake[findingsSource] = make(chan struct{}, 1)
 	c.latest = newSnapshot(c.seen, time.Now())
 	return c, nil

@@ -2,8 +2,10 @@ package console
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
@@ -46,6 +48,10 @@ type plan struct {
 	letters  *operate.Redrive // of dead letters
 	Foreseen *operate.Prediction
 
+	total  int
+	things string
+	form   url.Values // plans the same again
+
 	Counts  []amount // what would change, by scope and state
 	Refused []amount // what would not, by reason
 	More    bool     // there is more than a plan can have
@@ -87,22 +93,30 @@ func (p *plan) What() string {
 }
 
 // N is how many things would change.
-func (p *plan) N() int {
-	if p.Foreseen != nil {
-		return p.Foreseen.N()
-	}
-	return len(p.Records) + len(p.Rows)
-}
+func (p *plan) N() int { return p.total }
 
 // Things names what would change.
-func (p *plan) Things() string {
+func (p *plan) Things() string { return p.things }
+
+// sum counts what would change, and keeps what plans the same again.
+func (p *plan) sum() {
+	p.form = url.Values{"in": {p.In}}
 	switch {
 	case p.letters != nil:
-		return "letter"
+		p.things, p.total = "letter", p.Foreseen.N()
+		choice, _ := json.Marshal(p.letters.Letters) // texts and times always can
+		p.form = url.Values{"letters": {p.In}, "choice": {string(choice)}}
 	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
-		return "row"
+		p.things, p.total = "row", len(p.Rows)
+		p.form["topic"] = []string{p.Topic}
+		for i := range p.Rows {
+			p.form.Add("row", p.Rows[i].ID)
+		}
 	default:
-		return "record"
+		p.things, p.total = "record", len(p.Records)
+		for i := range p.Records {
+			p.form.Add("key", p.Records[i].Key.String())
+		}
 	}
 }
 
@@ -136,18 +150,24 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	}
 	ctx, cancel := within(r)
 	defer cancel()
+	form := r.PostForm
+	if t := c.task(form.Get("task")); t != nil && t.plan.Action == p.Action { // the rest of it
+		form = t.plan.form
+		p.In = form.Get("in")
+	}
 	var err error
 	switch {
-	case p.Action == Redrive, p.Action == Discard && r.PostForm.Has("letters"):
-		err = c.planLetters(ctx, p, r.PostForm)
+	case p.Action == Redrive, p.Action == Discard && form.Has("letters"):
+		err = c.planLetters(ctx, p, form)
 	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
-		err = c.planRows(ctx, p, r.PostForm)
+		err = c.planRows(ctx, p, form)
 	default:
-		err = c.planRecords(ctx, p, r.PostForm)
+		err = c.planRecords(ctx, p, form)
 	}
 	if err != nil {
 		return err
 	}
+	p.sum()
 	c.keepPlan(p)
 	seeOther(w, string(link("plan", "id", p.id)))
 	return nil

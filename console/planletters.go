@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -68,13 +69,19 @@ func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (
 		if t := c.task(form.Get("task")); t != nil {
 			other = t.plan
 		}
-		switch {
-		case other == nil:
+		if other == nil {
 			return f, refuse(http.StatusNotFound, errNoPlan)
-		case other.letters != nil:
-			return other.letters.Letters, nil
 		}
-		of = other.Records
+		for _, name := range other.form["key"] {
+			if k, err := dedupstore.ParseKey(name); err == nil {
+				of = append(of, dedupstore.Record{Key: k})
+			}
+		}
+	case form.Has("choice"):
+		if err := json.Unmarshal([]byte(form.Get("choice")), &f); err != nil {
+			return f, refuse(http.StatusBadRequest, err)
+		}
+		return f, nil
 	case form.Has("at"):
 		f.Positions = form["at"]
 		return f, nil

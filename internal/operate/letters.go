@@ -18,16 +18,17 @@ import (
 
 // Letters says which dead letters are meant. Each field narrows it; the zero value means all.
 type Letters struct {
-	Reason    string   // a part of it, or of its pattern
-	Pattern   string   // of the reason: see Pattern
-	Key       string   // the order key
-	Handler   string   // its name, or tenant/group/handler
-	IDs       []string // of the letters or their messages
-	Positions []string // of the letters
-	Outcomes  []string
-	From, To  time.Time
-
-	Tenant, Group string // the tenant only with a group
+	Reason    string    `json:",omitempty"` // a part of it, or of its pattern
+	Pattern   string    `json:",omitempty"` // of the reason: see Pattern
+	Key       string    `json:",omitempty"` // the order key
+	Handler   string    `json:",omitempty"` // its name, or tenant/group/handler
+	IDs       []string  `json:",omitempty"` // of the letters or their messages
+	Positions []string  `json:",omitempty"` // of the letters
+	Outcomes  []string  `json:",omitempty"`
+	From      time.Time `json:",omitzero"`
+	To        time.Time `json:",omitzero"`
+	Group     string    `json:",omitempty"`
+	Tenant    string    `json:",omitempty"` // of the group
 }
 
 // Matches reports whether a letter is meant.
