@@ -97,7 +97,7 @@ func (a *app) kafkaLetters(d *dlq, topic string, notice func(string)) (*franz.De
 	}
 	letters, err := franz.NewDeadLetters(topic, franz.DeadLettersConfig{Markers: d.name, Notice: notice}, opts...)
 	if err != nil {
-		return nil, err
+		return nil, usagef("--kafka: %w", err)
 	}
 	a.closers = append(a.closers, letters.Close)
 	return letters, nil

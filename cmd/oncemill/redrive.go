@@ -47,13 +47,6 @@ fails again. Every group of the source topic gets what is sent.`,
 		Example: "  oncemill dlq redrive dead.billing --reason \"card service\" --dry-run\n" +
 			"  oncemill dlq redrive dead.billing --group billing --rate 50 --why \"mended\"\n" +
 			"  oncemill dlq redrive dead.billing --id order-17 --id order-23",
-		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if r.Group == "" && cmd.Flags().Changed("tenant") {
-				return usagef("--tenant is set without --group")
-			}
-			r.does.Store, err = a.inspector(cmd.Context())
-			return err
-		},
 	}
 	flags := a.letterChange(cmd, r)
 	flags.BoolVar(&r.groups, "groups", false, "look through all records for who else gets the messages")
@@ -87,6 +80,14 @@ func (a *app) letterChange(cmd *cobra.Command, r *redriving) *pflag.FlagSet {
 			r.Reason+r.Key+r.Handler+r.Group != "" || len(r.IDs)+len(r.Outcomes) > 0
 		if err := r.check("dlq "+r.verb, named); err != nil {
 			return err
+		}
+		if r.Group == "" && cmd.Flags().Changed("tenant") {
+			return usagef("--tenant is set without --group")
+		}
+		if !r.does.Discards {
+			if r.does.Store, err = a.inspector(cmd.Context()); err != nil {
+				return err
+			}
 		}
 		r.topic = args[0]
 		if r.does.Source, err = a.open(cmd.Flags(), &r.dlq, r.topic); err != nil {
