@@ -114,7 +114,7 @@ func TestMessage_OneRedriveForTheTopicOfTheRecord(t *testing.T) {
 func TestFailures_OtherReasonsCanBeChanged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
-	for i := range mostGroups + 3 {
+	for i := range operate.MostGroups + 3 {
 		s.fails("dead.billing", strings.Repeat("x", i+1), numbered("m", i))
 	}
 	s.eventually("failures", operate.OtherReasons)

@@ -100,6 +100,12 @@ var funcs = template.FuncMap{
 	"link":    link,
 	"short":   short,
 	"spark":   spark,
+	"hours": func(hours [24]int) (points []float64) {
+		for _, n := range hours {
+			points = append(points, float64(n))
+		}
+		return points
+	},
 	"bars":    bars,
 	"split":   split,
 	"picture": picture,

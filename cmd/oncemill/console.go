@@ -31,6 +31,7 @@ type consoleServer struct {
 	write, payloads bool
 	login           string
 	metrics, dead   []string
+	consumers       []string
 	stream          string
 	notes, audit    string
 	search          string
@@ -77,6 +78,8 @@ file. Other machines are served only with --login, and should be with TLS.`,
 	flags.StringSliceVar(&s.metrics, "metrics", nil, "the metrics of your services, in Prometheus's text format")
 	flags.StringSliceVar(&s.dead, "dead-letters", nil, "subjects or topics of dead letters")
 	flags.StringVar(&s.stream, "stream", "", "the stream of dead letters, if their subjects do not lead to\nit (NATS)")
+	flags.StringSliceVar(&s.consumers, "consumer", nil, "show how far these are behind: STREAM/CONSUMER (NATS)\n"+
+		"or GROUP (Kafka)")
 	flags.StringVar(&s.search, "trace-search", "", "link to the traces of a message; {id} stands for its ID")
 	flags.StringVar(&s.notes, "notes", "", "keep notes on archived failures in this file; else in memory")
 	flags.StringVar(&s.audit, "audit-log", "", "append a line for each change to this file; else to stderr")
@@ -217,6 +220,11 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 			return config, err
 		}
 		config.DeadLetters = append(config.DeadLetters, console.DeadLetterTopic{Name: topic, Source: source})
+	}
+	if len(s.consumers) > 0 {
+		if config.Lag, err = s.lagOf(s.flags, s.consumers, nats.RetryOnFailedConnect(true)); err != nil {
+			return config, err
+		}
 	}
 	if s.notes != "" {
 		config.Notes, err = console.OpenNotes(s.notes)
