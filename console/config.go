@@ -25,6 +25,9 @@ type Config struct {
 	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request.
 	Findings func(context.Context) ([]Finding, error)
 
+	// Lag returns how far consumers are behind. It is asked every ten seconds while somebody looks.
+	Lag func(context.Context) ([]Lag, error)
+
 	// Trace is a link to a trace; {trace} stands for its ID.
 	Trace string
 
@@ -85,6 +88,16 @@ type Counter struct {
 	Outcome        string // such as "claimed" or "duplicate_completed"
 	Cause          string // of duplicates, such as "producer_retry"; may be empty
 	Count          int64  // since the process began
+}
+
+// A Lag is how far a consumer is behind a topic.
+type Lag struct {
+	Consumer    string `json:"consumer"`
+	Topic       string `json:"topic"`
+	Waiting     int64  `json:"waiting"`           // messages that it has not got
+	InFlight    int    `json:"in_flight"`         // that it has got and not acknowledged; JetStream
+	Redelivered int    `json:"redelivered"`       // of those, that came more than once; JetStream
+	Members     int    `json:"members,omitempty"` // of the group; Kafka
 }
 
 // A Finding is what is wrong with a server.

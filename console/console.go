@@ -31,17 +31,17 @@ type Console struct {
 	running atomic.Bool
 	asked   atomic.Int64 // when somebody looked last, in Unix ms
 	streams atomic.Int64
+	letters letterPages
 
-	mu      sync.Mutex
-	letters map[string]*letterList // by topic
-	held    map[string]int         // live streams by person
-	made    []Entry                // the last changes
-	seen    seen                   // what the loop sampled last
-	latest  *snapshot              // what live streams show
-	plans   []*plan                // oldest first
-	tasks   []*task                // oldest first
-	queue   chan *task
-	wake    map[string]chan struct{} // by source: look now
+	mu     sync.Mutex
+	held   map[string]int // live streams by person
+	made   []Entry        // the last changes
+	seen   seen           // what the loop sampled last
+	latest *snapshot      // what live streams show
+	plans  []*plan        // oldest first
+	tasks  []*task        // oldest first
+	queue  chan *task
+	wake   map[string]chan struct{} // by source: look now
 }
 
 // New makes a Console. It asks nobody yet.
@@ -53,8 +53,8 @@ func New(config Config) (*Console, error) {
 	c := &Console{
 		config: config, secret: make([]byte, 32), guard: http.NewCrossOriginProtection(),
 		queue: make(chan *task, mostQueued), wake: map[string]chan struct{}{}, held: map[string]int{},
-		letters: map[string]*letterList{},
 	}
+	c.letters.forget()
 	rand.Read(c.secret)
 	for _, s := range config.Stores {
 		c.seen.Stores = append(c.seen.Stores, &storeSeen{Name: s.Name})
@@ -63,9 +63,7 @@ func New(config Config) (*Console, error) {
 	for _, o := range config.Outboxes {
 		c.seen.Outboxes = append(c.seen.Outboxes, &outboxSeen{Name: o.Name})
 	}
-	for _, d := range config.DeadLetters {
-		c.letters[d.Name] = &letterList{}
-	}
+	c.tasks = tasksOf(config.Notes)
 	c.wake[findingsSource] = make(chan struct{}, 1)
 	c.latest = newSnapshot(c.seen, time.Now())
 	return c, nil
@@ -126,7 +124,6 @@ func refuse(status int, err error) error { return &statusError{status, err} }
 
 var (
 	errNoPage = errors.New("there is no such page")
-	errNoID   = errors.New("this dead letter has no ID, by which it could be shown")
 	errMethod = errors.New("the page is not asked for in this way")
 	errLarge  = errors.New("the form is larger than a megabyte: choose fewer things at once")
 	errText   = errors.New("what was asked for is no text in UTF-8")

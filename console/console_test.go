@@ -49,8 +49,8 @@ func TestScreens_Render(t *testing.T) {
 		"messages?state=retryable":                 {"later", "connection refused"},
 		"failures":                                 {"card # refused", "no answer from the bank", "dead.billing"},
 		"failures?pattern=card+%23+refused&list=1": {">bad<", ">bad-2<", `id="all-rerun"`},
-		"failures?letters=dead.billing":            {"dead-1", "Redrive"},
-		"letter?id=dead-1":                         {"secret-header", "secret-payload"},
+		"failures?letters=dead.billing":            {"at=17", "Redrive"},
+		"letter?at=17":                             {"secret-header", "secret-payload"},
 		"outbox":                                   {"row-dead", "too large", "orders"},
 		"health":                                   {"its clock is behind"},
 	} {

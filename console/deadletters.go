@@ -1,91 +1,28 @@
 package console
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A DeadLetterTopic is a topic of dead letters. Give it the topic's own name: records name the topic of their letters.
 type DeadLetterTopic struct {
 	Name   string
-	Source DeadLetters
-}
+	Source deadletters.Source // natsjs.NewDeadLetters and franz.NewDeadLetters make one
 
-// DeadLetters shows the dead letters of a topic, and runs their messages again.
-type DeadLetters interface {
-	// List returns letters, at most so many, the newest first, and how many more there are.
-	List(ctx context.Context, f DeadLetterFilter, limit int) (found []DeadLetter, more int, err error)
-
-	// Show returns the letters with an ID, or of the message with it, with headers and payloads.
-	Show(ctx context.Context, id string) ([]DeadLetter, error)
-
-	// Predict says what a redrive would do, by reason. The plan is for Redrive to know what was shown; the console
-	// keeps it for some minutes, and does not look into it.
-	Predict(ctx context.Context, f DeadLetterFilter) (all []Prediction, plan any, err error)
-
-	// Redrive publishes the messages that will run, and reports its progress. It sends only letters of the plan, to the
-	// topics that were shown, and leaves those whose messages would no longer do what was shown. It stops if many fail
-	// again.
-	Redrive(ctx context.Context, r RedriveRequest) error
-}
-
-// A RedriveRequest asks for a redrive.
-type RedriveRequest struct {
-	DeadLetterFilter
-	Plan     any            // what Predict returned
-	Rate     int            // messages a second at most
-	Who, Why string         // for an audit log
-	On       func(Redriven) // is told the progress; never nil
-}
-
-// A DeadLetterFilter says which letters are meant. The zero value means all.
-type DeadLetterFilter struct {
-	Reason  string   // a part of the reason
-	Pattern string   // the reason, with # for what differs, as Failures shows it
-	IDs     []string // the letters' own, or those of their messages
-}
-
-// Matches reports whether a letter is meant.
-func (f *DeadLetterFilter) Matches(d *DeadLetter) bool {
-	return strings.Contains(d.Reason, f.Reason) && (f.Pattern == "" || operate.Pattern(d.Reason) == f.Pattern) &&
-		(len(f.IDs) == 0 || slices.Contains(f.IDs, d.ID) || slices.Contains(f.IDs, d.Original))
-}
-
-// A DeadLetter is a copy of a message that failed.
-type DeadLetter struct {
-	ID, Original   string // its own ID, and that of the message
-	Position       string // where the broker has it
-	At             time.Time
-	Handler, Topic string
-	Outcome        string
-	Reason         string
-	Attempts       int
-	Header         map[string]string
-	Payload        []byte
-}
-
-// A Prediction is what a redrive would do with the letters of a reason.
-type Prediction struct {
-	Reason      string
-	DeadLetters int
-	Run         int // will run
-	Unknown     int // will run although the outcome is unknown: the effect may happen twice
-	Skipped     int // succeeded since, run now, are due, failed again since, have no record, or cannot be rerun
-
-	// To has the topics that those which will run go to. The writer of the letters chose them.
-	To []string
-}
-
-// Redriven is how far a redrive has come.
-type Redriven struct {
-	Sent, Left, Refused     int
-	Succeeded, Failed, Open int // of those sent
+	// Store is the name of the store that has the records of the messages. Default: the first one.
+	Store string
 }
 
 // topicsOf are the names of the topics that have the dead letters of some failures: those that their records name, else
@@ -107,30 +44,195 @@ func (c *Console) topicsOf(records []dedupstore.Record) (named []string) {
 	return named
 }
 
-// A letterList is what somebody has seen of a topic a moment ago: a crowd reads the topic once.
-type letterList struct {
-	mu     sync.Mutex
-	at     time.Time
-	filter DeadLetterFilter
-	found  []DeadLetter
-	more   int
+// A letterView is a dead letter as a page shows it.
+type letterView struct {
+	*deadletters.Letter
+	Mark string // what has become of it; empty: it waits
 }
 
-// lettersFor is how long others are shown the same list.
+func viewOf(l *deadletters.Letter, fate operate.Fate) letterView {
+	v := letterView{Letter: l}
+	if l.Done {
+		v.Mark = "redriven"
+	}
+	switch fate {
+	case operate.FateSucceeded:
+		v.Mark = "succeeded since"
+	case operate.FateRunning:
+		v.Mark = "running"
+	case operate.FateDue:
+		v.Mark = "to run again"
+	case operate.FateFailed:
+		v.Mark = "failed again"
+	case operate.FateDecided:
+		v.Mark = "decided"
+	}
+	return v
+}
+
+// About names the letter: by its message, if it says which that is.
+func (v letterView) About() string { return cmp.Or(v.Original(), v.ID, v.Position) }
+
+// Handler is who failed.
+func (v letterView) Handler() string { return v.Get(producer.HeaderHandler) }
+
+// From is the topic of the message.
+func (v letterView) From() string { return v.Get(producer.HeaderTopic) }
+
+// Outcome is what processing ended in.
+func (v letterView) Outcome() string { return v.Get(producer.HeaderOutcome) }
+
+// Reason says why.
+func (v letterView) Reason() string { return v.Get(producer.HeaderReason) }
+
+// Attempts is how often the handler ran.
+func (v letterView) Attempts() string { return v.Get(producer.HeaderAttempts) }
+
+// OrderKey is that of the message.
+func (v letterView) OrderKey() string { return cmp.Or(v.Get(producer.HeaderKey), v.Key) }
+
+// A letterPage is a part of a topic's list.
+type letterPage struct {
+	Letters []letterView
+	Looked  int
+	Total   int
+	Next    string // where the next page begins
+	Full    bool   // the page is; else the time was over
+	Problem string // why it is not known what became of them
+}
+
+// letterQuery are the parameters of a list of letters.
+type letterQuery struct{ Topic, Reason, ID, Key, after string }
+
+func readLetterQuery(r *http.Request) letterQuery {
+	return letterQuery{
+		Topic: r.FormValue("letters"), Reason: r.FormValue("reason"), ID: strings.TrimSpace(r.FormValue("letter")),
+		Key: r.FormValue("key"), after: r.FormValue("letters-after"),
+	}
+}
+
+// Filtered reports whether anything is left out.
+func (q letterQuery) Filtered() bool { return q.Reason+q.ID+q.Key != "" }
+
+func (q letterQuery) choice() operate.Letters {
+	f := operate.Letters{Reason: q.Reason, Key: q.Key}
+	if q.ID != "" {
+		f.IDs = []string{q.ID}
+	}
+	return f
+}
+
+// pages of letters that somebody has seen a moment ago are shown to others, too: a crowd reads the topic once.
+type letterPages struct {
+	mu  sync.Mutex
+	all map[letterQuery]*seenLetters
+}
+
+type seenLetters struct {
+	mu   sync.Mutex
+	at   time.Time
+	page *letterPage
+}
+
+// lettersFor is how long others are shown the same page.
 const lettersFor = 5 * time.Second
 
-// list lists the letters of a topic. Those who ask at the same time wait for one read.
-func (l *letterList) list(ctx context.Context, d DeadLetters, f DeadLetterFilter) ([]DeadLetter, int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if time.Since(l.at) > lettersFor || f.Reason != l.filter.Reason {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it, too
-		defer cancel()
-		found, more, err := d.List(ctx, f, pageSize)
-		if err != nil {
-			return nil, 0, err
+// of finds a page, and forgets those that are too old.
+func (p *letterPages) of(q letterQuery) *seenLetters {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for other, s := range p.all {
+		if s.mu.TryLock() { // else somebody looks at it now
+			if time.Since(s.at) > lettersFor {
+				delete(p.all, other)
+			}
+			s.mu.Unlock()
 		}
-		l.at, l.filter, l.found, l.more = time.Now(), f, found, more
 	}
-	return l.found, l.more, nil
+	s := p.all[q]
+	if s == nil {
+		s = &seenLetters{}
+		p.all[q] = s
+	}
+	return s
+}
+
+// forget makes all pages be read anew.
+func (p *letterPages) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = map[letterQuery]*seenLetters{}
+}
+
+// listLetters lists the letters of a topic, the newest first. Those who ask for the same wait for one read.
+func (c *Console) listLetters(ctx context.Context, q letterQuery) (*letterPage, error) {
+	t, err := c.topic(q.Topic)
+	if err != nil {
+		return nil, err
+	}
+	s := c.letters.of(q)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.page != nil && time.Since(s.at) <= lettersFor {
+		return s.page, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it, too
+	defer cancel()
+	choice := q.choice()
+	found, err := t.Source.Page(ctx, q.after, pageSize, choice.Matches)
+	if err != nil {
+		return nil, err
+	}
+	page := &letterPage{Looked: found.Looked, Total: found.Total, Full: len(found.Letters) == pageSize}
+	cases := make([]operate.Case, len(found.Letters))
+	if store, err := c.storeOf(t); err == nil {
+		var failed error
+		if cases, failed = operate.Cases(ctx, store.Inspector, found.Letters); failed != nil {
+			page.Problem = failed.Error()
+		}
+	}
+	for i := range found.Letters {
+		page.Letters = append(page.Letters, viewOf(&found.Letters[i], cases[i].Fate))
+	}
+	if found.Next != "" {
+		page.Next = string(link("failures", "letters", q.Topic, "reason", q.Reason, "letter", q.ID, "key", q.Key,
+			"letters-after", found.Next)) + "#letters"
+	}
+	s.at, s.page = time.Now(), page
+	return page, nil
+}
+
+// storeOf is the store of the messages of a topic.
+func (c *Console) storeOf(t DeadLetterTopic) (Store, error) { return c.store(t.Store) }
+
+func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) error {
+	ctx, cancel := within(r)
+	defer cancel()
+	t, err := c.topic(r.FormValue("in"))
+	if err != nil {
+		return err
+	}
+	at := r.FormValue("at")
+	one, err := t.Source.Show(ctx, at)
+	if err != nil && !errors.Is(err, deadletters.ErrGone) {
+		return err
+	}
+	body := struct {
+		In     string
+		Letter *letterView // nil: it is gone
+	}{In: t.Name}
+	title := "at " + at
+	if err == nil {
+		if v.may[Payloads] {
+			c.sawPayload(r, v, t.Name, one.ID)
+		}
+		shown := viewOf(&one, "")
+		if s, err := c.storeOf(t); err == nil {
+			if cases, err := operate.Cases(ctx, s.Inspector, []deadletters.Letter{one}); err == nil {
+				shown = viewOf(&one, cases[0].Fate)
+			}
+		}
+		body.Letter, title = &shown, shown.About()
+	}
+	return c.render(w, v, "letter", &page{Title: "Dead letter " + title, At: "failures", Body: body})
 }

@@ -19,7 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/internal/leaktest"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -32,7 +34,8 @@ type site struct {
 	console *Console
 	store   *pagedStore
 	box     *toyBox
-	dead    *toyLetters
+	dead    *consumertest.Letters
+	reruns  *consumertest.Reruns
 	server  *httptest.Server
 	browser *http.Client
 
@@ -50,7 +53,9 @@ func newSite(t testing.TB, change func(*Config)) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, dead: &toyLetters{}}
+	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1000}, box: &toyBox{}, dead: &consumertest.Letters{},
+		reruns: &consumertest.Reruns{Store: memory}}
+	s.dead.To = s.reruns
 	config := Config{
 		Stores:      []Store{{Name: "records", Inspector: s.store}},
 		Outboxes:    []Outbox{{Name: "shop", Inspector: s.box}},
@@ -273,13 +278,21 @@ func (s *site) fill() *site {
 			Error: "too large"},
 		{ID: "row-wait", Topic: "orders", State: outbox.Pending, Written: written, Due: written},
 	}
-	s.dead.all = []DeadLetter{{
-		ID: "dead-1", Original: "bad", Position: "17", At: written, Handler: "default/billing/charge", Topic: "orders",
-		Outcome: "failed", Reason: "card 4711 refused", Attempts: 1,
-		Header:  map[string]string{"tenant": "secret-header"},
-		Payload: []byte("secret-payload"),
-	}}
+	letter := s.letter(key("bad"), "card 4711 refused")
+	letter.Header["tenant"], letter.Payload = "secret-header", []byte("secret-payload")
+	letter.Position, letter.Time = "17", written
+	s.dead.Add(letter)
 	return s
+}
+
+// letter is the dead letter of a message that failed.
+func (s *site) letter(k dedupstore.Key, reason string) deadletters.Letter {
+	s.Helper()
+	records, err := s.store.Look(s.Context(), []dedupstore.Key{k})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return consumertest.DeadLetter(k, records[0].Fence, reason)
 }
 
 func messageLink(k dedupstore.Key) string {
@@ -293,7 +306,7 @@ func screens() []string {
 		messageLink(key("good")), messageLink(key("bad")), messageLink(key("doubtful")), messageLink(key("busy")),
 		messageLink(key("later")), messageLink(key("half")), messageLink(key("gone")),
 		"failures", "failures?list=1", "failures?pattern=card+%23+refused&list=1", "failures?letters=dead.billing",
-		"letter?in=dead.billing&id=dead-1", "outbox", "outbox?state=published", "outbox?state=all&topic=orders",
+		"letter?in=dead.billing&at=17", "outbox", "outbox?state=published", "outbox?state=all&topic=orders",
 		"health", "log",
 	}
 }
@@ -435,55 +448,6 @@ func (b *toyBox) states() (all []string) {
 		all = append(all, r.ID+" "+string(r.State))
 	}
 	return all
-}
-
-// toyLetters are dead letters in memory.
-type toyLetters struct {
-	mu       sync.Mutex
-	all      []DeadLetter
-	redriven []RedriveRequest
-}
-
-func (l *toyLetters) List(_ context.Context, f DeadLetterFilter, limit int) (found []DeadLetter, more int, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, d := range l.all {
-		if f.Matches(&d) {
-			found = append(found, d)
-		}
-	}
-	shown := found[:min(limit, len(found))]
-	return shown, len(found) - len(shown), nil
-}
-
-func (l *toyLetters) Show(ctx context.Context, id string) (found []DeadLetter, err error) {
-	found, _, err = l.List(ctx, DeadLetterFilter{IDs: []string{id}}, 100)
-	return found, err
-}
-
-func (l *toyLetters) Predict(
-	ctx context.Context, f DeadLetterFilter,
-) (all []Prediction, plan any, err error) {
-	found, _, err := l.List(ctx, f, 1000)
-	for _, d := range found {
-		at := slices.IndexFunc(all, func(p Prediction) bool { return p.Reason == d.Reason })
-		if at < 0 {
-			at, all = len(all), append(all, Prediction{Reason: d.Reason})
-		}
-		all[at].DeadLetters++
-		all[at].Run++
-		all[at].To = append(all[at].To, d.Topic)
-	}
-	return all, all, err
-}
-
-func (l *toyLetters) Redrive(ctx context.Context, r RedriveRequest) error {
-	found, _, err := l.List(ctx, r.DeadLetterFilter, 1000)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.redriven = append(l.redriven, r)
-	r.On(Redriven{Sent: len(found), Succeeded: len(found)})
-	return err
 }
 
 var _ outbox.Replayer = (*toyBox)(nil)

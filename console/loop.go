@@ -47,6 +47,9 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Findings != nil {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
+	if c.config.Lag != nil {
+		all.Go(func() { c.watchLag(ctx) })
+	}
 	for range mostAtOnce {
 		all.Go(func() { c.work(ctx) })
 	}
@@ -75,6 +78,7 @@ type seen struct {
 	Outboxes []*outboxSeen
 	Traffic  *traffic      // nil: not configured, or not known yet
 	Findings *findingsSeen // as above
+	Lag      *lagSeen      // as above
 }
 
 // Failed sums the failures of all stores that are not archived.
@@ -129,8 +133,8 @@ func (s *seen) Dead() (n int) {
 	return n
 }
 
-// Lag is how long the oldest row of all outboxes has been due.
-func (s *seen) Lag() (oldest time.Duration) {
+// Delay is how long the oldest row of all outboxes has been due.
+func (s *seen) Delay() (oldest time.Duration) {
 	for _, one := range s.Outboxes {
 		oldest = max(oldest, one.Stats.Oldest)
 	}
@@ -138,7 +142,7 @@ func (s *seen) Lag() (oldest time.Duration) {
 }
 
 // Behind reports whether an outbox has a row that has been due for long.
-func (s *seen) Behind() bool { return s.Lag() > time.Minute }
+func (s *seen) Behind() bool { return s.Delay() > time.Minute }
 
 // Problems say which sources did not answer.
 func (s *seen) Problems() (all []Finding) {
@@ -158,6 +162,9 @@ func (s *seen) Problems() (all []Finding) {
 	}
 	if s.Findings != nil {
 		add("doctor", s.Findings.Problem)
+	}
+	if s.Lag != nil {
+		add("lag of consumers", s.Lag.Problem)
 	}
 	return all
 }
@@ -285,6 +292,47 @@ func (c *Console) watchFindings(ctx context.Context) {
 				break
 			}
 		}
+	}
+}
+
+// A lagSeen is what Config.Lag returned.
+type lagSeen struct {
+	All     []Lag
+	Waiting int64     // in sum
+	Sums    []float64 // over time, oldest first
+	At      time.Time
+	Problem string
+}
+
+// Grows reports whether more wait than some minutes ago, and than at any time between.
+func (l *lagSeen) Grows() bool {
+	n := len(l.Sums)
+	return n > 1 && l.Sums[n-1] > 0 && l.Sums[n-1] >= slices.Max(l.Sums) && l.Sums[n-1] > l.Sums[max(0, n-lagGrows)]
+}
+
+const (
+	lagEvery = 10 * time.Second
+	lagGrows = 18 // looks: three minutes
+)
+
+func (c *Console) watchLag(ctx context.Context) {
+	shown := lagSeen{}
+	for ctx.Err() == nil {
+		if !c.idle() {
+			within, cancel := context.WithTimeout(ctx, lookTimeout)
+			all, err := c.config.Lag(within)
+			cancel()
+			if shown.Problem = problemOf(err); err == nil {
+				shown.All, shown.Waiting, shown.At = all, 0, time.Now()
+				for _, l := range all {
+					shown.Waiting += l.Waiting
+				}
+				shown.Sums = append(slices.Clone(shown.Sums[max(0, len(shown.Sums)+1-mostBeats):]), float64(shown.Waiting))
+			}
+			now := shown
+			c.see(func(s *seen) { s.Lag = &now })
+		}
+		pause(ctx, max(lagEvery, c.config.Every), nil)
 	}
 }
 

@@ -12,8 +12,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // skeleton is the tags of a page and the names of their attributes: all that is not text. It reads what the templates
@@ -99,13 +101,15 @@ func (s *site) setText(id, text string) dedupstore.Key {
 		{ID: k.ID, Topic: text, State: outbox.Dead, Error: text, Written: now, Ended: now},
 	}
 	s.box.mu.Unlock()
-	s.dead.mu.Lock()
-	s.dead.all = []DeadLetter{{
-		ID: text, Original: k.ID, Position: text, Handler: text, Topic: text, Outcome: text, Reason: text,
-		Header:  map[string]string{text: text},
-		Payload: []byte(text), At: now,
-	}}
-	s.dead.mu.Unlock()
+	letter := deadletters.Letter{Position: "1", Time: now, Message: producer.Message{ID: text, Payload: []byte(text)}}
+	letter.Header = producer.Header{text: text}
+	for _, name := range []string{
+		producer.HeaderOriginalID, producer.HeaderHandler, producer.HeaderTopic, producer.HeaderOutcome,
+		producer.HeaderReason, producer.HeaderAttempts, producer.HeaderKey,
+	} {
+		letter.Header[name] = text
+	}
+	s.dead.Change(func([]deadletters.Letter) []deadletters.Letter { return []deadletters.Letter{letter} })
 	return k
 }
 
@@ -122,7 +126,8 @@ func textPages(k dedupstore.Key, text string) []string {
 	return []string{
 		"messages", "messages?" + url.Values{"id": {text}, "reason": {text}, "group": {text}}.Encode(), messageLink(k),
 		"failures?list=1", "failures?" + url.Values{"pattern": {text}, "list": {"1"}}.Encode(),
-		"failures?letters=dead.billing", "letter?" + url.Values{"in": {"dead.billing"}, "id": {text}}.Encode(),
+		"failures?letters=dead.billing", "letter?in=dead.billing&at=1",
+		"failures?" + url.Values{"letters": {"dead.billing"}, "letter": {text}, "reason": {text}}.Encode(),
 		"outbox",
 		"outbox?" + url.Values{"topic": {text}, "id": {text}, "state": {"all"}}.Encode(),
 		"messages?" + url.Values{"state": {text}}.Encode(), "messages?" + url.Values{"in": {text}}.Encode(),

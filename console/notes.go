@@ -6,19 +6,41 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Notes remember which failures were archived. A failure comes back when it fails again. The zero Notes forget when the
-// process ends; [OpenNotes] keeps them in a file. Notes are safe for concurrent use.
+// Notes remember which failures were archived, and which actions were begun. A failure comes back when it fails again.
+// The zero Notes forget when the process ends; [OpenNotes] keeps them in a file. Notes are safe for concurrent use.
 type Notes struct {
-	mu   sync.Mutex
-	file *os.File
-	all  map[noted]*Note
+	mu    sync.Mutex
+	file  *os.File
+	all   map[noted]*Note
+	tasks []*taskNote // oldest first
+}
+
+// A taskNote says how far an action is.
+type taskNote struct {
+	ID      string     `json:"id"`
+	Form    url.Values `json:"form,omitempty"` // plans the same again; in the first note of an action only
+	Action  Action     `json:"action"`
+	In      string     `json:"in"`
+	About   string     `json:"about,omitempty"`
+	Things  string     `json:"things"`
+	Total   int        `json:"total"`
+	Who     string     `json:"who"`
+	Why     string     `json:"why,omitempty"`
+	Asked   time.Time  `json:"asked"`
+	Changed int        `json:"changed"`
+	Refused int        `json:"refused"`
+	Time    time.Time  `json:"time"` // when this was so
+	Ended   bool       `json:"ended,omitempty"`
+	Problem string     `json:"problem,omitempty"`
 }
 
 // A Note says who archived a failure, and why.
@@ -48,7 +70,10 @@ func OpenNotes(path string) (*Notes, error) {
 	}
 	n := &Notes{file: f}
 	for lines := json.NewDecoder(f); ; {
-		var note Note
+		var note struct {
+			Note
+			Task *taskNote `json:"task"`
+		}
 		err := lines.Decode(&note)
 		if errors.Is(err, io.ErrUnexpectedEOF) { // a crash cut the last note off
 			err = cmp.Or(f.Truncate(lines.InputOffset()), io.EOF)
@@ -60,8 +85,11 @@ func OpenNotes(path string) (*Notes, error) {
 			f.Close()
 			return nil, fmt.Errorf("console: notes: %s: %w", path, err)
 		}
-		if note.Expires.IsZero() || time.Now().Before(note.Expires) {
-			n.keep(note)
+		switch {
+		case note.Task != nil:
+			n.keepTask(note.Task)
+		case note.Expires.IsZero() || time.Now().Before(note.Expires):
+			n.keep(note.Note)
 		}
 	}
 }
@@ -91,17 +119,47 @@ func (n *Notes) note(restored bool, note Note) error {
 	note.Restored = restored
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.file != nil {
-		line, err := json.Marshal(note)
-		if err == nil {
-			_, err = n.file.Write(append(line, '\n'))
-		}
-		if err != nil {
-			return fmt.Errorf("console: notes: %w", err)
-		}
+	if err := n.write(note); err != nil {
+		return err
 	}
 	n.keep(note)
 	return nil
+}
+
+func (n *Notes) write(note any) error {
+	if n.file == nil {
+		return nil
+	}
+	line, err := json.Marshal(note)
+	if err == nil {
+		_, err = n.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("console: notes: %w", err)
+	}
+	return nil
+}
+
+// noteTask notes how far an action is.
+func (n *Notes) noteTask(note *taskNote) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.write(struct {
+		Task *taskNote `json:"task"`
+	}{note})
+}
+
+// keepTask keeps the last notes of the last actions.
+func (n *Notes) keepTask(note *taskNote) {
+	at := slices.IndexFunc(n.tasks, func(t *taskNote) bool { return t.ID == note.ID })
+	if at < 0 {
+		n.tasks = append(n.tasks[max(0, len(n.tasks)+1-mostTasks):], note)
+		return
+	}
+	if note.Form == nil {
+		note.Form = n.tasks[at].Form
+	}
+	n.tasks[at] = note
 }
 
 // of returns the note on a failure; nil if there is none.

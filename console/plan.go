@@ -1,22 +1,15 @@
 package console
 
 import (
-	"cmp"
-	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
-	"fmt"
-	"maps"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/explain"
-	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -32,7 +25,6 @@ const (
 var (
 	errNoPlan = errors.New("this plan is gone, or not yours: a plan lives for ten minutes, and is used once")
 	errNobody = errors.New("nothing was chosen, or it is gone")
-	errReplay = errors.New("this outbox cannot replay")
 
 	errManyReasons = errors.New("these failures have many reasons: choose them in the list")
 	errManyRows    = errors.New("the outbox has too many rows to find all of these messages in time: choose a topic " +
@@ -51,10 +43,14 @@ type plan struct {
 	About   string // which letters, or which records
 	Records []dedupstore.Record
 	Rows    []outbox.RowInfo
-	Which   DeadLetterFilter
-	Foresee []Prediction
-	Bound   any    // what Predict returned with that
 	Topic   string // of a replay; empty: all
+
+	letters  *operate.Redrive // of dead letters
+	Foreseen *operate.Prediction
+
+	total  int
+	things string
+	form   url.Values // plans the same again
 
 	Counts  []amount // what would change, by scope and state
 	Refused []amount // what would not, by reason
@@ -80,12 +76,16 @@ func (p *plan) What() string {
 		return "Publishes the messages of dead letters to where they came from, so that their handlers run again. " +
 			"Every group of the source topic gets them. Outside of an inbox, a second effect is possible. " +
 			"It stops if more than a quarter fails again."
+	case Discard:
+		if p.letters != nil {
+			return "Puts dead letters aside for good: no redrive sends them. JetStream removes them; in Kafka they " +
+				"are marked, and stay until the topic's retention ends. Records are not changed."
+		}
+		return "Removes dead rows for good: their messages are lost. An attempt without an answer may have published " +
+			"one all the same."
 	case Requeue:
 		return "Makes dead rows pending again: relays publish them at once. A message that is dead in several topics " +
 			"is requeued in all of them."
-	case Discard:
-		return "Removes dead rows for good: their messages are lost. An attempt without an answer may have published " +
-			"one all the same."
 	default:
 		return "Publishes rows once more that were published. Consumers take the copies for duplicates as long as " +
 			"their windows last."
@@ -93,23 +93,30 @@ func (p *plan) What() string {
 }
 
 // N is how many things would change.
-func (p *plan) N() int {
-	n := 0
-	for _, f := range p.Foresee {
-		n += f.Run + f.Unknown
-	}
-	return n + len(p.Records) + len(p.Rows)
-}
+func (p *plan) N() int { return p.total }
 
 // Things names what would change.
-func (p *plan) Things() string {
-	switch p.Action {
-	case Redrive:
-		return "letter"
-	case Requeue, Discard, Replay:
-		return "row"
+func (p *plan) Things() string { return p.things }
+
+// sum counts what would change, and keeps what plans the same again.
+func (p *plan) sum() {
+	p.form = url.Values{"in": {p.In}}
+	switch {
+	case p.letters != nil:
+		p.things, p.total = "letter", p.Foreseen.N()
+		choice, _ := json.Marshal(p.letters.Letters) // texts and times always can
+		p.form = url.Values{"letters": {p.In}, "choice": {string(choice)}}
+	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
+		p.things, p.total = "row", len(p.Rows)
+		p.form["topic"] = []string{p.Topic}
+		for i := range p.Rows {
+			p.form.Add("row", p.Rows[i].ID)
+		}
 	default:
-		return "record"
+		p.things, p.total = "record", len(p.Records)
+		for i := range p.Records {
+			p.form.Add("key", p.Records[i].Key.String())
+		}
 	}
 }
 
@@ -143,18 +150,24 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	}
 	ctx, cancel := within(r)
 	defer cancel()
+	form := r.PostForm
+	if t := c.task(form.Get("task")); t != nil && t.plan.Action == p.Action { // the rest of it
+		form = t.plan.form
+		p.In = form.Get("in")
+	}
 	var err error
-	switch p.Action {
-	case Redrive:
-		err = c.planLetters(ctx, p, r.PostForm)
-	case Requeue, Discard, Replay:
-		err = c.planRows(ctx, p, r.PostForm)
+	switch {
+	case p.Action == Redrive, p.Action == Discard && form.Has("letters"):
+		err = c.planLetters(ctx, p, form)
+	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
+		err = c.planRows(ctx, p, form)
 	default:
-		err = c.planRecords(ctx, p, r.PostForm)
+		err = c.planRecords(ctx, p, form)
 	}
 	if err != nil {
 		return err
 	}
+	p.sum()
 	c.keepPlan(p)
 	seeOther(w, string(link("plan", "id", p.id)))
 	return nil
@@ -202,309 +215,6 @@ func (c *Console) takePlan(p *plan) bool {
 	return at >= 0
 }
 
-// chooseRecords finds the records that a form means, in the store that the plan is for.
-func (c *Console) chooseRecords(
-	ctx context.Context, p *plan, form url.Values,
-) (all []dedupstore.Record, more bool, err error) {
-	s, err := c.store(p.In)
-	if err != nil {
-		return nil, false, err
-	}
-	p.In = s.Name
-	if names := form["key"]; len(names) > 0 {
-		var keys []dedupstore.Key
-		for _, name := range names[:min(len(names), mostPlanned)] {
-			key, err := dedupstore.ParseKey(name)
-			if err != nil {
-				return nil, false, refuse(http.StatusBadRequest, err)
-			}
-			keys = append(keys, key)
-		}
-		all, err = s.Inspector.Look(ctx, keys)
-		return all, false, err
-	}
-	q, err := readQuery(form, time.Now())
-	switch {
-	case err != nil:
-		return nil, false, err
-	case !q.Filtered():
-		return nil, false, refuse(http.StatusBadRequest, errNobody)
-	}
-	f, err := c.find(ctx, s, q, mostPlanned, planTimeout)
-	if err != nil {
-		return nil, false, err
-	}
-	if q.Handler == "" { // steps go with their messages
-		f.Records = slices.DeleteFunc(f.Records, func(r dedupstore.Record) bool { return ids.IsOfStep(r.Key.Handler) })
-	}
-	return f.Records, f.Next != "", nil
-}
-
-func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) error {
-	all, more, err := c.chooseRecords(ctx, p, form)
-	if err != nil {
-		return err
-	}
-	p.More = more
-	s, err := c.store(p.In)
-	if err != nil {
-		return err
-	}
-	if p.Action == Forget {
-		if all, err = withSteps(ctx, s.Inspector, all); err != nil {
-			return err
-		}
-	}
-	counts, refused := map[[2]string]int64{}, map[string]int64{}
-	var kept []dedupstore.Record // messages that need their steps
-	for i := range all {
-		r := &all[i]
-		if explain.IsStepOf(kept, r.Key) {
-			refused[operate.ErrNeeded.Error()]++
-			continue
-		}
-		why := p.refuses(r)
-		if noted := c.config.Notes.of(s.Name, r) != nil; p.Action == Restore && !noted {
-			why = "is not archived"
-		}
-		if why != "" {
-			refused[why]++
-			kept = append(kept, *r)
-			continue
-		}
-		r.Outcome.Result = nil // plans keep no payloads
-		p.Records = append(p.Records, *r)
-		counts[[2]string{r.Key.Group + " / " + r.Key.Handler, operate.StateOf(r)}]++
-	}
-	for of, n := range counts {
-		p.Counts = append(p.Counts, amount{Name: of[0], About: of[1], Tone: tone(of[1]), N: n})
-	}
-	slices.SortFunc(p.Counts, biggest)
-	for _, why := range slices.Sorted(maps.Keys(refused)) {
-		p.Refused = append(p.Refused, amount{Name: why, N: refused[why]})
-	}
-	return nil
-}
-
-// withSteps are messages, each with its steps after it.
-func withSteps(
-	ctx context.Context, store dedupstore.Inspector, all []dedupstore.Record,
-) (with []dedupstore.Record, err error) {
-	find := explain.StepsIn(store)
-	for i := range all {
-		if explain.IsStepOf(all, all[i].Key) {
-			continue
-		}
-		var steps []dedupstore.Record
-		if steps, err = find.Of(ctx, all[i].Key); err != nil {
-			return nil, err
-		}
-		with = append(append(with, all[i]), steps...)
-	}
-	return with, nil
-}
-
-func biggest(a, b amount) int {
-	return cmp.Or(cmp.Compare(b.N, a.N), strings.Compare(a.Name, b.Name), strings.Compare(a.About, b.About))
-}
-
-// refuses says why a record would not be changed; empty if it would.
-func (p *plan) refuses(r *dedupstore.Record) string {
-	var change dedupstore.Change = dedupstore.Forget{}
-	switch p.Action {
-	case Rerun:
-		change = dedupstore.Rerun{}
-	case Complete:
-		change = dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}}
-	case Archive, Restore:
-		if r.Outcome.Kind != dedupstore.Failed && r.Outcome.Kind != dedupstore.Unknown {
-			return "is no failure"
-		}
-		return ""
-	}
-	err := dedupstore.Refuse(change, *r, *r, time.Now())
-	if err == nil {
-		return ""
-	}
-	switch {
-	case r.State == dedupstore.Absent:
-		return "has no record"
-	case r.State != dedupstore.Finished:
-		return "is " + string(r.State)
-	default:
-		return "has " + string(r.Outcome.Kind)
-	}
-}
-
-func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) error {
-	t, err := c.topic(cmp.Or(form.Get("letters"), p.In))
-	if err != nil {
-		return err
-	}
-	if err := c.chooseLetters(ctx, p, form); err != nil {
-		return err
-	}
-	p.In = t.Name
-	switch {
-	case len(p.Which.IDs) == 1:
-		p.About = fmt.Sprintf("letters of message %q", p.Which.IDs[0])
-	case len(p.Which.IDs) > 0:
-		p.About = "letters of " + plural(len(p.Which.IDs), "message")
-	case p.Which.Pattern != "":
-		p.About = fmt.Sprintf("letters whose reason is %q", p.Which.Pattern)
-	case p.Which.Reason != "":
-		p.About = fmt.Sprintf("letters whose reason contains %q", p.Which.Reason)
-	default:
-		p.About = "all letters"
-	}
-	p.Foresee, p.Bound, err = t.Source.Predict(ctx, p.Which)
-	return err
-}
-
-// chooseLetters says which letters are meant: those of the failures that a page shows, of the records of another plan
-// or task, of an ID, or with a reason.
-func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (err error) {
-	var of []dedupstore.Record
-	f := &p.Which
-	switch {
-	case form.Has("plan") || form.Has("task"):
-		other := c.plan(form.Get("plan"), p.session)
-		if t := c.task(form.Get("task")); t != nil {
-			other = t.plan
-		}
-		switch {
-		case other == nil:
-			return refuse(http.StatusNotFound, errNoPlan)
-		case other.Action == Redrive:
-			*f = other.Which
-			return nil
-		}
-		of = other.Records
-	case form.Has("id"):
-		f.IDs = form["id"]
-		if slices.Contains(f.IDs, "") {
-			return refuse(http.StatusBadRequest, errNobody)
-		}
-		return nil
-	case form.Has("key") || form.Has("letters") && !onlyPattern(form):
-		if of, p.More, err = c.chooseRecords(ctx, p, form); err != nil {
-			return err
-		}
-	default:
-		f.Reason, f.Pattern = form.Get("reason"), form.Get("pattern")
-		if f.Pattern == operate.OtherReasons {
-			return refuse(http.StatusBadRequest, errManyReasons)
-		}
-		return nil
-	}
-	for i := range of {
-		f.IDs = append(f.IDs, of[i].Key.ID)
-	}
-	slices.Sort(f.IDs)
-	if f.IDs = slices.Compact(f.IDs); len(f.IDs) == 0 {
-		return refuse(http.StatusBadRequest, errNobody)
-	}
-	return nil
-}
-
-// onlyPattern reports whether a list of failures is filtered by their pattern alone, or not at all.
-func onlyPattern(form url.Values) bool {
-	for name, values := range form {
-		known := slices.Contains([]string{"in", "do", "token", "letters", "pattern"}, name) ||
-			name == "state" && values[0] == openFailures
-		if !known && values[0] != "" || values[0] == operate.OtherReasons {
-			return false
-		}
-	}
-	return true
-}
-
-func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error {
-	o, err := c.box(p.In)
-	if err != nil {
-		return err
-	}
-	p.In = o.Name
-	of := outbox.Dead
-	if p.Action == Replay {
-		of = outbox.Published
-		if _, ok := o.Inspector.(outbox.Replayer); !ok {
-			return refuse(http.StatusBadRequest, errReplay)
-		}
-	}
-	ids := map[string]bool{}
-	for _, id := range form["row"] {
-		ids[id] = true
-	}
-	f := outbox.Filter{States: []outbox.State{of}, Topic: form.Get("topic"), ID: form.Get("id")}
-	if len(ids) == 0 && form.Get("all") == "" {
-		return refuse(http.StatusBadRequest, errNobody)
-	}
-	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planTimeout, func(r *outbox.RowInfo) bool {
-		return len(ids) == 0 || ids[r.ID]
-	})
-	if p.Action == Replay {
-		p.Topic = f.Topic
-	}
-	if err == nil && (more || f.Topic != "") && p.Topic == "" {
-		// Outboxes change rows by message ID, in all topics: show what else that is.
-		clear(ids)
-		for i := range all {
-			ids[all[i].ID] = true
-		}
-		f.Topic = ""
-		var cut bool
-		all, cut, err = rowsOf(ctx, o.Inspector, f, math.MaxInt, 3*planTimeout, func(r *outbox.RowInfo) bool {
-			return ids[r.ID]
-		})
-		if cut {
-			return refuse(http.StatusBadRequest, errManyRows)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	p.Rows, p.More = all, more
-	counts := map[string]int64{}
-	for i := range all {
-		counts[all[i].Topic]++
-	}
-	for topic, n := range counts {
-		p.Counts = append(p.Counts, amount{Name: topic, About: string(of), Tone: tone(of), N: n})
-	}
-	slices.SortFunc(p.Counts, biggest)
-	return nil
-}
-
-// rowsOf returns rows of an outbox, at most so many, and whether there may be more.
-func rowsOf(
-	ctx context.Context, box outbox.Inspector, f outbox.Filter, most int, long time.Duration,
-	wanted func(*outbox.RowInfo) bool,
-) (rows []outbox.RowInfo, more bool, err error) {
-	end := time.Now().Add(long)
-	for after := ""; ; {
-		page, err := box.List(ctx, f, after)
-		if err != nil {
-			return nil, false, err
-		}
-		for i := range page.Rows {
-			if !wanted(&page.Rows[i]) {
-				continue
-			}
-			if len(rows) == most {
-				return rows, true, nil
-			}
-			rows = append(rows, page.Rows[i])
-		}
-		if after = page.Next; after == "" {
-			return rows, false, nil
-		}
-		if time.Now().After(end) {
-			return rows, true, nil
-		}
-	}
-}
-
 func (c *Console) showPlan(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	p := c.plan(r.FormValue("id"), v.session)
 	if p == nil {
@@ -514,7 +224,7 @@ func (c *Console) showPlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 		return err
 	}
 	return c.render(w, v, "plan", &page{
-		Title: plural(p.N(), p.Things()) + " to " + string(p.Action), At: planScreen(p.Action),
+		Title: plural(p.N(), p.Things()) + " to " + string(p.Action), At: p.screen(),
 		Body: struct {
 			*plan
 			ID      string
@@ -528,12 +238,13 @@ func (c *Console) showPlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	})
 }
 
-// planScreen is where an action belongs to.
-func planScreen(a Action) string {
-	switch a {
-	case Requeue, Discard, Replay:
+// Redrives reports whether messages of dead letters would run again.
+func (p *plan) Redrives() bool { return p.Action == Redrive }
+
+// screen is where the action belongs to.
+func (p *plan) screen() string {
+	if p.Things() == "row" {
 		return "outbox"
-	default:
-		return "failures"
 	}
+	return "failures"
 }

@@ -141,7 +141,7 @@ func (q *query) matches(r *dedupstore.Record) bool {
 	case "":
 		return true
 	case operate.OtherReasons:
-		return len(q.grouped) >= mostGroups && !q.grouped[pattern]
+		return len(q.grouped) >= operate.MostGroups && !q.grouped[pattern]
 	default:
 		return pattern == q.Pattern
 	}

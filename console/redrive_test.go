@@ -2,18 +2,22 @@ package console
 
 import (
 	"context"
-	"fmt"
+	"html"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/internal/operate"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // fails makes failures with a dead letter each, in a topic.
@@ -24,21 +28,8 @@ func (s *site) fails(topic, reason string, ids ...string) {
 		s.finishes(key(id), dedupstore.Outcome{
 			Kind: dedupstore.Failed, Reason: reason + " " + id, Produced: []dedupstore.Produced{letter},
 		})
-		s.dead.mu.Lock()
-		s.dead.all = append(s.dead.all, DeadLetter{
-			ID: letter.ID, Original: id, Reason: reason + " " + id, Topic: "orders",
-		})
-		s.dead.mu.Unlock()
+		s.dead.Add(s.letter(key(id), reason+" "+id))
 	}
-}
-
-func (s *site) redriven() (which []DeadLetterFilter) {
-	s.dead.mu.Lock()
-	defer s.dead.mu.Unlock()
-	for _, r := range s.dead.redriven {
-		which = append(which, r.DeadLetterFilter)
-	}
-	return which
 }
 
 // In a group of failures the first action is the one that runs them again.
@@ -57,16 +48,20 @@ func TestFailures_GroupOffersRedriveFirst(t *testing.T) {
 	form := url.Values{
 		"in": {"records"}, "state": {openFailures}, "pattern": {"card service: # #"}, "letters": {"dead.billing"},
 	}
-	s.acts(Redrive, form, nil)
-	s.acts(Redrive, url.Values{"in": {"records"}, "letters": {"dead.billing"}, "key": {key("2").String()}}, nil)
-	s.acts(Redrive, url.Values{"in": {"records"}, "letters": {"dead.billing"}, "handler": {"charge"},
-		"reason": {"account"}}, nil)
-	want := []string{"{ card service: # # []}", "{  [2]}", "{  [9]}"}
-	for i, got := range s.redriven() {
-		if fmt.Sprint(got) != want[i] {
-			t.Errorf("redrive %d is of %v, want %s", i, got, want[i])
+	sends := func(want []string, forms ...url.Values) {
+		t.Helper()
+		for _, form := range forms {
+			s.acts(Redrive, form, nil)
+		}
+		if got := s.reruns.Sent(); !slices.Equal(got, want) {
+			t.Errorf("sent %v, want %v", got, want)
 		}
 	}
+	sends([]string{"orders/1"}, url.Values{"in": {"records"}, "letters": {"dead.billing"}, "key": {key("1").String()}})
+	sends([]string{"orders/1", "orders/2", "orders/3"}, form)
+	sends([]string{"orders/1", "orders/2", "orders/3", "orders/9"}, url.Values{
+		"in": {"records"}, "letters": {"dead.billing"}, "handler": {"charge"}, "reason": {"account"},
+	})
 }
 
 // A rerun says that nobody delivers, before and after, and offers what does.
@@ -89,8 +84,8 @@ func TestRerun_SaysWhoMustDeliver(t *testing.T) {
 	}
 	plan, _ := url.ParseQuery(at[strings.Index(at, "?")+1:])
 	s.acts(Redrive, url.Values{"plan": plan["id"], "letters": {"dead.billing"}}, nil)
-	if got := s.redriven(); len(got) != 1 || !slices.Equal(got[0].IDs, []string{"3"}) {
-		t.Errorf("the redrive is of %v", got)
+	if got := s.reruns.Sent(); !slices.Equal(got, []string{"orders/3"}) {
+		t.Errorf("sent %v", got)
 	}
 	if _, body = s.get(messageLink(key("1"))); !strings.Contains(body, "a rerun sends none") ||
 		!strings.Contains(body, `id="do-redrive"`) {
@@ -104,7 +99,7 @@ func TestMessage_OneRedriveForTheTopicOfTheRecord(t *testing.T) {
 	s := newSite(t, func(c *Config) {
 		c.Authorize = everything
 		for _, more := range []string{"dead.mail", "dead.stock"} {
-			c.DeadLetters = append(c.DeadLetters, DeadLetterTopic{more, c.DeadLetters[0].Source})
+			c.DeadLetters = append(c.DeadLetters, DeadLetterTopic{Name: more, Source: c.DeadLetters[0].Source})
 		}
 	}).runs()
 	s.fails("dead.mail", "refused", "1")
@@ -119,7 +114,7 @@ func TestMessage_OneRedriveForTheTopicOfTheRecord(t *testing.T) {
 func TestFailures_OtherReasonsCanBeChanged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
-	for i := range mostGroups + 3 {
+	for i := range operate.MostGroups + 3 {
 		s.fails("dead.billing", strings.Repeat("x", i+1), numbered("m", i))
 	}
 	s.eventually("failures", operate.OtherReasons)
@@ -147,7 +142,7 @@ func TestScreens_FormatCharactersAreShown(t *testing.T) {
 	s.eventually("failures", "paid \ufffddeliaf ton")
 	for _, page := range []string{
 		"failures", "failures?list=1", "messages", messageLink(key(evil)), "failures?letters=dead.billing",
-		"letter?in=dead.billing&id=" + url.QueryEscape(evil),
+		"letter?in=dead.billing&at=1",
 	} {
 		_, body := s.get(page)
 		shown := raw.ReplaceAllString(body, "")
@@ -158,44 +153,147 @@ func TestScreens_FormatCharactersAreShown(t *testing.T) {
 	s.acts(Rerun, url.Values{"in": {"records"}, "key": {key(evil).String()}}, nil)
 }
 
-// countedLetters count how often a topic is read, which takes a moment.
-type countedLetters struct {
-	*toyLetters
-	reads atomic.Int64
-}
+// slowPages take a moment.
+type slowPages struct{ *consumertest.Letters }
 
-func (l *countedLetters) List(ctx context.Context, f DeadLetterFilter, n int) ([]DeadLetter, int, error) {
-	l.reads.Add(1)
+func (l slowPages) Page(
+	ctx context.Context, after string, n int, wanted func(*deadletters.Letter) bool,
+) (deadletters.Page, error) {
 	select {
 	case <-time.After(200 * time.Millisecond):
 	case <-ctx.Done():
-		return nil, 0, ctx.Err()
+		return deadletters.Page{}, ctx.Err()
 	}
-	return l.toyLetters.List(ctx, f, n)
+	return l.Letters.Page(ctx, after, n, wanted)
 }
 
 // Twelve people who open a large topic at once have it read once.
 func TestLetters_ACrowdReadsATopicOnce(t *testing.T) {
 	t.Parallel()
-	var letters *countedLetters
 	s := newSite(t, func(c *Config) {
-		letters = &countedLetters{toyLetters: c.DeadLetters[0].Source.(*toyLetters)}
-		c.DeadLetters[0].Source = letters
+		c.DeadLetters[0].Source = slowPages{c.DeadLetters[0].Source.(*consumertest.Letters)}
 	}).fill()
 	var all sync.WaitGroup
 	for range 12 {
 		all.Go(func() {
 			if status, body := s.get("failures?letters=dead.billing"); status != http.StatusOK ||
-				!strings.Contains(body, "dead-1") {
+				!strings.Contains(body, "at=17") {
 				t.Errorf("status %d\n%s", status, body)
 			}
 		})
 	}
 	all.Wait()
-	if n := letters.reads.Load(); n != 1 {
+	if n := s.dead.Reads(); n != 1 {
 		t.Errorf("the topic was read %d times", n)
 	}
-	if _, body := s.get("failures?letters=dead.billing&reason=nothing"); strings.Contains(body, "dead-1") {
+	if _, body := s.get("failures?letters=dead.billing&reason=nothing"); strings.Contains(body, "at=17") {
 		t.Errorf("the filter does not filter:\n%s", body)
+	}
+}
+
+// Letters are listed by pages, the newest first, with what has become of each, and are found by ID, key and reason.
+func TestLetters_ByPagesWithMarks(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	for i := range 2*pageSize + 1 {
+		s.fails("dead.billing", "refused", numbered("m", i))
+	}
+	s.dead.Change(func(all []deadletters.Letter) []deadletters.Letter {
+		all[0].Header[producer.HeaderKey] = "customer-7"
+		return all
+	})
+	next := regexp.MustCompile(`id="next-letters" class="button" href="([^"#]+)`)
+	page, seen := "failures?letters=dead.billing", 2*pageSize+1
+	for range 3 {
+		_, body := s.get(page)
+		for range min(pageSize, seen) {
+			seen--
+			at := strings.Index(body, ">"+numbered("m", seen)+"</a>")
+			if at < 0 {
+				t.Fatalf("%s is not where it belongs, or twice, on %s:\n%s", numbered("m", seen), page, body)
+			}
+			body = body[at+1:]
+		}
+		if found := next.FindStringSubmatch(body); found != nil {
+			page = "failures" + strings.TrimPrefix(html.UnescapeString(found[1]), "failures")
+		} else if seen > 0 {
+			t.Fatalf("%d are left, and there is no next page:\n%s", seen, body)
+		}
+	}
+	for query, want := range map[string]string{
+		"key=customer-7": numbered("m", 0), "letter=" + numbered("m", 42): numbered("m", 42),
+		"letter=dead-" + numbered("m", 43): numbered("m", 43), "reason=" + numbered("m", 44): numbered("m", 44),
+	} {
+		_, body := s.get("failures?letters=dead.billing&" + query)
+		if !strings.Contains(body, ">"+want+"</a>") || strings.Count(body, `name="at"`) != 1 {
+			t.Errorf("%s finds\n%s", query, body)
+		}
+	}
+	newest := strconv.Itoa(2*pageSize + 1)
+	s.acts(Redrive, url.Values{"letters": {"dead.billing"}, "at": {newest, "1"}}, nil)
+	want := []string{"orders/" + numbered("m", 0), "orders/" + numbered("m", 2*pageSize)}
+	if got := s.reruns.Sent(); !slices.Equal(got, want) {
+		t.Errorf("sent %v, want %v", got, want)
+	}
+	for query, n := range map[string]int{"": 1, "&key=customer-7": 1, "&letter=" + numbered("m", 7): 0} {
+		_, body := s.get("failures?letters=dead.billing" + query)
+		if strings.Count(body, ">succeeded since<") != n {
+			t.Errorf("%q does not have %d marks:\n%s", query, n, body)
+		}
+	}
+}
+
+// Letters that nobody can use are put aside, those that were chosen or a filter finds, and never all by a slip.
+func TestLetters_AreDiscarded(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	s.fails("dead.billing", "no such order", "1", "2", "3")
+	s.fails("dead.billing", "card refused", "8", "9")
+	body := s.acts(Discard, url.Values{"letters": {"dead.billing"}, "at": {"2"}}, url.Values{"why": {"of no use"}})
+	if len(s.dead.All()) != 4 || !strings.Contains(body, "Discard 1 letter") {
+		t.Errorf("%d are left\n%s", len(s.dead.All()), body)
+	}
+	s.acts(Discard, url.Values{"letters": {"dead.billing"}, "of": {"list"}, "reason": {"card"}}, nil)
+	for _, l := range s.dead.All() {
+		if l.Original() != "1" && l.Original() != "3" {
+			t.Errorf("%s is left", l.Original())
+		}
+	}
+	entries := s.entries()
+	if e := entries[0]; len(entries) != 2 || e.Action != Discard || e.Where != "dead.billing" || e.What != `["2"]` ||
+		e.Result != "discarded" || e.Why != "of no use" {
+		t.Errorf("the audit log has %+v", entries)
+	}
+	all := url.Values{"do": {"discard"}, "letters": {"dead.billing"}, "of": {"list"}, "token": {s.token()}}
+	if status, body, _ := s.post("plan", all); status != http.StatusBadRequest {
+		t.Errorf("all: status %d\n%s", status, body)
+	}
+	if len(s.reruns.Sent()) > 0 {
+		t.Errorf("sent %v", s.reruns.Sent())
+	}
+}
+
+// endlessLetters come without end, as those of a topic that is too large for a plan.
+type endlessLetters struct{ *consumertest.Letters }
+
+func (l endlessLetters) Each(_ context.Context, _ deadletters.Reading, do func(deadletters.Letter) bool) error {
+	one := l.All()[0]
+	for i := 0; do(one); i++ {
+		one.Position = strconv.Itoa(i)
+	}
+	return nil
+}
+
+// A plan of a topic that is too large says what it has not seen.
+func TestPlan_SaysWhatItHasNotSeen(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) {
+		c.Authorize = everything
+		c.DeadLetters[0].Source = endlessLetters{c.DeadLetters[0].Source.(*consumertest.Letters)}
+	}).runs()
+	s.fails("dead.billing", "refused", "1")
+	form := url.Values{"do": {"redrive"}, "letters": {"dead.billing"}, "token": {s.token()}}
+	if _, body, _ := s.post("plan", form); !strings.Contains(body, `id="unseen-letters"`) {
+		t.Error(body)
 	}
 }

@@ -100,6 +100,12 @@ var funcs = template.FuncMap{
 	"link":    link,
 	"short":   short,
 	"spark":   spark,
+	"hours": func(hours [24]int) (points []float64) {
+		for _, n := range hours {
+			points = append(points, float64(n))
+		}
+		return points
+	},
 	"bars":    bars,
 	"split":   split,
 	"picture": picture,
@@ -170,11 +176,11 @@ func percent(part, of float64) string {
 // tone is the class of a state, which has its colour.
 func tone(state any) string {
 	switch fmt.Sprint(state) {
-	case "succeeded", "published", "changed", "done", "sent":
+	case "succeeded", "succeeded since", "published", "changed", "done", "sent", "discarded":
 		return "good"
-	case "retryable", "publishing", "delayed", "pending", "warning", "stopped", "refused":
+	case "retryable", "to run again", "publishing", "delayed", "pending", "warning", "stopped", "refused":
 		return "wait"
-	case "failed", "dead", "error":
+	case "failed", "failed again", "dead", "error":
 		return "bad"
 	case "unknown":
 		return "doubt"

@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // forms are what asks for each action.
@@ -40,9 +41,7 @@ func (s *site) state() string {
 	for _, r := range page.Records {
 		all = append(all, fmt.Sprint(r.Key, r.State, r.Outcome.Kind, s.console.config.Notes.of("records", &r) != nil))
 	}
-	s.dead.mu.Lock()
-	defer s.dead.mu.Unlock()
-	return strings.Join(append(all, s.box.states()...), "\n") + fmt.Sprint(len(s.dead.redriven))
+	return strings.Join(append(all, s.box.states()...), "\n") + fmt.Sprint(len(s.dead.All()), s.reruns.Sent())
 }
 
 func TestActions_DoWhatThePlanSays(t *testing.T) {
@@ -110,7 +109,11 @@ func TestPlan_OfLettersForManyTopics(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
 	for i := range 5 {
-		s.dead.all = append(s.dead.all, DeadLetter{ID: numbered("dead", i), Reason: "refused", Topic: numbered("topic", i)})
+		id := numbered("m", i)
+		s.finishes(key(id), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "refused"})
+		letter := s.letter(key(id), "refused")
+		letter.Header[producer.HeaderTopic] = numbered("topic", i)
+		s.dead.Add(letter)
 	}
 	form := url.Values{"do": {"redrive"}, "in": {"dead.billing"}, "token": {s.token()}}
 	_, body, _ := s.post("plan", form)
@@ -120,10 +123,8 @@ func TestPlan_OfLettersForManyTopics(t *testing.T) {
 		}
 	}
 	s.acts(Redrive, url.Values{"in": {"dead.billing"}}, nil)
-	s.dead.mu.Lock()
-	defer s.dead.mu.Unlock()
-	if plan, ok := s.dead.redriven[0].Plan.([]Prediction); !ok || len(plan) != 1 || len(plan[0].To) != 5 {
-		t.Errorf("the redrive got %+v", s.dead.redriven[0])
+	if sent := s.reruns.Sent(); len(sent) != 5 || sent[4] != numbered("topic", 4)+"/"+numbered("m", 4) {
+		t.Errorf("sent %v", sent)
 	}
 }
 
@@ -131,12 +132,10 @@ func TestPlan_OfLettersForManyTopics(t *testing.T) {
 func TestPlan_OfNobodyIsNotForAll(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
-	if status, body := s.get("letter?in=dead.billing"); status != http.StatusNotFound ||
-		strings.Contains(body, "secret-payload") {
-		t.Errorf("a letter without an ID: status %d\n%s", status, body)
+	if _, body := s.get("letter?in=dead.billing"); strings.Contains(body, "secret-payload") {
+		t.Errorf("a letter without a position:\n%s", body)
 	}
 	for _, form := range []url.Values{
-		{"do": {"redrive"}, "in": {"dead.billing"}, "id": {""}},
 		{"do": {"redrive"}, "in": {"dead.billing"}, "pattern": {operate.OtherReasons}},
 		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "state": {"failing"}, "handler": {"none"}},
 		{"do": {"redrive"}, "in": {"records"}, "letters": {"dead.billing"}, "pattern": {operate.OtherReasons}},

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -266,21 +265,6 @@ func TestConsole_RecordsThatCannotBeRead(t *testing.T) {
 		if _, text := s.get(page); !strings.Contains(text, "bad-2") || !strings.Contains(text, "has version 9") {
 			t.Errorf("%s: %s", page, text)
 		}
-	}
-}
-
-// Reasons without end are counted together.
-func TestStoreScan_GroupsAreBounded(t *testing.T) {
-	t.Parallel()
-	w := &storeScan{notes: &Notes{}}
-	w.again()
-	for i := range 3 * mostGroups {
-		reason := strings.Repeat("x", i%300) + strings.Repeat("y", i/300)
-		w.fail(&dedupstore.Record{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason},
-			Claimed: time.Now()})
-	}
-	if len(w.groups) != mostGroups+1 || w.failing.N != 3*mostGroups || w.groups[operate.OtherReasons].N == 0 {
-		t.Errorf("%d groups of %d failures", len(w.groups), w.failing.N)
 	}
 }
 

@@ -265,9 +265,8 @@ type failingView struct {
 	*livePart
 	Stores   []Store
 	Topics   []DeadLetterTopic
-	Topic    string // the topic whose letters are listed
-	List     []DeadLetter
-	More     int
+	Find     letterQuery // the letters that are listed
+	List     *letterPage
 	Query    *query // a group's
 	Found    *found
 	Letters  []string // the topics that have the letters of those
@@ -281,7 +280,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 	p := &page{Title: "Failures", At: "failures", Snap: c.now(), Now: time.Now()}
 	body := &failingView{
 		livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Stores: c.config.Stores,
-		Topics: c.config.DeadLetters, Topic: r.FormValue("letters"), Tasks: c.recent(),
+		Topics: c.config.DeadLetters, Find: readLetterQuery(r), Tasks: c.recent(),
 	}
 	p.Body = body
 	q, err := readQuery(r.URL.Query(), p.Now)
@@ -320,47 +319,13 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			p.Live = string(link("live", "screen", "failures", "in", s.Name))
 		}
 	}
-	if body.Topic != "" {
-		t, err := c.topic(body.Topic)
-		if err != nil {
-			return err
-		}
-		f := DeadLetterFilter{Reason: q.Reason}
-		if body.List, body.More, err = c.letters[t.Name].list(ctx, t.Source, f); err != nil {
+	if body.Find.Topic != "" {
+		if body.List, err = c.listLetters(ctx, body.Find); err != nil {
 			return err
 		}
 		p.Live = ""
 	}
 	return c.render(w, v, "failures", p)
-}
-
-func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) error {
-	ctx, cancel := within(r)
-	defer cancel()
-	t, err := c.topic(r.FormValue("in"))
-	if err != nil {
-		return err
-	}
-	id := r.FormValue("id")
-	if id == "" { // it stands for all
-		return refuse(http.StatusNotFound, errNoID)
-	}
-	all, err := t.Source.Show(ctx, id)
-	if err != nil {
-		return err
-	}
-	if v.may[Payloads] {
-		c.sawPayload(r, v, t.Name, id)
-	} else {
-		for i := range all {
-			all[i].Header, all[i].Payload = nil, nil
-		}
-	}
-	return c.render(w, v, "letter", &page{Title: "Dead letter " + id, At: "failures", Body: struct {
-		In  string
-		ID  string
-		All []DeadLetter
-	}{t.Name, id, all}})
 }
 
 // sawPayload says in the log who was shown what nobody sees without a right.

@@ -79,39 +79,12 @@ type working struct {
 // Failing are failed and unknown records by reason.
 type failing struct {
 	pass
-	Groups   []group
-	N        int
-	Unknown  int
+	operate.Failures
+	Groups   []operate.Group
 	Archived int
-	Began    time.Time
 }
 
-const (
-	mostGroups = 200
-	mostOldest = 10
-)
-
-// A group is the failures whose reasons have one pattern.
-type group struct {
-	Pattern string // the reason, with # for what differs
-	N       int
-	Unknown int
-	First   time.Time
-	Last    time.Time
-	Scopes  []string // some
-	Hours   [24]int  // of the last day, oldest first, by when they ended
-}
-
-// Failed counts those that did not end as unknown.
-func (g group) Failed() int { return g.N - g.Unknown }
-
-// Sparks are the hours, for a chart.
-func (g group) Sparks() (points []float64) {
-	for _, n := range g.Hours {
-		points = append(points, float64(n))
-	}
-	return points
-}
+const mostOldest = 10
 
 // A storeScan goes through a store, again and again: three ways side by side, because a filter of the store is cheaper
 // than to send all records here.
@@ -122,7 +95,7 @@ type storeScan struct {
 	counts  counts
 	scopes  census.Scopes
 	failing failing
-	groups  map[string]*group
+	groups  *operate.Failures // nil: a pass has ended
 	working working
 	oldest  []dedupstore.Record
 
@@ -159,7 +132,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 func (w *storeScan) hurry() {
 	if w.asked && !w.hurried && time.Now().After(w.rested) {
 		w.asked, w.hurried, w.rested = false, true, time.Now()
-		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
+		w.failing, w.groups = failing{}, operate.NewFailures(time.Now())
 	}
 }
 
@@ -169,7 +142,7 @@ func (w *storeScan) again() {
 		w.counts, w.scopes = counts{}, census.Scopes{}
 	}
 	if w.groups == nil {
-		w.failing, w.groups = failing{Began: time.Now()}, map[string]*group{}
+		w.failing, w.groups = failing{}, operate.NewFailures(time.Now())
 	}
 }
 
@@ -260,19 +233,16 @@ func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error
 		return err
 	}
 	for i := range page.Records {
-		w.fail(&page.Records[i])
+		if w.notes.of(w.name, &page.Records[i]) != nil {
+			w.failing.Archived++
+		} else {
+			w.groups.Add(&page.Records[i])
+		}
 	}
 	done := w.failing.next(page.Next, page.Looked, page.Total)
 	if done || w.shown.Failures.Done.IsZero() {
 		w.shown.Failures = w.failing
-		for _, g := range w.groups {
-			of := *g
-			of.Scopes = slices.Clone(g.Scopes)
-			w.shown.Failures.Groups = append(w.shown.Failures.Groups, of)
-		}
-		slices.SortFunc(w.shown.Failures.Groups, func(a, b group) int {
-			return cmp.Or(cmp.Compare(b.N, a.N), b.Last.Compare(a.Last), strings.Compare(a.Pattern, b.Pattern))
-		})
+		w.shown.Failures.Failures, w.shown.Failures.Groups = *w.groups, w.groups.Sorted()
 	}
 	if done {
 		if w.hurried {
@@ -281,49 +251,4 @@ func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error
 		w.groups, w.hurried = nil, false
 	}
 	return nil
-}
-
-func (w *storeScan) fail(r *dedupstore.Record) {
-	if w.notes.of(w.name, r) != nil {
-		w.failing.Archived++
-		return
-	}
-	pattern := operate.Pattern(r.Outcome.Reason)
-	g := w.groups[pattern]
-	if g == nil && len(w.groups) >= mostGroups {
-		pattern = operate.OtherReasons
-		g = w.groups[pattern]
-	}
-	at := ended(r)
-	if g == nil {
-		g = &group{Pattern: pattern, First: at}
-		w.groups[pattern] = g
-	}
-	g.N++
-	w.failing.N++
-	if r.Outcome.Kind == dedupstore.Unknown {
-		g.Unknown++
-		w.failing.Unknown++
-	}
-	if at.Before(g.First) {
-		g.First = at
-	}
-	if at.After(g.Last) {
-		g.Last = at
-	}
-	if hours := int(w.failing.Began.Sub(at) / time.Hour); hours < len(g.Hours) {
-		g.Hours[len(g.Hours)-1-max(hours, 0)]++
-	}
-	scope := r.Key.Group + " / " + r.Key.Handler
-	if len(g.Scopes) < 3 && !slices.Contains(g.Scopes, scope) {
-		g.Scopes = append(g.Scopes, scope)
-	}
-}
-
-// ended is when a run ended, or when it was claimed if that is not known.
-func ended(r *dedupstore.Record) time.Time {
-	if r.Ended.IsZero() {
-		return r.Claimed
-	}
-	return r.Ended
 }

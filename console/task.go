@@ -24,7 +24,6 @@ const (
 	mostTasks  = 50  // that are remembered
 	mostLogged = 200 // changes that a page shows
 	mostAtOnce = 8   // that are done side by side
-	mostItems  = 200 // that a page shows
 )
 
 var (
@@ -34,6 +33,7 @@ var (
 	errNote    = errors.New("write a note: it says why the failure is put aside")
 	errHalted  = errors.New("by hand")
 	errStopped = errors.New("the console was stopped")
+	errCutOff  = errors.New("the console ended: it had come so far at least, and the audit log has each change")
 )
 
 // A task is an action that was asked for. Some are done side by side.
@@ -52,8 +52,52 @@ type task struct {
 	changed  int
 	refused  int
 	results  []string // by record: "changed", or why not
-	redriven *Redriven
+	redriven *operate.Redriven
+	noted    time.Time // when Notes were told last
 	err      error
+}
+
+// note is how far a task is.
+func (t *task) note() *taskNote {
+	return &taskNote{
+		ID: t.id, Action: t.plan.Action, In: t.plan.In, About: t.plan.About, Things: t.plan.things,
+		Total: t.plan.total, Who: t.who, Why: t.why, Asked: t.asked, Changed: t.changed, Refused: t.refused,
+		Time: time.Now(), Ended: !t.ended.IsZero(), Problem: problemOf(t.err),
+	}
+}
+
+// noteEvery is how often it is noted how far a task is.
+const noteEvery = 2 * time.Second
+
+// tell notes how far a task is, if that was long ago or it has ended. Whoever calls it holds the lock.
+func (c *Console) tell(t *task) {
+	if t.ended.IsZero() && time.Since(t.noted) < noteEvery {
+		return
+	}
+	t.noted = time.Now()
+	if err := c.config.Notes.noteTask(t.note()); err != nil {
+		c.config.Logger.Error("console: action not noted", "error", err)
+	}
+}
+
+// tasksOf are the tasks of earlier processes. Those that had not ended can be gone on with.
+func tasksOf(notes *Notes) (all []*task) {
+	for _, n := range notes.tasks {
+		t := &task{
+			id: n.ID, who: n.Who, why: n.Why, asked: n.Asked, began: n.Asked, ended: n.Time, changed: n.Changed,
+			refused: n.Refused, plan: &plan{
+				Action: n.Action, In: n.In, About: n.About, things: n.Things, total: n.Total, form: n.Form,
+			},
+		}
+		switch {
+		case !n.Ended:
+			t.err = errCutOff
+		case n.Problem != "":
+			t.err = errors.New(n.Problem)
+		}
+		all = append(all, t)
+	}
+	return all
 }
 
 // act queues what a plan says.
@@ -98,9 +142,15 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 	if !c.takePlan(p) {
 		return refuse(http.StatusNotFound, errNoPlan)
 	}
+	begun := t.note()
+	begun.Form = p.form
+	if err := c.config.Notes.noteTask(begun); err != nil {
+		return err
+	}
 	select {
 	case c.queue <- t:
 	default:
+		c.end(t, errBusy)
 		return refuse(http.StatusServiceUnavailable, errBusy)
 	}
 	c.mu.Lock()
@@ -142,7 +192,7 @@ func (c *Console) work(ctx context.Context) {
 			for {
 				select {
 				case t := <-c.queue:
-					t.end(errStopped)
+					c.end(t, errStopped)
 				default:
 					return
 				}
@@ -150,11 +200,12 @@ func (c *Console) work(ctx context.Context) {
 		case t := <-c.queue:
 			ctx, halt := context.WithCancel(ctx)
 			if t.begin(halt) {
-				t.end(c.do(ctx, t))
+				c.end(t, c.do(ctx, t))
 			} else {
-				t.end(errHalted)
+				c.end(t, errHalted)
 			}
 			halt()
+			c.letters.forget()
 			for _, s := range c.config.Stores { // what the page before shows has changed
 				if s.Name == t.plan.In && t.plan.Things() == "record" {
 					c.hurry(s.Name)
@@ -172,7 +223,7 @@ func (t *task) begin(halt context.CancelFunc) bool {
 	return !t.halted
 }
 
-func (t *task) end(err error) {
+func (c *Console) end(t *task, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -182,6 +233,7 @@ func (t *task) end(err error) {
 		err = errStopped
 	}
 	t.ended, t.err = time.Now(), err
+	c.tell(t)
 }
 
 // stop ends a task before it has done all. Who may do it may stop it.
@@ -210,13 +262,11 @@ func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error
 }
 
 func (c *Console) do(ctx context.Context, t *task) error {
-	switch t.plan.Action {
-	case Redrive:
-		return c.redrive(ctx, t)
-	case Requeue, Discard:
-		return c.free(ctx, t)
-	case Replay:
-		return c.replay(ctx, t)
+	switch t.plan.Things() {
+	case "letter":
+		return c.changeLetters(ctx, t)
+	case "row":
+		return c.changeRows(ctx, t)
 	default:
 		return c.change(ctx, t)
 	}
@@ -237,12 +287,13 @@ func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
 	c.made = append(c.made[max(0, len(c.made)+1-mostLogged):], e)
 }
 
-func (t *task) result(changed int, refused int, results ...string) {
+func (c *Console) result(t *task, changed int, refused int, results ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.changed += changed
 	t.refused += refused
 	t.results = append(t.results, results...)
+	c.tell(t)
 }
 
 // change changes one record after the other, as fast as is allowed.
@@ -268,10 +319,10 @@ func (c *Console) change(ctx context.Context, t *task) error {
 		e := Entry{What: item.Record.Key.String(), Fence: item.Record.Fence, Result: "changed"}
 		switch {
 		case err == nil:
-			t.result(1, 0, "changed")
+			c.result(t, 1, 0, "changed")
 		case operate.Refused(err):
 			e.Result = "refused"
-			t.result(0, 1, err.Error())
+			c.result(t, 0, 1, err.Error())
 		default:
 			e.Result = "failed"
 		}
@@ -279,70 +330,30 @@ func (c *Console) change(ctx context.Context, t *task) error {
 	})
 }
 
-// free requeues or discards dead rows.
-func (c *Console) free(ctx context.Context, t *task) error {
+// changeRows requeues, discards or replays rows.
+func (c *Console) changeRows(ctx context.Context, t *task) error {
 	o, err := c.box(t.plan.In)
 	if err != nil {
 		return err
 	}
-	do := o.Inspector.Requeue
-	if t.plan.Action == Discard {
-		do = o.Inspector.Discard
-	}
-	for batch := range slices.Chunk(t.plan.ids(), min(c.config.Rate, 100)) {
-		began := time.Now()
-		changed, err := do(ctx, batch...)
-		c.rows(ctx, t, quoted(batch), changed, err)
-		if err != nil {
-			return err
-		}
-		if err := c.slow(ctx, began, changed); err != nil {
-			return err
-		}
-	}
-	t.missing()
-	return nil
-}
-
-// replay publishes rows once more.
-func (c *Console) replay(ctx context.Context, t *task) error {
-	o, err := c.box(t.plan.In)
-	if err != nil {
-		return err
-	}
-	replayer, ok := o.Inspector.(outbox.Replayer)
-	if !ok || len(t.plan.Rows) == 0 {
-		return errReplay
-	}
-	// Replay the rows that were shown only. With those that relays publish meanwhile it would never end.
-	last := slices.MaxFunc(t.plan.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
-	r := outbox.ReplayRequest{
-		Before: last.Add(time.Microsecond), Topic: t.plan.Topic, IDs: t.plan.ids(), Limit: min(c.config.Rate, 1000),
-	}
-	for more := true; more; {
-		began := time.Now()
-		changed, err := replayer.Replay(ctx, r)
-		c.rows(ctx, t, quoted(r.IDs), changed, err)
-		if err != nil {
-			return err
-		}
-		if more = changed == r.Limit; more {
-			if err := c.slow(ctx, began, changed); err != nil {
-				return err
+	change := operate.RowChange{
+		Box: o.Inspector, Verb: string(t.plan.Action), Rows: t.plan.Rows, Rate: c.config.Rate,
+		Tell: func(ids []string, changed int, err error) {
+			e := Entry{What: quoted(ids), Result: fmt.Sprintf("changed %d", changed)}
+			if err != nil {
+				e.Result = "failed"
 			}
-		}
+			c.result(t, changed, 0)
+			c.audit(ctx, t, e, err)
+		},
 	}
-	t.missing()
-	return nil
-}
-
-// ids are the message IDs of the rows, each once.
-func (p *plan) ids() (ids []string) {
-	for i := range p.Rows {
-		ids = append(ids, p.Rows[i].ID)
+	change.Replay = outbox.ReplayRequest{Topic: t.plan.Topic, IDs: change.IDs()}
+	if err = change.Do(ctx); err == nil { // the others are no longer what they were
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.refused = max(0, len(t.plan.Rows)-t.changed)
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
+	return err
 }
 
 // quoted are IDs in which nothing is taken for the end of one.
@@ -351,142 +362,30 @@ func quoted(ids []string) string {
 	return string(text)
 }
 
-func (c *Console) rows(ctx context.Context, t *task, what string, changed int, err error) {
-	e := Entry{What: what, Result: fmt.Sprintf("changed %d", changed)}
-	if err != nil {
-		e.Result = "failed"
+// changeLetters redrives or discards dead letters.
+func (c *Console) changeLetters(ctx context.Context, t *task) error {
+	see := func(now operate.Redriven) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.changed, t.refused = now.Sent, now.Refused
+		if t.plan.Action == Redrive {
+			t.redriven = &now
+		}
+		c.tell(t)
 	}
-	t.result(changed, 0)
-	c.audit(ctx, t, e, err)
-}
-
-// slow waits as long as the rate wants after so many changes.
-func (c *Console) slow(ctx context.Context, began time.Time, changed int) error {
-	pause(ctx, time.Until(began.Add(time.Second*time.Duration(changed)/time.Duration(c.config.Rate))), nil)
-	return ctx.Err()
-}
-
-// missing counts the rows that were not changed as refused: they are no longer what they were.
-func (t *task) missing() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.refused = max(0, len(t.plan.Rows)-t.changed)
-}
-
-func (c *Console) redrive(ctx context.Context, t *task) error {
-	d, err := c.topic(t.plan.In)
-	if err != nil {
-		return err
+	r := t.plan.letters
+	r.Tell = func(result string, ids []string, err error, now operate.Redriven) {
+		see(now)
+		c.audit(ctx, t, Entry{What: quoted(ids), Result: result}, err)
 	}
-	var last Redriven
-	err = d.Source.Redrive(ctx, RedriveRequest{
-		DeadLetterFilter: t.plan.Which, Plan: t.plan.Bound, Rate: c.config.Rate, Who: t.who, Why: t.why,
-		On: func(now Redriven) {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			last = now
-			t.changed, t.refused, t.redriven = now.Sent, now.Refused, &now
-		},
-	})
-	c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("sent %d", last.Sent)}, err)
+	done, err := r.Do(ctx, t.plan.Foreseen)
+	see(done)
+	result := "sent"
+	if r.Discards {
+		result = "discarded"
+	}
+	if err != nil || done.Sent == 0 { // else each batch was told
+		c.audit(ctx, t, Entry{What: t.plan.About, Result: fmt.Sprintf("%s %d", result, done.Sent)}, err)
+	}
 	return err
-}
-
-// A taskView is how a task stands.
-type taskView struct {
-	ID             string
-	Plan           *plan
-	Who, Why       string
-	Asked          time.Time
-	Began, Ended   time.Time
-	Changed        int
-	Refused, Total int
-	Redriven       *Redriven
-	Problem        string
-	Items          []taskItem
-	More           int
-}
-
-// A taskItem is a record of a task: what became of it, and how it stands now.
-type taskItem struct {
-	Record dedupstore.Record
-	Result string
-}
-
-// State is how the task stands, in a word.
-func (t *taskView) State() string {
-	switch {
-	case t.Began.IsZero() && t.Ended.IsZero():
-		return "waiting"
-	case t.Ended.IsZero():
-		return "running"
-	case t.Problem != "":
-		return "stopped"
-	default:
-		return "done"
-	}
-}
-
-// Done is how many have ended.
-func (t *taskView) Done() int { return t.Changed + t.Refused }
-
-func (t *task) view() *taskView {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v := &taskView{
-		ID: t.id, Plan: t.plan, Who: t.who, Why: t.why, Asked: t.asked, Began: t.began, Ended: t.ended,
-		Changed: t.changed, Refused: t.refused, Total: t.plan.N(), Redriven: t.redriven,
-		Problem: strings.TrimPrefix(problemOf(t.err), "stopped: "),
-	}
-	for i, r := range t.plan.Records[:min(mostItems, len(t.plan.Records))] {
-		item := taskItem{Record: r, Result: "waiting"}
-		if i < len(t.results) {
-			item.Result = t.results[i]
-		} else if !t.ended.IsZero() {
-			item.Result = "not done"
-		}
-		v.Items = append(v.Items, item)
-	}
-	v.More = len(t.plan.Records) - len(v.Items)
-	return v
-}
-
-// viewTask also looks how the records stand now.
-func (c *Console) viewTask(ctx context.Context, t *task) *taskView {
-	v := t.view()
-	s, err := c.store(t.plan.In)
-	if err != nil || len(v.Items) == 0 {
-		return v
-	}
-	var keys []dedupstore.Key
-	for _, item := range v.Items {
-		keys = append(keys, item.Record.Key)
-	}
-	records, err := s.Inspector.Look(ctx, keys)
-	if err == nil { // else they are shown as they were
-		for i := range records {
-			v.Items[i].Record = records[i]
-		}
-	}
-	return v
-}
-
-func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) error {
-	ctx, cancel := within(r)
-	defer cancel()
-	id := r.FormValue("id")
-	snap := c.now()
-	body, err := c.livePart(snap, "task", r.URL.Query())
-	if err != nil {
-		return err
-	}
-	body.Task = c.viewTask(ctx, body.task)
-	return c.render(w, v, "task", &page{
-		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
-		At:    planScreen(body.Task.Plan.Action), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
-		Body: struct {
-			*livePart
-			Topics []string
-		}{body, c.topicsOf(body.task.plan.Records)},
-	})
 }

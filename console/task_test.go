@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
-// slowLetters are dead letters whose redrive lasts until somebody stops it.
-type slowLetters struct{ *toyLetters }
+// stuck is a publisher that answers when somebody stops it.
+type stuck struct{}
 
-func (l slowLetters) Redrive(ctx context.Context, r RedriveRequest) error {
-	r.On(Redriven{Sent: 3, Open: 2})
+func (stuck) Publish(ctx context.Context, _ ...producer.Message) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
@@ -41,7 +42,7 @@ func TestTask_CanBeStoppedAndHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *Config) {
 		c.Authorize = everything
-		c.DeadLetters[0].Source = slowLetters{c.DeadLetters[0].Source.(*toyLetters)}
+		c.DeadLetters[0].Source.(*consumertest.Letters).To = stuck{}
 	}).fill().runs()
 	task := s.begins(Redrive, url.Values{"in": {"dead.billing"}, "reason": {"card"}})
 	body := s.eventually(task, `data-announce>running<`)
@@ -54,7 +55,7 @@ func TestTask_CanBeStoppedAndHoldsUpNoOther(t *testing.T) {
 		t.Fatalf("status %d\n%s", status, body)
 	}
 	body = s.eventually(task, `data-announce>stopped<`)
-	for _, text := range []string{"Stopped: by hand", "Had no outcome when it ended", `id="go-on"`} {
+	for _, text := range []string{"Stopped: by hand", `id="go-on"`} {
 		if !strings.Contains(body, text) {
 			t.Errorf("no %q in\n%s", text, body)
 		}
@@ -78,7 +79,7 @@ func TestTask_StopNeedsTheRight(t *testing.T) {
 			}
 			return "ada", nil
 		}
-		c.DeadLetters[0].Source = slowLetters{c.DeadLetters[0].Source.(*toyLetters)}
+		c.DeadLetters[0].Source.(*consumertest.Letters).To = stuck{}
 	}).fill().runs()
 	task := s.begins(Redrive, url.Values{"in": {"dead.billing"}})
 	s.eventually(task, `data-announce>running<`)
@@ -158,5 +159,63 @@ func TestLog_SaysWhoChangedWhat(t *testing.T) {
 	if last < 0 || first < last || !strings.Contains(body, "&lt;i&gt;mended") ||
 		!strings.Contains(body, "<td>ada</td>") {
 		t.Error(body)
+	}
+}
+
+// After a restart, also by a kill, the console shows what was begun and how far it got, and plans the rest of it.
+func TestTask_SurvivesARestart(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir() + "/notes"
+	open := func(c *Config) {
+		c.Authorize = everything
+		var err error
+		if c.Notes, err = OpenNotes(path); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Notes.Close() })
+	}
+	first := newSite(t, func(c *Config) {
+		open(c)
+		c.DeadLetters[0].Source.(*consumertest.Letters).To = stuck{}
+		c.Rate = 1
+	}).fill().runs()
+	first.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
+	redrive := first.begins(Redrive, url.Values{"letters": {"dead.billing"}, "of": {"list"}, "reason": {"card"}})
+	rerun := first.begins(Rerun, url.Values{"in": {"records"}, "key": {key("bad").String(), key("bad-2").String()}})
+	first.eventually(redrive, `data-announce>running<`)
+	first.eventually(rerun, `id="task-changed">1<`)
+
+	second := newSite(t, open).runs() // what the first one has written is all that is left of it
+	second.store, second.dead = first.store, first.dead
+	for page, texts := range map[string][]string{
+		redrive: {"Stopped: the console ended", "by ada", "a test", "Redrive the rest…"},
+		rerun:   {"Stopped: the console ended", `<progress max="2"`, "Rerun the rest…"},
+		"failures": {"Redrive 1 letter</a> <span class=\"badge t-wait\">stopped<",
+			"Forget 1 record</a> <span class=\"badge t-good\">done<"},
+	} {
+		_, body := second.get(page)
+		for _, text := range texts {
+			if !strings.Contains(body, text) {
+				t.Errorf("%s has no %q in\n%s", page, text, body)
+			}
+		}
+	}
+	second = newSite(t, func(c *Config) {
+		open(c)
+		c.Stores[0].Inspector = first.store
+		c.DeadLetters[0].Source = first.dead
+	}).runs()
+	second.store = first.store
+	rest := func(task, do string) string {
+		_, body, _ := second.post("plan", url.Values{
+			"do": {do}, "task": {strings.TrimPrefix(task, "task?id=")}, "token": {second.token()},
+		})
+		return body
+	}
+	if body := rest(redrive, "redrive"); !strings.Contains(body, `whose reason contains &#34;card&#34;`) {
+		t.Errorf("the rest is\n%s", body)
+	}
+	if body := rest(rerun, "rerun"); !strings.Contains(body, "1 left alone: is retryable") {
+		t.Errorf("the rest is\n%s", body)
 	}
 }

@@ -90,6 +90,20 @@ func (a *app) kv(at *url.URL) (js jetstream.JetStream, c natskv.Config, err erro
 
 // kafka makes a client of the brokers that the settings name.
 func (a *app) kafka(options ...kgo.Opt) (*kgo.Client, error) {
+	own, err := a.kafkaOpts()
+	if err != nil {
+		return nil, err
+	}
+	cl, err := kgo.NewClient(append(own, options...)...)
+	if err != nil {
+		return nil, usagef("--kafka: %w", err)
+	}
+	a.closers = append(a.closers, cl.Close)
+	return cl, nil
+}
+
+// kafkaOpts say how the brokers are reached that the settings name.
+func (a *app) kafkaOpts() (options []kgo.Opt, err error) {
 	brokers, own, _ := strings.Cut(a.settings.Kafka, "?")
 	values, err := ours("--kafka", own, "tls", "sasl", "ca", "cert", "key")
 	if err != nil {
@@ -116,16 +130,8 @@ func (a *app) kafka(options ...kgo.Opt) (*kgo.Client, error) {
 	if config != nil {
 		options = append(options, kgo.DialTLSConfig(config))
 	}
-	options = append([]kgo.Opt{
-		kgo.DialTimeout(a.timeout()), kgo.RequestTimeoutOverhead(a.timeout()),
-		kgo.RetryTimeout(a.timeout()), kgo.SeedBrokers(strings.Split(brokers, ",")...), kgo.ClientID("oncemill"),
-	}, options...)
-	cl, err := kgo.NewClient(options...)
-	if err != nil {
-		return nil, usagef("--kafka: %w", err)
-	}
-	a.closers = append(a.closers, cl.Close)
-	return cl, nil
+	return append(options, kgo.DialTimeout(a.timeout()), kgo.RequestTimeoutOverhead(a.timeout()),
+		kgo.RetryTimeout(a.timeout()), kgo.SeedBrokers(strings.Split(brokers, ",")...), kgo.ClientID("oncemill")), nil
 }
 
 // tlsOf makes of the parameters tls, ca, cert and key what TLS needs: the authority of the servers, if the machine does

@@ -121,20 +121,19 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 	if err != nil {
 		return err
 	}
-	var items []operate.Item
-	find := explain.StepsIn(store)
-	for _, r := range records {
-		items = append(items, operate.Item{Record: r, Change: m.change})
-		if !m.steps {
-			continue
-		}
-		steps, err := find.Of(ctx, r.Key)
-		if err != nil {
+	all := records
+	if m.steps {
+		if all, err = operate.WithSteps(ctx, store, records); err != nil {
 			return err
 		}
-		for _, step := range steps {
-			items = append(items, operate.Item{Record: step, Change: dedupstore.Forget{}})
+	}
+	var items []operate.Item
+	for _, r := range all {
+		change := m.change
+		if explain.IsStepOf(records, r.Key) && m.steps {
+			change = dedupstore.Forget{}
 		}
+		items = append(items, operate.Item{Record: r, Change: change})
 	}
 	counts := map[string]int{}
 	for i := range items {

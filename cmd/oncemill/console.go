@@ -7,22 +7,20 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/user"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/internal/operate"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // A consoleServer is the console as flags.
@@ -33,6 +31,7 @@ type consoleServer struct {
 	write, payloads bool
 	login           string
 	metrics, dead   []string
+	consumers       []string
 	stream          string
 	notes, audit    string
 	search          string
@@ -79,6 +78,8 @@ file. Other machines are served only with --login, and should be with TLS.`,
 	flags.StringSliceVar(&s.metrics, "metrics", nil, "the metrics of your services, in Prometheus's text format")
 	flags.StringSliceVar(&s.dead, "dead-letters", nil, "subjects or topics of dead letters")
 	flags.StringVar(&s.stream, "stream", "", "the stream of dead letters, if their subjects do not lead to\nit (NATS)")
+	flags.StringSliceVar(&s.consumers, "consumer", nil, "show how far these are behind: STREAM/CONSUMER (NATS)\n"+
+		"or GROUP (Kafka)")
 	flags.StringVar(&s.search, "trace-search", "", "link to the traces of a message; {id} stands for its ID")
 	flags.StringVar(&s.notes, "notes", "", "keep notes on archived failures in this file; else in memory")
 	flags.StringVar(&s.audit, "audit-log", "", "append a line for each change to this file; else to stderr")
@@ -213,11 +214,17 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		config.Counters = console.Prometheus(nil, s.metrics...)
 	}
 	for _, topic := range s.dead {
-		if _, err := s.onKafka(s.flags); err != nil {
+		// A server that is away now is no reason not to start: pages say so, and it may come back.
+		source, err := s.open(s.flags, &dlq{stream: s.stream}, topic, nats.RetryOnFailedConnect(true))
+		if err != nil {
 			return config, err
 		}
-		config.DeadLetters = append(config.DeadLetters,
-			console.DeadLetterTopic{Name: topic, Source: &consoleLetters{server: s, topic: topic}})
+		config.DeadLetters = append(config.DeadLetters, console.DeadLetterTopic{Name: topic, Source: source})
+	}
+	if len(s.consumers) > 0 {
+		if config.Lag, err = s.lagOf(s.flags, s.consumers, nats.RetryOnFailedConnect(true)); err != nil {
+			return config, err
+		}
 	}
 	if s.notes != "" {
 		config.Notes, err = console.OpenNotes(s.notes)
@@ -326,137 +333,4 @@ func (s *consoleServer) findPeople() (err error) {
 		s.people = logins{me(): {token: rand.Text(), operate: true, payloads: s.payloads}}
 	}
 	return err
-}
-
-// planTime is how long a plan of the console reads letters: a page waits for it.
-const planTime = 6 * time.Second
-
-// consoleLetters are the dead letters of a topic, for the console. Each operation connects anew, as the command does.
-type consoleLetters struct {
-	server *consoleServer
-	topic  string
-}
-
-// open opens the topic. The app that it returns closes it.
-func (l *consoleLetters) open(ctx context.Context, f console.DeadLetterFilter, payload bool) (*app, *redriving, error) {
-	a := l.server.alone()
-	r := &redriving{
-		dlq: dlq{
-			stream: l.server.stream, reason: f.Reason, pattern: f.Pattern, ids: f.IDs, payload: payload,
-			tenant: "default",
-		},
-		consent: consent{verb: "redrive", rate: l.server.rate}, topic: l.topic,
-	}
-	kafka, err := a.onKafka(l.server.flags)
-	switch {
-	case err != nil:
-	case kafka:
-		r.source, err = a.kafkaLetters(&r.dlq, l.topic)
-	default:
-		r.source, err = a.natsLetters(ctx, &r.dlq, l.topic)
-	}
-	if err != nil {
-		a.close()
-	}
-	return a, r, err
-}
-
-func consoleLetter(l *letter) console.DeadLetter {
-	v := l.view()
-	return console.DeadLetter{
-		ID: v.ID, Original: v.Original, Position: v.Position, At: v.At, Handler: v.Handler, Topic: v.Topic,
-		Outcome: v.Outcome, Reason: v.Reason, Attempts: v.Attempts,
-	}
-}
-
-// List implements [console.DeadLetters].
-func (l *consoleLetters) List(
-	ctx context.Context, f console.DeadLetterFilter, limit int,
-) (found []console.DeadLetter, more int, err error) {
-	a, r, err := l.open(ctx, f, false)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer a.close()
-	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
-		if found = append(found, consoleLetter(&one)); len(found) > 2*limit { // the last ones are kept
-			more, found = more+limit, slices.Delete(found, 0, limit)
-		}
-	})
-	slices.SortStableFunc(found, func(x, y console.DeadLetter) int { return y.At.Compare(x.At) })
-	shown := found[:min(limit, len(found))]
-	return shown, more + len(found) - len(shown), err
-}
-
-// Show implements [console.DeadLetters].
-func (l *consoleLetters) Show(ctx context.Context, id string) (found []console.DeadLetter, err error) {
-	a, r, err := l.open(ctx, console.DeadLetterFilter{IDs: []string{id}}, true)
-	if err != nil {
-		return nil, err
-	}
-	defer a.close()
-	err = a.eachLetter(ctx, r.source, &r.dlq, false, func(one letter) {
-		shown := consoleLetter(&one)
-		shown.Header, shown.Payload = one.Header, one.Payload
-		found = append(found, shown)
-	})
-	return found, err
-}
-
-// Predict implements [console.DeadLetters].
-func (l *consoleLetters) Predict(
-	ctx context.Context, f console.DeadLetterFilter,
-) (all []console.Prediction, plan any, err error) {
-	a, r, err := l.open(ctx, f, false)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer a.close()
-	if r.store, err = a.inspector(ctx); err != nil {
-		return nil, nil, err
-	}
-	r.until = time.Now().Add(planTime)
-	p, err := a.predict(ctx, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, of := range p.list() {
-		all = append(all, console.Prediction{
-			Reason: of.Reason, DeadLetters: of.DeadLetters, Run: of.Run, Unknown: of.Unknown,
-			Skipped: of.DeadLetters - of.Run - of.Unknown, To: slices.Sorted(maps.Keys(p.topics[of])),
-		})
-	}
-	if r.cut {
-		rest := fmt.Sprintf("There was time to read for %v only: redrive these, and plan again for the rest.", planTime)
-		all = append(all, console.Prediction{Reason: rest})
-	}
-	return all, p.shown, nil
-}
-
-// Redrive implements [console.DeadLetters].
-func (l *consoleLetters) Redrive(ctx context.Context, request console.RedriveRequest) error {
-	plan, ok := request.Plan.(*shown)
-	if !ok || len(plan.all) == 0 {
-		return nil
-	}
-	a, r, err := l.open(ctx, request.DeadLetterFilter, true)
-	if err != nil {
-		return err
-	}
-	defer a.close()
-	if r.store, err = a.inspector(ctx); err != nil {
-		return err
-	}
-	var pub producer.Publisher
-	if pub, err = r.source.publisher(); err != nil {
-		return err
-	}
-	defer r.source.leave()
-	r.rate = request.Rate
-	r.on = func(sent, left, refused int, w *watch) {
-		request.On(console.Redriven{
-			Sent: sent, Left: left, Refused: refused, Succeeded: w.succeeded, Failed: w.failed, Open: len(w.open),
-		})
-	}
-	return a.send(ctx, r, plan, pub, l.server.logger.With("who", request.Who, "why", request.Why, "action", r.verb))
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,61 +10,24 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
-
-// A letter is a dead letter: a message as the broker has it.
-type letter struct {
-	producer.Message // its ID is the dead letter's own
-	position         string
-	sequence         uint64 // JetStream
-	at               time.Time
-}
-
-// deadLetters are the dead letters of a topic.
-type deadLetters interface {
-	// each calls do with each letter that is there now, or that is still to be redriven, until do returns false. It
-	// takes none.
-	each(ctx context.Context, left bool, do func(letter) bool) error
-
-	// take returns letters that are still to be redriven, n at most. None: there are no more.
-	take(ctx context.Context, n int) ([]letter, error)
-
-	// done notes that letters have been redriven.
-	done(ctx context.Context, sent []letter) error
-
-	// leave gives back what was taken and is not done.
-	leave()
-
-	publisher() (producer.Publisher, error)
-}
-
-func (l *letter) get(name string) string { return l.Header.Get(name) }
-
-// hasID reports whether the ID is that of the letter or of its message.
-func (l *letter) hasID(id string) bool { return id == l.ID || id == l.get(producer.HeaderOriginalID) }
 
 // A dlq is the flags of the commands of dead letters.
 type dlq struct {
-	stream, name    string
-	reason, handler string
-	pattern         string   // of reasons: see operate.Pattern
-	key             string   // of order; empty: any
-	ids             []string // of the letters or their messages; empty: all
-	outcomes        []string
-	times           times
-	from, to        time.Time
-	newest          time.Time // redrive: of the letters that were there when it planned
-	until           time.Time // stop reading then; zero: read all
-	cut             bool      // it was so
-	payload         bool      // show
-	tenant, group   string    // redrive
+	operate.Letters
+	stream, name string
+	times        times
+	payload      bool // show
 }
 
 func (a *app) deadLetters() *cobra.Command {
@@ -78,7 +40,7 @@ is the DeadLetterTopic of the consumers: a subject of JetStream with --nats, a
 topic of Kafka with --kafka.`,
 	}
 	cmd.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Mend:"})
-	cmd.AddCommand(a.deadList(), a.deadShow(), a.redrive())
+	cmd.AddCommand(a.deadList(), a.deadShow(), a.redrive(), a.deadDiscard())
 	return cmd
 }
 
@@ -89,54 +51,56 @@ func (d *dlq) flags(flags *pflag.FlagSet) {
 
 // filter has the flags that say which letters are meant.
 func (d *dlq) filter(flags *pflag.FlagSet) {
-	flags.StringVar(&d.reason, "reason", "",
+	flags.StringVar(&d.Reason, "reason", "",
 		"only letters whose reason contains this text; # stands for what\ndiffers, as dlq ls shows it")
-	flags.StringArrayVar(&d.ids, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
-	flags.StringVar(&d.key, "key", "", "only letters whose message has this order key")
-	flags.StringVar(&d.handler, "handler", "", "only letters of this handler")
-	flags.StringSliceVar(&d.outcomes, "outcome", nil, "only these outcomes: failed, unknown, mismatch, rejected")
+	flags.StringArrayVar(&d.IDs, "id", nil, "only letters with this ID, or of the message with it; can be\nrepeated")
+	flags.StringVar(&d.Key, "key", "", "only letters whose message has this order key")
+	flags.StringVar(&d.Handler, "handler", "", "only letters of this handler")
+	flags.StringSliceVar(&d.Outcomes, "outcome", nil, "only these outcomes: failed, unknown, mismatch, rejected")
 	d.times.flags(flags, "letters written")
 }
 
 // read reads the flags of a filter.
 func (d *dlq) read(now time.Time) (err error) {
 	known := []string{"failed", "unknown", "mismatch", "rejected"}
-	if d.outcomes, err = oneOf("--outcome", d.outcomes, known); err != nil {
+	if d.Outcomes, err = oneOf("--outcome", d.Outcomes, known); err != nil {
 		return err
 	}
-	d.from, d.to, err = d.times.read(now)
+	d.From, d.To, err = d.times.read(now)
 	return err
 }
 
-func (d *dlq) matches(l *letter) bool {
-	full := l.get(producer.HeaderHandler)
-	tenant, group, handler, _ := headers.SplitScope(full)
-	reason := l.get(producer.HeaderReason)
-	return (strings.Contains(reason, d.reason) || strings.Contains(operate.Pattern(reason), d.reason)) &&
-		(d.key == "" || cmp.Or(l.get(producer.HeaderKey), l.Key) == d.key) &&
-		(d.pattern == "" || operate.Pattern(reason) == d.pattern) &&
-		(len(d.ids) == 0 || slices.ContainsFunc(d.ids, l.hasID)) &&
-		(d.group == "" || tenant == d.tenant && group == d.group) &&
-		(d.handler == "" || full == d.handler || handler == d.handler) &&
-		(len(d.outcomes) == 0 || slices.Contains(d.outcomes, l.get(producer.HeaderOutcome))) &&
-		!l.at.Before(d.from) && (d.to.IsZero() || l.at.Before(d.to)) && !d.late(l)
-}
-
-// late reports whether a letter came after a redrive planned.
-func (d *dlq) late(l *letter) bool { return !d.newest.IsZero() && l.at.After(d.newest) }
-
-// open opens the dead letters of a topic.
-func (a *app) open(cmd *cobra.Command, d *dlq, topic string) (deadLetters, error) {
-	kafka, err := a.onKafka(cmd.Flags())
+// open opens the dead letters of a topic. The flags say on which broker.
+func (a *app) open(
+	flags *pflag.FlagSet, d *dlq, topic string, options ...nats.Option,
+) (deadletters.Source, error) {
+	kafka, err := a.onKafka(flags)
 	switch {
 	case err != nil:
 		return nil, err
 	case kafka && d.stream != "":
 		return nil, usagef("--stream is set, and Kafka has no streams")
 	case kafka:
-		return a.kafkaLetters(d, topic)
+		return a.kafkaLetters(d, topic, nil)
 	}
-	return a.natsLetters(cmd.Context(), d, topic)
+	js, err := a.jetStream(append(options, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())...)
+	if err != nil {
+		return nil, err
+	}
+	return natsjs.NewDeadLetters(js, topic, natsjs.DeadLettersConfig{Stream: d.stream, Progress: d.name})
+}
+
+func (a *app) kafkaLetters(d *dlq, topic string, notice func(string)) (*franz.DeadLetters, error) {
+	opts, err := a.kafkaOpts()
+	if err != nil {
+		return nil, err
+	}
+	letters, err := franz.NewDeadLetters(topic, franz.DeadLettersConfig{Markers: d.name, Notice: notice}, opts...)
+	if err != nil {
+		return nil, usagef("--kafka: %w", err)
+	}
+	a.closers = append(a.closers, letters.Close)
+	return letters, nil
 }
 
 // A letterGroup is what dead letters have in common.
@@ -174,7 +138,7 @@ keeps them, except in a work queue. What is still to be redriven is what
 			if limit < 1 {
 				return usagef("--limit is %d, want at least 1", limit)
 			}
-			source, err := a.open(cmd, d, args[0])
+			source, err := a.open(cmd.Flags(), d, args[0])
 			if err != nil {
 				return err
 			}
@@ -204,27 +168,27 @@ keeps them, except in a work queue. What is still to be redriven is what
 	return cmd
 }
 
-func (a *app) groupLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) groupLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
 	groups := map[letterGroup]*letterGroup{}
-	err = a.eachLetter(ctx, source, d, false, func(l letter) {
+	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
 		g := letterGroup{
-			Handler: l.get(producer.HeaderHandler), Topic: l.get(producer.HeaderTopic),
-			Outcome: l.get(producer.HeaderOutcome), Reason: operate.Pattern(l.get(producer.HeaderReason)),
+			Handler: l.Get(producer.HeaderHandler), Topic: l.Get(producer.HeaderTopic),
+			Outcome: l.Get(producer.HeaderOutcome), Reason: operate.Pattern(l.Get(producer.HeaderReason)),
 		}
 		of := groups[g]
 		if of == nil {
 			first := g
 			of = &first
-			of.First, of.Reason = l.at, l.get(producer.HeaderReason)
+			of.First, of.Reason = l.Time, l.Get(producer.HeaderReason)
 			groups[g] = of
 		}
-		if of.Reason != l.get(producer.HeaderReason) {
+		if of.Reason != l.Get(producer.HeaderReason) {
 			of.Reason = g.Reason
 		}
 		of.DeadLetters++
-		of.Last = l.at
-		if l.at.Before(of.First) {
-			of.First = l.at
+		of.Last = l.Time
+		if l.Time.Before(of.First) {
+			of.First = l.Time
 		}
 	})
 	if err != nil {
@@ -269,25 +233,25 @@ type letterView struct {
 	Payload  []byte          `json:"payload,omitempty"`
 }
 
-func (l *letter) view() letterView {
+func viewOfLetter(l *deadletters.Letter) letterView {
 	number := func(name string) int {
-		n, _ := strconv.Atoi(l.get(name)) // what is none is shown as it is, by dlq show
+		n, _ := strconv.Atoi(l.Get(name)) // what is none is shown as it is, by dlq show
 		return n
 	}
-	fence, _ := strconv.ParseUint(l.get(producer.HeaderFence), 10, 64)
+	fence, _ := strconv.ParseUint(l.Get(producer.HeaderFence), 10, 64)
 	return letterView{
-		ID: l.ID, Original: l.get(producer.HeaderOriginalID), Position: l.position, At: l.at,
-		Handler: l.get(producer.HeaderHandler), Topic: l.get(producer.HeaderTopic),
-		Outcome: l.get(producer.HeaderOutcome), Reason: l.get(producer.HeaderReason),
+		ID: l.ID, Original: l.Get(producer.HeaderOriginalID), Position: l.Position, At: l.Time,
+		Handler: l.Get(producer.HeaderHandler), Topic: l.Get(producer.HeaderTopic),
+		Outcome: l.Get(producer.HeaderOutcome), Reason: l.Get(producer.HeaderReason),
 		Attempts: number(producer.HeaderAttempts), Fence: fence, Reruns: number(producer.HeaderReruns),
 	}
 }
 
-func (a *app) listLetters(ctx context.Context, source deadLetters, d *dlq, limit int) (found, more int, err error) {
+func (a *app) listLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
 	var all []letterView
-	err = a.eachLetter(ctx, source, d, false, func(l letter) {
+	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
 		if found++; found <= limit {
-			all = append(all, l.view())
+			all = append(all, viewOfLetter(&l))
 		}
 	})
 	if err != nil {
@@ -308,15 +272,12 @@ func (a *app) listLetters(ctx context.Context, source deadLetters, d *dlq, limit
 }
 
 // eachLetter calls do with the letters that the flags let through.
-func (a *app) eachLetter(ctx context.Context, source deadLetters, d *dlq, left bool, do func(letter)) error {
+func (a *app) eachLetter(ctx context.Context, source deadletters.Source, d *dlq, do func(deadletters.Letter)) error {
 	progress := a.progress("letters")
 	defer progress.end()
-	return source.each(ctx, left, func(l letter) bool {
+	return source.Each(ctx, deadletters.Reading{Payload: d.payload}, func(l deadletters.Letter) bool {
 		progress.add(1, 0)
-		if d.cut = !d.until.IsZero() && time.Now().After(d.until); d.cut {
-			return false
-		}
-		if d.matches(&l) {
+		if d.Matches(&l) {
 			do(l)
 		}
 		return true
@@ -334,14 +295,14 @@ message that failed, which may have several dead letters.`,
 		Example: "  oncemill dlq show dead.billing order-17 --show-payload",
 		Args:    arguments(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			source, err := a.open(cmd, d, args[0])
+			source, err := a.open(cmd.Flags(), d, args[0])
 			if err != nil {
 				return err
 			}
 			var all []letterView
-			d.ids = args[1:]
-			err = a.eachLetter(cmd.Context(), source, d, false, func(l letter) {
-				v := l.view()
+			d.IDs = args[1:]
+			err = a.eachLetter(cmd.Context(), source, d, func(l deadletters.Letter) {
+				v := viewOfLetter(&l)
 				v.Header, v.Key = l.Header, l.Key
 				if d.payload {
 					v.Payload = l.Payload
@@ -380,18 +341,4 @@ func (a *app) showLetter(v letterView, payload bool) {
 	if payload {
 		fmt.Fprintf(a.out, "  payload: %q\n", v.Payload)
 	}
-}
-
-// errScope says that the handler of a dead letter cannot be told.
-var errScope = errors.New("header " + producer.HeaderHandler + " is not tenant/group/handler, with / in names as %2F")
-
-// keyOf is the key of the record of a letter's message.
-func (d *dlq) keyOf(l *letter) (key dedupstore.Key, err error) {
-	var ok bool
-	key.Tenant, key.Group, key.Handler, ok = headers.SplitScope(l.get(producer.HeaderHandler))
-	if !ok {
-		return key, errScope
-	}
-	key.ID = l.get(producer.HeaderOriginalID)
-	return key, key.Validate()
 }

@@ -22,9 +22,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
@@ -115,7 +117,7 @@ func newKafkaRig(t *testing.T) *deadRig {
 	r.pub, err = franz.NewPublisher(cl, franz.PublisherConfig{})
 	r.must(err)
 	w, err := franz.NewWorker(r.processor(), func(ctx context.Context, record *kgo.Record) error {
-		return r.handle(ctx, kafkaLetter(record).ID)
+		return r.handle(ctx, idOf(record))
 	}, franz.Config{Handler: "charge", Grace: time.Millisecond, Order: franz.PerKey, Logger: quiet})
 	r.must(err)
 	member, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(server.Addr), kgo.ConsumerGroup("billing"+r.own),
@@ -124,6 +126,15 @@ func newKafkaRig(t *testing.T) *deadRig {
 	t.Cleanup(member.CloseAllowingRebalance)
 	r.work(func(ctx context.Context) { _ = w.Run(ctx, member) })
 	return r
+}
+
+func idOf(record *kgo.Record) string {
+	for _, h := range record.Headers {
+		if h.Key == producer.HeaderID {
+			return string(h.Value)
+		}
+	}
+	return ""
 }
 
 func (r *deadRig) processor() *consumer.Processor {
@@ -212,13 +223,13 @@ func (r *deadRig) command(args ...string) (status int, out, log string) {
 	return status, o.String(), l.String()
 }
 
-func (r *deadRig) predicted() (sum foreseen, reasons int) {
+func (r *deadRig) predicted() (sum operate.Foreseen, reasons int) {
 	r.t.Helper()
 	status, out, log := r.command("dlq", "redrive", "dead", "--dry-run", "-o", "json")
 	if status != 0 {
 		r.t.Fatalf("status %d: %s", status, log)
 	}
-	var all []foreseen
+	var all []operate.Foreseen
 	r.must(json.Unmarshal([]byte(out), &all))
 	for _, f := range all {
 		sum.DeadLetters += f.DeadLetters
@@ -246,11 +257,7 @@ func (r *deadRig) state(id string) dedupstore.Record {
 // Predicted to the message; killed half way, none is forgotten.
 func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(t *testing.T) *deadRig{
-		"limits":     func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
-		"work queue": func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.WorkQueuePolicy) },
-		"Kafka":      newKafkaRig,
-	} {
+	for name, start := range rigs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			predictsAndGoesOn(t, start(t))
@@ -258,18 +265,25 @@ func TestRedrive_PredictsAndGoesOnAfterAKill(t *testing.T) {
 	}
 }
 
-// letters are the dead letters by message.
-func (r *deadRig) deadLetters() map[string]producer.Message {
+// source opens the dead letters as the command does.
+func (r *deadRig) source() deadletters.Source {
 	r.t.Helper()
-	a, cmd, found := &app{}, &cobra.Command{}, map[string]producer.Message{}
+	a, cmd := &app{}, &cobra.Command{}
 	r.t.Cleanup(a.close)
 	a.settings.flags(cmd.Flags())
-	cmd.SetContext(r.t.Context())
 	r.must(cmd.ParseFlags(r.flags))
-	source, err := a.open(cmd, &dlq{payload: true}, "dead"+r.own)
+	source, err := a.open(cmd.Flags(), &dlq{}, "dead"+r.own)
 	r.must(err)
-	r.must(source.each(r.t.Context(), false, func(l letter) bool {
-		found[l.get(producer.HeaderOriginalID)] = l.Message
+	return source
+}
+
+// deadLetters are the dead letters by message.
+func (r *deadRig) deadLetters() map[string]producer.Message {
+	r.t.Helper()
+	found := map[string]producer.Message{}
+	reading := deadletters.Reading{Payload: true}
+	r.must(r.source().Each(r.t.Context(), reading, func(l deadletters.Letter) bool {
+		found[l.Original()] = l.Message
 		return true
 	}))
 	return found
@@ -287,7 +301,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 	// Some are run again by others meanwhile.
 	dead := r.deadLetters()
 	forever := make(chan struct{})
-	want := foreseen{DeadLetters: n}
+	want := operate.Foreseen{DeadLetters: n}
 	var again []producer.Message
 	r.mu.Lock()
 	for i := range n {
@@ -346,7 +360,7 @@ func predictsAndGoesOn(t *testing.T, r *deadRig) {
 		Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"},
 	}))
 	r.buried(n + u + 1)
-	if got, reasons := r.predicted(); got != want || reasons != 6 {
+	if got, reasons := r.predicted(); fmt.Sprint(got) != fmt.Sprint(want) || reasons != 6 {
 		t.Errorf("predicted %+v of %d reasons, want %+v of 6", got, reasons, want)
 	}
 
@@ -407,10 +421,10 @@ func TestRedrive_StopsWhereMessagesFailAgain(t *testing.T) {
 	if status != exitError || !strings.Contains(log, "stopped: ") || !strings.Contains(log, "failed again") {
 		t.Errorf("status %d: %s", status, log)
 	}
-	if sent := r.count("orders") - 200; sent != trial {
-		t.Errorf("%d were sent, want %d", sent, trial)
+	if sent := r.count("orders") - 200; sent != 20 {
+		t.Errorf("%d were sent, want 20", sent)
 	}
-	r.buried(200 + trial)
+	r.buried(220)
 
 	// Mended, it goes on; the letters that failed again are redriven too.
 	r.mu.Lock()
@@ -458,43 +472,121 @@ func TestRedrive_SendsNoLetterThatComesMeanwhile(t *testing.T) {
 }
 
 // A plan that somebody confirms minutes later is for the letters that it showed.
-func TestConsole_RedrivesNoLetterThatItsPlanDidNotShow(t *testing.T) {
+func TestRedrive_SendsNoLetterThatItsPlanDidNotShow(t *testing.T) {
 	t.Parallel()
 	r := newNATSRig(t, jetstream.LimitsPolicy)
-	a, cmd := &app{log: io.Discard}, &cobra.Command{}
-	a.settings.flags(cmd.Flags())
-	r.must(cmd.ParseFlags(r.flags))
-	source := &consoleLetters{
-		server: &consoleServer{app: a, flags: cmd.Flags(), rate: 100, logger: quiet}, topic: "dead",
+	o := &operate.Redrive{
+		Source: r.source(), Store: r.store, Rate: 100,
+		Tell: func(string, []string, error, operate.Redriven) {},
 	}
-	predict := func() (n int, plan any) {
-		all, plan, err := source.Predict(t.Context(), console.DeadLetterFilter{})
-		r.must(err)
-		for _, p := range all {
-			n += p.Run
-		}
-		return n, plan
-	}
-	redrive := func(plan any) {
-		r.must(source.Redrive(t.Context(), console.RedriveRequest{
-			Plan: plan, Rate: 100, On: func(console.Redriven) {},
-		}))
-	}
-	_, none := predict()
+	none, err := o.Predict(t.Context())
+	r.must(err)
 	r.publish(3)
 	r.buried(3)
-	shown, plan := predict()
+	plan, err := o.Predict(t.Context())
+	r.must(err)
 	r.must(r.pub.Publish(t.Context(), producer.Message{ID: "order-100", Topic: "orders"}))
 	r.buried(4)
 	r.mu.Lock()
 	r.heal = true
 	r.mu.Unlock()
-	redrive(none)
-	redrive(plan)
+	for _, p := range []*operate.Prediction{none, plan} {
+		_, err := o.Do(t.Context(), p)
+		r.must(err)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if shown != 3 || len(r.runs) != 3 || r.runs["order-100"] != 0 {
-		t.Errorf("%d were shown, and %v ran", shown, r.runs)
+	if plan.N() != 3 || len(r.runs) != 3 || r.runs["order-100"] != 0 {
+		t.Errorf("%d were shown, and %v ran", plan.N(), r.runs)
+	}
+}
+
+// rigs are the brokers, and the kinds of streams.
+var rigs = map[string]func(t *testing.T) *deadRig{
+	"limits":     func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.LimitsPolicy) },
+	"work queue": func(t *testing.T) *deadRig { return newNATSRig(t, jetstream.WorkQueuePolicy) },
+	"Kafka":      newKafkaRig,
+}
+
+// On each broker letters are read by pages, the newest first, redriven by their positions, and discarded.
+func TestDeadLetters_ByPagesAndPositions(t *testing.T) {
+	t.Parallel()
+	for name, start := range rigs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t)
+			r.publish(60)
+			r.buried(60)
+			source := r.source()
+			var all []deadletters.Letter
+			for after, pages := "", 0; ; pages++ {
+				p, err := source.Page(t.Context(), after, 25, func(*deadletters.Letter) bool { return true })
+				r.must(err)
+				if all = append(all, p.Letters...); p.Next == "" || pages > 10 {
+					break
+				}
+				if after = p.Next; len(p.Letters) != 25 || p.Total != 60 {
+					t.Errorf("a page has %d letters of %d", len(p.Letters), p.Total)
+				}
+			}
+			ids := map[string]bool{}
+			for i, l := range all {
+				ids[l.Original()] = true
+				if i > 0 && l.Time.After(all[i-1].Time) {
+					t.Errorf("letter %d came after the one before it", i)
+				}
+				if l.Done || l.Payload != nil && r.js == nil {
+					t.Errorf("letter %d is %+v", i, l)
+				}
+			}
+			if len(ids) != 60 || len(all) != 60 {
+				t.Fatalf("%d letters of %d messages", len(all), len(ids))
+			}
+			p, err := source.Page(t.Context(), "", 5, func(l *deadletters.Letter) bool { return l.Original() == "order-3" })
+			if err != nil || len(p.Letters) != 1 || p.Looked != 60 {
+				t.Errorf("a search found %d, and looked at %d, %v", len(p.Letters), p.Looked, err)
+			}
+			shown, err := source.Show(t.Context(), p.Letters[0].Position)
+			if err != nil || string(shown.Payload) != "secret of 3" {
+				t.Errorf("shown is %q, %v", shown.Payload, err)
+			}
+
+			r.mu.Lock()
+			r.heal = true
+			r.mu.Unlock()
+			o := &operate.Redrive{
+				Source: source, Store: r.store, Rate: 1000,
+				Tell: func(string, []string, error, operate.Redriven) {},
+			}
+			o.Positions = []string{all[7].Position, all[50].Position}
+			plan, err := o.Predict(t.Context())
+			r.must(err)
+			done, err := o.Do(t.Context(), plan)
+			if err != nil || done.Sent != 2 || done.Succeeded != 2 {
+				t.Errorf("redriven %+v of %d, %v", done, plan.N(), err)
+			}
+			status, _, log := r.command("dlq", "discard", "dead", "--id", all[20].Original(), "--yes")
+			if status != 0 || !strings.Contains(log, "1 letter discarded") {
+				t.Errorf("status %d: %s", status, log)
+			}
+			if status, _, _ := r.command("dlq", "discard", "dead", "--yes"); status != exitUsage {
+				t.Errorf("all letters by a slip: status %d", status)
+			}
+			sum, _ := r.predicted()
+			if want := 57; sum.Run != want {
+				t.Errorf("%d are left to run, want %d: %+v", sum.Run, want, sum)
+			}
+			gone, err := source.Show(t.Context(), all[20].Position)
+			if r.js != nil && !errors.Is(err, deadletters.ErrGone) {
+				t.Errorf("the discarded letter is %+v, %v", gone, err)
+			}
+			p, err = source.Page(t.Context(), "", 100, func(l *deadletters.Letter) bool {
+				return l.Original() == all[20].Original()
+			})
+			if err != nil || r.js == nil && (len(p.Letters) != 1 || !p.Letters[0].Done) || r.js != nil && len(p.Letters) > 0 {
+				t.Errorf("the page has %+v, %v", p, err)
+			}
+		})
 	}
 }
 
@@ -597,72 +689,24 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 	}
 }
 
-// Who may write dead letters has nothing purged by an operator who redrives them.
-func TestRedrive_SendsNothingToTheServersOwnSubjects(t *testing.T) {
+// Reasons that differ in IDs and numbers only are one.
+func TestDeadLetters_AreCountedByCause(t *testing.T) {
 	t.Parallel()
-	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	if err != nil {
-		t.Fatal(err)
+	dead := &consumertest.Letters{}
+	add := func(reason string) {
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint(len(dead.All()))}
+		dead.Add(consumertest.DeadLetter(key, 7, reason))
 	}
-	for topic, want := range map[string]fate{"orders": fateAbsent, "$JS.API.STREAM.PURGE.ORDERS": fateCannot} {
-		l := letter{Message: producer.Message{ID: "dead-1", Header: producer.Header{
-			producer.HeaderPurpose: producer.PurposeDeadLetter, producer.HeaderOriginalID: "1",
-			producer.HeaderID: "dead-1", producer.HeaderTopic: topic, producer.HeaderHandler: "default/billing/charge",
-			producer.HeaderFence: "7", producer.HeaderOutcome: "failed",
-		}}}
-		cases, err := (&dlq{}).cases(t.Context(), store, []letter{l})
-		if err != nil || cases[0].fate != want {
-			t.Errorf("%s: %q, %v, %v; want %q", topic, cases[0].fate, cases[0].err, err, want)
-		}
+	for range 100 {
+		add("card service: POST /charges/" + producer.NewID() + ": 503")
 	}
-}
-
-func TestFateOf(t *testing.T) {
-	t.Parallel()
-	finished := func(kind dedupstore.Kind, decided uint64) dedupstore.Record {
-		return dedupstore.Record{
-			State: dedupstore.Finished, Fence: decided, Decided: decided, Outcome: dedupstore.Outcome{Kind: kind},
-		}
+	for i := range 100 {
+		add("refused" + strings.Repeat("!", i))
 	}
-	publishing := finished(dedupstore.Failed, 7)
-	publishing.State = dedupstore.Publishing
-	decided := finished(dedupstore.Failed, 7)
-	decided.ByOperator = true
-	said := finished(dedupstore.Failed, 7)
-	said.Outcome.Reason = "decided by an operator: do not retry"
-	for _, c := range []struct {
-		record dedupstore.Record
-		want   fate
-	}{
-		{dedupstore.Record{State: dedupstore.Absent}, fateAbsent},
-		{dedupstore.Record{State: dedupstore.Running, Fence: 8}, fateRunning},
-		{dedupstore.Record{State: dedupstore.Retryable, Fence: 8}, fateDue},
-		{dedupstore.Record{State: dedupstore.Retryable, Fence: 7}, fateRuns}, // oncemill rerun
-		{finished(dedupstore.Failed, 7), fateRuns},
-		{publishing, fateRuns},
-		{finished(dedupstore.Unknown, 7), fateUnknown},
-		{decided, fateDecided},
-		{said, fateRuns},
-		{finished(dedupstore.Failed, 8), fateFailed},
-		{finished(dedupstore.Unknown, 8), fateFailed},
-		{finished(dedupstore.Succeeded, 7), fateSucceeded}, // completed by an operator
-		{finished(dedupstore.Succeeded, 8), fateSucceeded},
-	} {
-		if got := fateOf(&c.record, 7); got != c.want {
-			t.Errorf("%+v: %q, want %q", c.record, got, c.want)
-		}
-	}
-}
-
-func TestDLQ_AGroupIsNoPrefixOfOthers(t *testing.T) {
-	t.Parallel()
-	l := &letter{Message: producer.Message{Header: producer.Header{
-		producer.HeaderHandler: "default/a%2Fb/h", producer.HeaderOriginalID: "1",
-	}}}
-	if (&dlq{tenant: "default", group: "a"}).matches(l) || !(&dlq{tenant: "default", group: "a/b", handler: "h"}).matches(l) {
-		t.Error("a letter of group a/b is taken for one of group a, or not for its own")
-	}
-	if key, err := (&dlq{}).keyOf(l); err != nil || key.Group != "a/b" || key.Handler != "h" {
-		t.Errorf("its key is %+v, %v", key, err)
+	var out strings.Builder
+	a := &app{out: &out, log: io.Discard}
+	groups, more, err := a.groupLetters(t.Context(), dead, &dlq{}, 10)
+	if err != nil || groups != 101 || more != 91 || !strings.Contains(out.String(), "card service: POST /charges/#: #") {
+		t.Errorf("%d groups, %d more, %v\n%s", groups, more, err, out.String())
 	}
 }

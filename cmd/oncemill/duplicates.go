@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -120,17 +121,17 @@ func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string
 	progress := a.progress("messages")
 	defer progress.end()
 	var failed error
-	err = t.read(ctx, func(l letter) bool {
+	err = t.Each(ctx, deadletters.Reading{Payload: true}, func(l deadletters.Letter) bool {
 		progress.add(1, t.size)
-		report.message(l.at)
-		switch id, err := identify(l.incoming(), extractors); {
+		report.message(l.Time)
+		switch id, err := identify(incoming(&l), extractors); {
 		case errors.Is(err, producer.ErrNoID):
 			report.Without++
 		case err != nil:
 			report.Unusable++
 			report.Problem = cmp.Or(report.Problem, err.Error())
 		default:
-			failed = count.add(ctx, id, l.at)
+			failed = count.add(ctx, id, l.Time)
 		}
 		return failed == nil
 	})

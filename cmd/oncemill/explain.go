@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // An explanation is what is known of a message in one scope, for programs.
@@ -89,13 +89,13 @@ shows the message's dead letters. Exit status 4: nothing is known of it.`,
 
 // lettersOf returns the dead letters of a message.
 func (a *app) lettersOf(cmd *cobra.Command, d *dlq, topic, id string) (all []letterView, err error) {
-	source, err := a.open(cmd, d, topic)
+	source, err := a.open(cmd.Flags(), d, topic)
 	if err != nil {
 		return nil, err
 	}
-	err = a.eachLetter(cmd.Context(), source, d, false, func(l letter) {
-		if l.get(producer.HeaderOriginalID) == id {
-			all = append(all, l.view())
+	err = a.eachLetter(cmd.Context(), source, d, func(l deadletters.Letter) {
+		if l.Original() == id {
+			all = append(all, viewOfLetter(&l))
 		}
 	})
 	return all, err

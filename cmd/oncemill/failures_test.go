@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 // What is wrong is told in one line, without a password, and by the exit status.
@@ -45,15 +43,7 @@ func TestCommand_SaysWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	at.User = url.UserPassword(role, "secret")
-	path := filepath.Join(t.TempDir(), "records.db")
-	db, err := sqliteoutbox.Open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	db.Close()
-	if err := migrate("sqlite:" + path); err != nil {
-		t.Fatal(err)
-	}
+	path := newRecords(t)
 	redisURL := "redis://looker:secret@" + redisAt.Addr
 	for _, c := range []struct {
 		args   string
@@ -136,15 +126,7 @@ func TestCommand_GivesUpOnSilentServers(t *testing.T) {
 // A change that is interrupted says how far it came, and calls no record failed.
 func TestCommand_InterruptedChangeSaysWhatItDid(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "records.db")
-	db, err := sqliteoutbox.Open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	db.Close()
-	if err := migrate("sqlite:" + path); err != nil {
-		t.Fatal(err)
-	}
+	path := newRecords(t)
 	store, closeStore, err := open("sqlite:" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +134,10 @@ func TestCommand_InterruptedChangeSaysWhatItDid(t *testing.T) {
 	defer closeStore()
 	claims := store.(dedupstore.Store)
 	for i := range 200 {
-		r := orderRequest(fmt.Sprint(i), 0)
+		r := dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint(i)},
+			Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		}
 		a := claims.Claim(t.Context(), []dedupstore.Request{r})[0]
 		finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}, Retention: time.Hour}
 		errs := claims.Settle(t.Context(), []dedupstore.Settling{{Claim: a.Answer.Claim, Settlement: finish}})
@@ -187,4 +172,36 @@ func (c *cutAfter) Write(b []byte) (int, error) {
 		c.cut()
 	}
 	return c.Builder.Write(b)
+}
+
+// Failures are counted by reason, those of the last day apart, and consumers by what waits.
+func TestStats_FailuresByReason(t *testing.T) {
+	t.Parallel()
+	path := newRecords(t)
+	store, done, err := open("sqlite:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	for i, reason := range []string{"card 17 refused", "card 4711 refused", "no such order"} {
+		a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint(i)},
+			Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		})
+		if err == nil {
+			err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}, Retention: time.Hour,
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out, log bytes.Buffer
+	status := run(t.Context(), []string{"stats", "--reasons", "--store", "sqlite:" + path}, nil, &out, &log)
+	rows := strings.Split(out.String(), "\n")
+	if status != 0 || len(rows) != 4 || strings.Join(strings.Fields(rows[1])[:4], " ") != "2 2 2 0" ||
+		!strings.HasSuffix(rows[1], "billing / charge  card # refused") || !strings.HasSuffix(rows[2], "no such order") {
+		t.Errorf("status %d: %s%s", status, &out, &log)
+	}
 }

@@ -1,108 +1,124 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/twmb/franz-go/pkg/kadm"
+
+	"github.com/oncemill/oncemill/console"
 )
 
-// A behind is how far a consumer is behind a topic.
-type behind struct {
-	Topic    string `json:"topic"`
-	Waiting  int64  `json:"waiting"`           // messages that it has not got
-	InFlight int    `json:"in_flight"`         // that it has got and not acknowledged; JetStream
-	Again    int    `json:"redelivered"`       // of those, that came more than once; JetStream
-	Members  int    `json:"members,omitempty"` // of the group; Kafka
-}
-
 func (a *app) lag() *cobra.Command {
-	var stream string
 	var most int64
 	cmd := &cobra.Command{
-		Use:     "lag CONSUMER",
+		Use:     "lag CONSUMER...",
 		GroupID: "look",
-		Short:   "Tell how far a consumer or a group is behind",
-		Long: `lag tells how many messages wait for a consumer of a JetStream stream, or for a
-consumer group of Kafka.`,
-		Example: "  oncemill lag billing --stream ORDERS --nats nats://127.0.0.1\n" +
+		Short:   "Tell how far consumers or groups are behind",
+		Long: `lag tells how many messages wait for consumers of JetStream streams, named
+STREAM/CONSUMER, or for consumer groups of Kafka.`,
+		Example: "  oncemill lag ORDERS/billing --nats nats://127.0.0.1\n" +
 			"  oncemill lag billing --kafka 127.0.0.1:9092 --most 1000",
-		Args: arguments(cobra.ExactArgs(1)),
+		Args: arguments(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			kafka, err := a.onKafka(cmd.Flags())
-			switch {
-			case err != nil:
+			look, err := a.lagOf(cmd.Flags(), args)
+			if err != nil {
 				return err
-			case kafka == (stream != ""):
-				return usagef("--stream goes with --nats: it is the stream of the consumer")
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout())
 			defer cancel()
-			look := a.natsLag
-			if kafka {
-				look = a.kafkaLag
-			}
-			all, err := look(ctx, stream, args[0])
+			all, err := look(ctx)
 			if err != nil {
 				return err
 			}
 			if !a.forPeople() {
 				err = items(a, all)
 			} else {
-				t := table{{"TOPIC", "WAITING", "IN FLIGHT", "REDELIVERED", "MEMBERS"}}
-				for _, b := range all {
-					t = append(t, []string{safe(b.Topic, 80), fmt.Sprint(b.Waiting), fmt.Sprint(b.InFlight),
-						fmt.Sprint(b.Again), fmt.Sprint(b.Members)})
-				}
-				a.table(t)
+				a.table(lagTable(all))
 			}
-			if slices.ContainsFunc(all, func(b behind) bool { return most >= 0 && b.Waiting > most }) {
+			if slices.ContainsFunc(all, func(l console.Lag) bool { return most >= 0 && l.Waiting > most }) {
 				return errFound
 			}
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&stream, "stream", "", "the stream of the consumer (NATS)")
 	cmd.Flags().Int64Var(&most, "most", -1, "exit with status 3 if more than so many wait for it")
 	return cmd
 }
 
-func (a *app) natsLag(ctx context.Context, stream, consumer string) ([]behind, error) {
-	js, err := a.jetStream()
-	if err != nil {
-		return nil, err
+func lagTable(all []console.Lag) table {
+	t := table{{"CONSUMER", "TOPIC", "WAITING", "IN FLIGHT", "REDELIVERED", "MEMBERS"}}
+	for _, l := range all {
+		t = append(t, []string{safe(l.Consumer, 80), safe(l.Topic, 80), fmt.Sprint(l.Waiting), fmt.Sprint(l.InFlight),
+			fmt.Sprint(l.Redelivered), fmt.Sprint(l.Members)})
 	}
-	c, err := js.Consumer(ctx, stream, consumer)
-	if err != nil {
-		return nil, fmt.Errorf("consumer %s of stream %s: %w", safe(consumer, 80), safe(stream, 80), err)
-	}
-	info := c.CachedInfo()
-	return []behind{{stream, int64(info.NumPending), info.NumAckPending, info.NumRedelivered, 0}}, nil
+	return t
 }
 
-func (a *app) kafkaLag(ctx context.Context, _, group string) (all []behind, err error) {
-	client, err := a.kafka()
+// lagOf connects to the broker, and returns what looks how far consumers are behind. The flags say on which broker.
+func (a *app) lagOf(
+	flags *pflag.FlagSet, names []string, options ...nats.Option,
+) (func(context.Context) ([]console.Lag, error), error) {
+	kafka, err := a.onKafka(flags)
 	if err != nil {
 		return nil, err
 	}
-	lags, err := kadm.NewClient(client).Lag(ctx, group)
-	of := lags[group]
-	if err == nil {
-		err = of.Error()
+	if kafka {
+		client, err := a.kafka()
+		return func(ctx context.Context) ([]console.Lag, error) {
+			return kafkaLag(ctx, kadm.NewClient(client), names)
+		}, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("group %s: %w", safe(group, 80), err)
+	for _, name := range names {
+		if stream, consumer, _ := strings.Cut(name, "/"); stream == "" || consumer == "" {
+			return nil, usagef("consumer %q: want STREAM/CONSUMER", name)
+		}
 	}
-	for topic, lag := range of.Lag.TotalByTopic() {
-		all = append(all, behind{Topic: topic, Waiting: lag.Lag, Members: len(of.Members)})
+	js, err := a.jetStream(append(options, nats.MaxReconnects(-1))...)
+	return func(ctx context.Context) ([]console.Lag, error) { return natsLag(ctx, js, names) }, err
+}
+
+func natsLag(ctx context.Context, js jetstream.JetStream, names []string) (all []console.Lag, err error) {
+	for _, name := range names {
+		stream, consumer, _ := strings.Cut(name, "/")
+		c, err := js.Consumer(ctx, stream, consumer)
+		if err != nil {
+			return nil, fmt.Errorf("consumer %s of stream %s: %w", safe(consumer, 80), safe(stream, 80), err)
+		}
+		info := c.CachedInfo()
+		all = append(all, console.Lag{
+			Consumer: consumer, Topic: stream, Waiting: int64(info.NumPending), InFlight: info.NumAckPending,
+			Redelivered: info.NumRedelivered,
+		})
 	}
-	slices.SortFunc(all, func(x, y behind) int { return strings.Compare(x.Topic, y.Topic) })
-	if len(all) == 0 {
-		return nil, fmt.Errorf("group %s has joined no topic, and committed no offset: is it spelled so?",
-			safe(group, 80))
+	return all, nil
+}
+
+func kafkaLag(ctx context.Context, admin *kadm.Client, groups []string) (all []console.Lag, err error) {
+	lags, err := admin.Lag(ctx, groups...)
+	for _, group := range groups {
+		of := lags[group]
+		if err = cmp.Or(err, of.Error()); err != nil {
+			return nil, fmt.Errorf("group %s: %w", safe(group, 80), err)
+		}
+		topics := of.Lag.TotalByTopic()
+		if len(topics) == 0 {
+			return nil, fmt.Errorf("group %s has joined no topic, and committed no offset: is it spelled so?",
+				safe(group, 80))
+		}
+		for _, topic := range slices.Sorted(maps.Keys(topics)) {
+			all = append(all, console.Lag{
+				Consumer: group, Topic: topic, Waiting: topics[topic].Lag, Members: len(of.Members),
+			})
+		}
 	}
 	return all, nil
 }

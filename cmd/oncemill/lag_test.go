@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 // Three messages wait for a consumer of either broker.
@@ -33,6 +36,7 @@ func TestLag_SaysHowFarBehind(t *testing.T) {
 	if err := kadm.NewClient(cl).CommitAllOffsets(t.Context(), "billing", committed); err != nil {
 		t.Fatal(err)
 	}
+	records := newRecords(t)
 	server := natstest.Start(t)
 	js := server.JetStream()
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
@@ -51,27 +55,42 @@ func TestLag_SaysHowFarBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	onNATS := " --stream ORDERS --nats " + server.URL()
+	onNATS := " --nats " + server.URL()
 	for _, c := range []struct {
 		args   string
 		status int
 		want   string
 	}{
-		{"billing --kafka " + kafka, 0, `{"topic":"orders","waiting":3,`},
-		{"billing --most 2 --kafka " + kafka, exitFound, `"waiting":3`},
-		{"billing --most 3 --kafka " + kafka, 0, `"waiting":3`},
-		{"bilingual --kafka " + kafka, exitError, ""},
-		{"billing --stream ORDERS --kafka " + kafka, exitUsage, ""},
-		{"billing" + onNATS, 0, `{"topic":"ORDERS","waiting":3,`},
-		{"billing --most 2" + onNATS, exitFound, `"waiting":3`},
-		{"bilingual" + onNATS, exitError, ""},
-		{"billing --nats " + server.URL(), exitUsage, ""},
+		{"lag billing --kafka " + kafka, 0, `{"consumer":"billing","topic":"orders","waiting":3,`},
+		{"lag billing --most 2 --kafka " + kafka, exitFound, `"waiting":3`},
+		{"lag billing --most 3 --kafka " + kafka, 0, `"waiting":3`},
+		{"lag bilingual --kafka " + kafka, exitError, ""},
+		{"lag ORDERS/billing" + onNATS, 0, `{"consumer":"billing","topic":"ORDERS","waiting":3,`},
+		{"lag ORDERS/billing ORDERS/billing --most 2" + onNATS, exitFound, `"waiting":3`},
+		{"lag ORDERS/bilingual" + onNATS, exitError, ""},
+		{"lag billing" + onNATS, exitUsage, ""},
+		{"stats --consumer ORDERS/billing --store sqlite:" + records + onNATS, 0, `"waiting":3`},
+		{"stats --consumer billing --store sqlite:" + records + onNATS, exitUsage, ""},
 	} {
 		var out, log bytes.Buffer
-		args := append([]string{"lag", "-o", "jsonl"}, strings.Fields(c.args)...)
+		args := append(strings.Fields(c.args), "-o", "jsonl")
 		status := run(t.Context(), args, nil, &out, &log)
 		if status != c.status || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%s: status %d, %s%s", c.args, status, &out, &log)
 		}
 	}
+}
+
+// newRecords makes a store in a file.
+func newRecords(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "records.db")
+	db, err := sqliteoutbox.Open(t.Context(), path)
+	if err == nil {
+		err = errors.Join(db.Close(), migrate("sqlite:"+path))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -146,16 +146,9 @@ func (a *app) rowList(ctx context.Context, f *rowFilter, limit int, check bool) 
 
 // eachRow calls do with the rows that a filter lets through, until it returns false.
 func (a *app) eachRow(ctx context.Context, box outbox.Inspector, f outbox.Filter, do func(*outbox.RowInfo) bool) error {
-	return a.paged("rows", func(after string, progress *progress) (next string, err error) {
-		page, err := box.List(ctx, f, after)
-		progress.add(page.Looked, 0)
-		for i := range page.Rows {
-			if !do(&page.Rows[i]) {
-				return "", nil
-			}
-		}
-		return page.Next, err
-	})
+	progress := a.progress("rows")
+	defer progress.end()
+	return operate.EachRow(ctx, box, f, func(rows int) { progress.add(rows, 0) }, do)
 }
 
 func tableOfRows(rows []outbox.RowInfo, now time.Time) table {

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -21,7 +20,7 @@ type rowChange struct {
 }
 
 func (a *app) outboxRequeue() *cobra.Command {
-	return a.frees(&rowChange{consent: consent{verb: "requeue"}}, outbox.Inspector.Requeue, &cobra.Command{
+	return a.frees(&rowChange{consent: consent{verb: operate.Requeue}}, &cobra.Command{
 		Use:   "requeue [ID...]",
 		Short: "Let dead rows be published again, when the reason is mended",
 		Long: `requeue makes dead rows pending again: relays publish them at once, with nothing
@@ -32,7 +31,7 @@ counted. A message that is dead in several topics is requeued in all of them.`,
 }
 
 func (a *app) outboxDiscard() *cobra.Command {
-	return a.frees(&rowChange{consent: consent{verb: "discard"}}, outbox.Inspector.Discard, &cobra.Command{
+	return a.frees(&rowChange{consent: consent{verb: operate.Discard}}, &cobra.Command{
 		Use:   "discard [ID...]",
 		Short: "Remove dead rows for good: their messages are lost",
 		Long: `discard removes dead rows for good. What waited for them goes on. An attempt
@@ -43,31 +42,11 @@ that is dead in several topics is discarded in all of them.`,
 }
 
 // frees is a command that acts on dead rows.
-func (a *app) frees(
-	c *rowChange, free func(box outbox.Inspector, ctx context.Context, ids ...string) (int, error), cmd *cobra.Command,
-) *cobra.Command {
+func (a *app) frees(c *rowChange, cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID = "mend"
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c.States = []outbox.State{outbox.Dead}
-		ctx, box, rows, err := a.prepare(cmd, c, args)
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		var ids []string
-		for _, r := range rows {
-			ids = append(ids, r.ID)
-		}
-		slices.Sort(ids)
-		batches := slices.Collect(slices.Chunk(slices.Compact(ids), min(c.rate, 100)))
-		return a.step(ctx, c, len(rows), func(n int, audit *slog.Logger) (int, bool, error) {
-			changed, err := free(box, ctx, batches[n]...)
-			if err == nil {
-				audit.Info("changed", "rows", changed, "ids", batches[n])
-			} else {
-				audit.Error("failed", "error", err.Error(), "ids", batches[n])
-			}
-			return changed, n+1 < len(batches), err
-		})
+		return a.changeRows(cmd.Context(), c, args)
 	}
 	c.rowFilter.flags(cmd.Flags(), "written")
 	c.consent.flags(cmd.Flags(), "rows")
@@ -75,7 +54,7 @@ func (a *app) frees(
 }
 
 func (a *app) outboxReplay() *cobra.Command {
-	c := &rowChange{consent: consent{verb: "replay"}}
+	c := &rowChange{consent: consent{verb: operate.Replay}}
 	cmd := &cobra.Command{
 		Use:     "replay [ID...]",
 		GroupID: "mend",
@@ -90,32 +69,7 @@ Times are by the database's clock. A replay that was cut off says with which
 			"  oncemill outbox replay --topic orders --since 2h --header tenant=acme",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.States = []outbox.State{outbox.Published}
-			ctx, box, rows, err := a.prepare(cmd, c, args)
-			if err != nil || len(rows) == 0 {
-				return err
-			}
-			// What was shown, and not again what relays publish meanwhile: that would never end.
-			last := slices.MaxFunc(rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
-			r := outbox.ReplayRequest{
-				Since: c.Since, Before: last.Add(time.Microsecond), Topic: c.Topic, IDs: args, Header: c.header,
-				Limit: min(c.rate, 1000),
-			}
-			if len(args) == 0 {
-				r.IDs = nil
-			}
-			return a.step(ctx, c, len(rows), func(_ int, audit *slog.Logger) (int, bool, error) {
-				changed, err := box.Replay(ctx, r)
-				audit = audit.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header, "ids",
-					r.IDs)
-				if err == nil {
-					audit.Info("changed", "rows", changed)
-				} else {
-					audit.Error("failed", "error", err.Error())
-					fmt.Fprintf(a.log, "To go on, say the same with --before %s\n",
-						r.Before.UTC().Format(time.RFC3339Nano))
-				}
-				return changed, changed == r.Limit, err
-			})
+			return a.changeRows(cmd.Context(), c, args)
 		},
 	}
 	c.rowFilter.flags(cmd.Flags(), "published")
@@ -124,31 +78,70 @@ Times are by the database's clock. A replay that was cut off says with which
 	return cmd
 }
 
-// prepare reads the flags, shows the rows that would change, and asks. It returns no rows if nothing may change.
-func (a *app) prepare(cmd *cobra.Command, c *rowChange, ids []string) (
-	ctx context.Context, box box, rows []outbox.RowInfo, err error,
-) {
-	ctx = cmd.Context()
+// changeRows shows the rows that would change, asks, and changes them.
+func (a *app) changeRows(ctx context.Context, c *rowChange, ids []string) (err error) {
 	if err := c.read(time.Now()); err != nil {
-		return ctx, nil, nil, err
+		return err
 	}
 	if err := c.check("outbox "+c.verb, len(ids) > 0 || !c.empty() || len(c.header) > 0); err != nil {
-		return ctx, nil, nil, err
+		return err
 	}
-	if box, err = a.box(ctx, false); err != nil {
-		return ctx, nil, nil, err
+	box, err := a.box(ctx, false)
+	if err != nil {
+		return err
 	}
-	if rows, err = a.chosenRows(ctx, box, c, ids); err != nil {
-		return ctx, nil, nil, err
+	rows, err := a.chosenRows(ctx, box, c, ids)
+	if err != nil {
+		return err
 	}
 	counts := map[string]int{}
 	for _, r := range rows {
 		counts[safe(r.Topic, 200)+", "+string(r.State)]++
 	}
 	if agreed, err := a.agreed(ctx, &c.consent, "row", counts); err != nil || !agreed {
-		return ctx, nil, nil, err
+		return err
 	}
-	return ctx, box, rows, nil
+	audit, done, err := a.auditor(&c.consent)
+	if err != nil {
+		return err
+	}
+	progress := a.progress("rows")
+	defer progress.end()
+	if len(ids) == 0 {
+		ids = nil // all that the filter lets through
+	}
+	total := 0
+	change := &operate.RowChange{Box: box, Verb: c.verb, Rows: rows, Rate: c.rate, Replay: outbox.ReplayRequest{
+		Since: c.Since, Topic: c.Topic, IDs: ids, Header: c.header,
+	}}
+	change.Tell = func(ids []string, changed int, err error) {
+		line := audit
+		if r := change.Replay; c.verb == operate.Replay {
+			line = line.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header)
+		}
+		line = line.With("ids", ids)
+		if total += changed; err == nil {
+			line.Info("changed", "rows", changed)
+		} else {
+			line.Error("failed", "error", err.Error())
+		}
+		progress.add(changed, len(rows))
+	}
+	err = change.Do(ctx)
+	progress.end()
+	err = errors.Join(err, done())
+	if err != nil && c.verb == operate.Replay {
+		fmt.Fprintf(a.log, "To go on, say the same with --before %s\n",
+			change.Replay.Before.UTC().Format(time.RFC3339Nano))
+	}
+	if err != nil {
+		return fmt.Errorf("%d of %s changed: %w", total, plural(len(rows), "row"), err)
+	}
+	fmt.Fprintf(a.log, "%s changed\n", plural(total, "row"))
+	if total < len(rows) {
+		return fmt.Errorf("%d of %s not changed: no longer %s", len(rows)-total, plural(len(rows), "row"), c.States[0])
+	}
+	return nil
 }
 
 // chosenRows are the rows that are meant.
@@ -158,12 +151,12 @@ func (a *app) chosenRows(ctx context.Context, box box, c *rowChange, ids []strin
 		missing[id] = true
 	}
 	f := c.Filter
-	if c.verb == "replay" { // whose times are those of publication
+	if c.verb == operate.Replay { // whose times are those of publication
 		f.Since, f.Before, f.Header = time.Time{}, time.Time{}, len(c.header) > 0
 	}
 	err = a.eachRow(ctx, box, f, func(r *outbox.RowInfo) bool {
 		_, named := missing[r.ID]
-		if (named || len(ids) == 0) && (c.verb != "replay" || c.replays(r)) {
+		if (named || len(ids) == 0) && (c.verb != operate.Replay || c.replays(r)) {
 			rows = append(rows, *r)
 			if named {
 				missing[r.ID] = false
@@ -177,7 +170,7 @@ func (a *app) chosenRows(ctx context.Context, box box, c *rowChange, ids []strin
 				c.States[0])
 		}
 	}
-	if err != nil || c.verb == "replay" || c.empty() {
+	if err != nil || c.verb == operate.Replay || c.empty() {
 		return rows, err
 	}
 	return a.deadRows(ctx, box, rows)
@@ -207,40 +200,4 @@ func (c *rowChange) replays(r *outbox.RowInfo) bool {
 		}
 	}
 	return !r.Ended.Before(c.Since) && (c.Before.IsZero() || r.Ended.Before(c.Before))
-}
-
-// step changes rows in steps, as fast as was asked for. Each says how many it changed, and whether there is more.
-func (a *app) step(
-	ctx context.Context, c *rowChange, rows int, do func(n int, audit *slog.Logger) (changed int, more bool, err error),
-) (err error) {
-	audit, done, err := a.auditor(&c.consent)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, done()) }()
-	progress := a.progress("rows")
-	defer progress.end()
-	total := 0
-	for n, more := 0, true; more; n++ {
-		began := time.Now()
-		var changed int
-		if changed, more, err = do(n, audit); err != nil {
-			return fmt.Errorf("%d of %s changed: %w", total, plural(rows, "row"), err)
-		}
-		total += changed
-		progress.add(changed, rows)
-		if more {
-			select {
-			case <-time.After(time.Until(began.Add(time.Second * time.Duration(changed) / time.Duration(c.rate)))):
-			case <-ctx.Done():
-				return fmt.Errorf("%d of %s changed", total, plural(rows, "row"))
-			}
-		}
-	}
-	progress.end()
-	fmt.Fprintf(a.log, "%s changed\n", plural(total, "row"))
-	if total < rows {
-		return fmt.Errorf("%d of %s not changed: no longer %s", rows-total, plural(rows, "row"), c.States[0])
-	}
-	return nil
 }

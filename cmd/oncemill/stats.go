@@ -2,49 +2,102 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/census"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 func (a *app) stats() *cobra.Command {
 	var f filter
 	var w watching
+	var consumers []string
+	var reasons bool
 	cmd := &cobra.Command{
 		Use:     "stats",
 		GroupID: "look",
-		Short:   "Count records by scope and state",
-		Example: "  oncemill stats\n  oncemill stats --group billing --watch",
-		Args:    arguments(cobra.NoArgs),
+		Short:   "Count records by scope and state, failures by reason, and what waits for consumers",
+		Example: "  oncemill stats\n  oncemill stats --reasons --watch\n" +
+			"  oncemill stats --consumer ORDERS/billing --nats nats://127.0.0.1",
+		Args: arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := w.check(); err != nil {
 				return err
 			}
-			return a.counts(cmd.Context(), f.Filter, w)
+			store, err := a.inspector(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if reasons {
+				return w.again(cmd.Context(), func() error {
+					groups, err := a.failures(cmd.Context(), store, f.Filter)
+					if err != nil {
+						return err
+					}
+					return show(a, w, groups, reasonTable)
+				})
+			}
+			lag := func(context.Context) ([]console.Lag, error) { return nil, nil }
+			if len(consumers) > 0 {
+				if lag, err = a.lagOf(cmd.Flags(), consumers); err != nil {
+					return err
+				}
+			}
+			return w.again(cmd.Context(), func() error {
+				scopes, err := a.count(cmd.Context(), store, f.Filter)
+				if err != nil {
+					return err
+				}
+				behind, err := lag(cmd.Context())
+				if err := errors.Join(err, show(a, w, scopes, statsTable)); err != nil || len(behind) == 0 {
+					return err
+				}
+				if !a.forPeople() {
+					return items(a, behind)
+				}
+				fmt.Fprintln(a.out)
+				a.table(lagTable(behind))
+				return nil
+			})
 		},
 	}
 	f.scope(cmd.Flags())
+	cmd.Flags().BoolVar(&reasons, "reasons", false, "count failed and unknown records by reason, also of the last day")
+	cmd.Flags().StringSliceVar(&consumers, "consumer", nil,
+		"tell also how far these are behind: STREAM/CONSUMER (NATS) or\nGROUP (Kafka)")
 	w.flags(cmd.Flags())
 	return cmd
 }
 
-func (a *app) counts(ctx context.Context, f dedupstore.Filter, w watching) error {
-	store, err := a.inspector(ctx)
-	if err != nil {
-		return err
-	}
-	return w.again(ctx, func() error {
-		scopes, err := a.count(ctx, store, f)
-		if err != nil {
-			return err
-		}
-		return show(a, w, scopes, statsTable)
+// failures counts failures by reason.
+func (a *app) failures(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]operate.Group, error) {
+	f.Kinds = []dedupstore.Kind{dedupstore.Failed, dedupstore.Unknown}
+	found := operate.NewFailures(time.Now())
+	unreadable, err := a.each(ctx, store, f, func(r *dedupstore.Record) bool {
+		found.Add(r)
+		return true
 	})
+	a.leftOut(unreadable)
+	return found.Sorted(), err
+}
+
+func reasonTable(groups []operate.Group) table {
+	t := table{{"LAST HOUR", "LAST DAY", "FAILURES", "UNKNOWN", "FIRST", "LAST", "GROUP / HANDLER", "REASON"}}
+	for _, g := range groups {
+		t = append(t, []string{
+			fmt.Sprint(g.Hour()), fmt.Sprint(g.Day()), fmt.Sprint(g.N), fmt.Sprint(g.Unknown), moment(g.First),
+			moment(g.Last), safe(strings.Join(g.Scopes, ", "), 60), safe(g.Pattern, 100),
+		})
+	}
+	return t
 }
 
 // A watching is how often something is counted, as flags.

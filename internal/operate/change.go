@@ -15,6 +15,24 @@ type Item struct {
 	Change dedupstore.Change
 }
 
+// WithSteps are messages, each with its steps after it.
+func WithSteps(
+	ctx context.Context, store dedupstore.Inspector, all []dedupstore.Record,
+) (with []dedupstore.Record, err error) {
+	find := explain.StepsIn(store)
+	for i := range all {
+		if explain.IsStepOf(all, all[i].Key) {
+			continue
+		}
+		steps, err := find.Of(ctx, all[i].Key)
+		if err != nil {
+			return nil, err
+		}
+		with = append(append(with, all[i]), steps...)
+	}
+	return with, nil
+}
+
 // ErrNeeded says why a step is not forgotten.
 var ErrNeeded = errors.New("its message was refused, and needs it")
 

@@ -3,6 +3,7 @@ package operate
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -55,4 +56,100 @@ func CountRows(
 		return cmp.Or(cmp.Compare(b.Dead, a.Dead), strings.Compare(a.Topic, b.Topic))
 	})
 	return all, err
+}
+
+// EachRow calls do with the rows that a filter lets through, until it returns false. It calls looked with each page.
+func EachRow(
+	ctx context.Context, box outbox.Inspector, f outbox.Filter, looked func(rows int), do func(*outbox.RowInfo) bool,
+) error {
+	for after := ""; ; {
+		page, err := box.List(ctx, f, after)
+		if err != nil {
+			return err
+		}
+		looked(page.Looked)
+		for i := range page.Rows {
+			if !do(&page.Rows[i]) {
+				return nil
+			}
+		}
+		if after = page.Next; after == "" {
+			return nil
+		}
+	}
+}
+
+// ErrNoReplay says that an outbox keeps no published rows that could be sent again.
+var ErrNoReplay = errors.New("this outbox cannot replay")
+
+// The verbs of a RowChange.
+const (
+	Requeue = "requeue"
+	Discard = "discard"
+	Replay  = "replay"
+)
+
+// A RowChange requeues, discards or replays rows of an outbox.
+type RowChange struct {
+	Box    outbox.Inspector
+	Verb   string
+	Rows   []outbox.RowInfo     // that were shown
+	Replay outbox.ReplayRequest // of a replay; Do sets Before and Limit
+	Rate   int                  // rows a second at most
+
+	// Tell is told what became of the rows of some messages.
+	Tell func(ids []string, changed int, err error)
+}
+
+// Do makes the changes, as fast as is allowed. Rows that are no longer what they were are left.
+func (c *RowChange) Do(ctx context.Context) error {
+	if c.Verb == Replay {
+		return c.replay(ctx)
+	}
+	do := c.Box.Requeue
+	if c.Verb == Discard {
+		do = c.Box.Discard
+	}
+	for batch := range slices.Chunk(c.IDs(), min(c.Rate, 100)) {
+		began := time.Now()
+		changed, err := do(ctx, batch...)
+		c.Tell(batch, changed, err)
+		if err == nil {
+			err = slow(ctx, began, changed, c.Rate)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *RowChange) replay(ctx context.Context) error {
+	box, ok := c.Box.(outbox.Replayer)
+	if !ok || len(c.Rows) == 0 {
+		return ErrNoReplay
+	}
+	// Replay the rows that were shown only. With those that relays publish meanwhile it would never end.
+	last := slices.MaxFunc(c.Rows, func(a, b outbox.RowInfo) int { return a.Ended.Compare(b.Ended) }).Ended
+	c.Replay.Before, c.Replay.Limit = last.Add(time.Microsecond), min(c.Rate, 1000)
+	for {
+		began := time.Now()
+		changed, err := box.Replay(ctx, c.Replay)
+		c.Tell(c.Replay.IDs, changed, err)
+		if err != nil || changed < c.Replay.Limit {
+			return err
+		}
+		if err := slow(ctx, began, changed, c.Rate); err != nil {
+			return err
+		}
+	}
+}
+
+// IDs are the message IDs of the rows, each once.
+func (c *RowChange) IDs() (ids []string) {
+	for i := range c.Rows {
+		ids = append(ids, c.Rows[i].ID)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }

@@ -1,0 +1,125 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
+)
+
+// lettersTime is how long a plan reads letters: a page waits for it.
+const lettersTime = 6 * time.Second
+
+func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) error {
+	t, err := c.topic(cmp.Or(form.Get("letters"), p.In))
+	if err != nil {
+		return err
+	}
+	p.letters = &operate.Redrive{
+		Source: t.Source, Rate: c.config.Rate, Discards: p.Action == Discard, Until: time.Now().Add(lettersTime),
+	}
+	if p.letters.Letters, err = c.chooseLetters(ctx, p, form); err != nil {
+		return err
+	}
+	if !p.letters.Discards {
+		s, err := c.storeOf(t)
+		if err != nil {
+			return err
+		}
+		p.letters.Store = s.Inspector
+	}
+	p.In, p.About = t.Name, aboutLetters(&p.letters.Letters)
+	p.Foreseen, err = p.letters.Predict(ctx)
+	return err
+}
+
+func aboutLetters(f *operate.Letters) string {
+	switch {
+	case len(f.Positions) > 0:
+		return "chosen letters"
+	case len(f.IDs) == 1:
+		return fmt.Sprintf("letters of message %q", f.IDs[0])
+	case len(f.IDs) > 0:
+		return "letters of " + plural(len(f.IDs), "message")
+	case f.Pattern != "":
+		return fmt.Sprintf("letters whose reason is %q", f.Pattern)
+	case f.Reason != "":
+		return fmt.Sprintf("letters whose reason contains %q", f.Reason)
+	case f.Key != "":
+		return fmt.Sprintf("letters with the order key %q", f.Key)
+	default:
+		return "all letters"
+	}
+}
+
+// chooseLetters says which letters are meant: those that were chosen in their list, or that it shows, those of the
+// failures that a page shows, of the records of another plan or task, or those of a pattern.
+func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (f operate.Letters, err error) {
+	var of []dedupstore.Record
+	switch {
+	case form.Has("plan") || form.Has("task"):
+		other := c.plan(form.Get("plan"), p.session)
+		if t := c.task(form.Get("task")); t != nil {
+			other = t.plan
+		}
+		if other == nil {
+			return f, refuse(http.StatusNotFound, errNoPlan)
+		}
+		for _, name := range other.form["key"] {
+			if k, err := dedupstore.ParseKey(name); err == nil {
+				of = append(of, dedupstore.Record{Key: k})
+			}
+		}
+	case form.Has("choice"):
+		if err := json.Unmarshal([]byte(form.Get("choice")), &f); err != nil {
+			return f, refuse(http.StatusBadRequest, err)
+		}
+		return f, nil
+	case form.Has("at"):
+		f.Positions = form["at"]
+		return f, nil
+	case form.Get("of") == "list":
+		q := letterQuery{Reason: form.Get("reason"), ID: form.Get("letter"), Key: form.Get("key")}
+		if p.Action == Discard && !q.Filtered() && form.Get("all") == "" {
+			return f, refuse(http.StatusBadRequest, errNobody)
+		}
+		return q.choice(), nil
+	case form.Has("key") || form.Has("letters") && !onlyPattern(form):
+		if of, p.More, err = c.chooseRecords(ctx, p, form); err != nil {
+			return f, err
+		}
+	default:
+		f.Reason, f.Pattern = form.Get("reason"), form.Get("pattern")
+		if f.Pattern == operate.OtherReasons {
+			return f, refuse(http.StatusBadRequest, errManyReasons)
+		}
+		return f, nil
+	}
+	for i := range of {
+		f.IDs = append(f.IDs, of[i].Key.ID)
+	}
+	slices.Sort(f.IDs)
+	if f.IDs = slices.Compact(f.IDs); len(f.IDs) == 0 {
+		return f, refuse(http.StatusBadRequest, errNobody)
+	}
+	return f, nil
+}
+
+// onlyPattern reports whether a list of failures is filtered by their pattern alone, or not at all.
+func onlyPattern(form url.Values) bool {
+	for name, values := range form {
+		known := slices.Contains([]string{"in", "do", "token", "letters", "pattern"}, name) ||
+			name == "state" && values[0] == openFailures
+		if !known && values[0] != "" || values[0] == operate.OtherReasons {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,484 @@
+package franz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/consumer/deadletters"
+	"github.com/oncemill/oncemill/producer"
+)
+
+const (
+	// nextTimeout is how long the next letters may take: if the last ones are removed meanwhile, none come.
+	nextTimeout = 10 * time.Second
+
+	pageTime   = 150 * time.Millisecond // how long a page looks for letters
+	mostWindow = 20_000                 // offsets of a partition that a page looks at together
+)
+
+// DeadLettersConfig configures DeadLetters. The zero value is usable.
+type DeadLettersConfig struct {
+	// Markers is the compacted topic that knows what was redriven or put aside. The first redrive makes it. Default:
+	// TOPIC.redriven.
+	Markers string
+
+	// Notice is told what could not be read. Nil: nobody is.
+	Notice func(string)
+}
+
+// DeadLetters are the dead letters of a topic, for the console. Kafka cannot remove single records: discarded letters
+// are marked, as redriven ones are, and stay until the topic's retention ends.
+type DeadLetters struct {
+	topic  string
+	config DeadLettersConfig
+	opts   []kgo.Opt
+	client *kgo.Client // that publishes, and asks what there is
+
+	mu     sync.Mutex
+	marked map[string]bool
+	read   int64 // up to this offset of the markers
+}
+
+var _ deadletters.Source = (*DeadLetters)(nil)
+
+// NewDeadLetters returns the dead letters of a topic. The options say how brokers are reached: seed brokers, TLS, SASL.
+// It asks no broker yet.
+func NewDeadLetters(topic string, c DeadLettersConfig, opts ...kgo.Opt) (*DeadLetters, error) {
+	if topic == "" {
+		return nil, errors.New("franz: NewDeadLetters: the topic is empty")
+	}
+	client, err := kgo.NewClient(append(slices.Clone(opts), PublisherOpts()...)...)
+	if err != nil {
+		return nil, fmt.Errorf("franz: NewDeadLetters: %w", err)
+	}
+	c.Markers = cmp.Or(c.Markers, topic+".redriven")
+	return &DeadLetters{topic: topic, config: c, opts: opts, client: client, marked: map[string]bool{}}, nil
+}
+
+// Close closes the connections.
+func (d *DeadLetters) Close() { d.client.Close() }
+
+// A span is what is read of a topic: of each partition the offsets from the first one up to the second.
+type span map[int32][2]int64
+
+// whole is all that a topic has now.
+func (d *DeadLetters) whole(ctx context.Context, topic string) (all span, size int, err error) {
+	admin := kadm.NewClient(d.client)
+	starts, err := admin.ListStartOffsets(ctx, topic)
+	if err = cmp.Or(err, starts.Error()); err != nil {
+		return nil, 0, fmt.Errorf("topic %q: %w", topic, err)
+	}
+	ends, err := admin.ListCommittedOffsets(ctx, topic)
+	if err = cmp.Or(err, ends.Error()); err != nil {
+		return nil, 0, fmt.Errorf("topic %q: %w", topic, err)
+	}
+	all = span{}
+	ends.Each(func(end kadm.ListedOffset) {
+		if start, ok := starts.Lookup(topic, end.Partition); ok && start.Offset < end.Offset {
+			size += int(end.Offset - start.Offset)
+			all[end.Partition] = [2]int64{start.Offset, end.Offset}
+		}
+	})
+	return all, size, nil
+}
+
+// A reader reads a span of a topic, in no group.
+type reader struct {
+	of     *DeadLetters
+	client *kgo.Client
+	topic  string
+	ends   map[int32]int64 // of partitions that are not read yet
+}
+
+func (d *DeadLetters) reader(topic string, s span) (*reader, error) {
+	r, from := &reader{of: d, topic: topic, ends: map[int32]int64{}}, map[int32]kgo.Offset{}
+	for partition, at := range s {
+		from[partition], r.ends[partition] = kgo.NewOffset().At(at[0]), at[1]
+	}
+	var err error
+	r.client, err = kgo.NewClient(append(slices.Clone(d.opts), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: from}),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxBytes(16<<20))...)
+	return r, err
+}
+
+// next returns records; none: there are no more.
+func (r *reader) next(ctx context.Context) (records []*kgo.Record, err error) {
+	for len(records) == 0 && len(r.ends) > 0 {
+		within, cancel := context.WithTimeout(ctx, nextTimeout)
+		fetches := r.client.PollRecords(within, 2000)
+		cancel()
+		switch err := fetches.Err(); {
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+			return nil, r.ended(ctx)
+		case err != nil:
+			return nil, fmt.Errorf("read topic %q: %w", r.topic, err)
+		}
+		fetches.EachRecord(func(record *kgo.Record) {
+			end, open := r.ends[record.Partition]
+			if open && record.Offset < end && !record.Attrs.IsControl() {
+				records = append(records, record)
+			}
+			if record.Offset+1 >= end {
+				delete(r.ends, record.Partition)
+			}
+		})
+	}
+	return records, nil
+}
+
+// ended tells that the rest of a topic is gone: compacted, expired, or of transactions that were aborted. Nothing has
+// come for a while.
+func (r *reader) ended(ctx context.Context) error {
+	listed, err := kadm.NewClient(r.client).ListCommittedOffsets(ctx, r.topic)
+	if err = cmp.Or(err, listed.Error()); err != nil {
+		return fmt.Errorf("topic %q: %w", r.topic, err)
+	}
+	for p, end := range r.ends {
+		if r.of.config.Notice != nil {
+			r.of.config.Notice(fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest is "+
+				"gone, or the broker is too slow to be read.", p, nextTimeout, end))
+		}
+	}
+	clear(r.ends)
+	return nil
+}
+
+// records calls do with each record of a span, until it returns false.
+func (d *DeadLetters) records(ctx context.Context, topic string, s span, do func(*kgo.Record) bool) error {
+	if len(s) == 0 {
+		return nil
+	}
+	r, err := d.reader(topic, s)
+	if err != nil {
+		return err
+	}
+	defer r.client.Close()
+	for {
+		records, err := r.next(ctx)
+		if err != nil || len(records) == 0 {
+			return err
+		}
+		for _, record := range records {
+			if !do(record) {
+				return nil
+			}
+		}
+	}
+}
+
+func letter(record *kgo.Record) deadletters.Letter {
+	l := deadletters.Letter{Position: fmt.Sprintf("%d/%d", record.Partition, record.Offset), Time: record.Timestamp}
+	l.Topic, l.Key, l.Payload, l.Header = record.Topic, string(record.Key), record.Value, producer.Header{}
+	for _, h := range record.Headers {
+		value := string(h.Value)
+		if before, twice := l.Header[h.Key]; twice && before != value {
+			value = before + ", " + value
+		}
+		l.Header[h.Key] = value
+	}
+	l.ID = l.Get(producer.HeaderID)
+	return l
+}
+
+// markOf is the key of a letter's marker. It has the ID, too: a topic that was made again has the same offsets.
+func markOf(l *deadletters.Letter) string { return l.Position + "/" + l.ID }
+
+// marks reads the markers that are new, until ctx ends, and returns a function that knows them.
+func (d *DeadLetters) marks(ctx context.Context) (marked func(*deadletters.Letter) bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	marked = func(l *deadletters.Letter) bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.marked[markOf(l)]
+	}
+	all, _, err := d.whole(ctx, d.config.Markers)
+	if errors.Is(err, kerr.UnknownTopicOrPartition) {
+		clear(d.marked)
+		d.read = 0
+		return marked, nil
+	}
+	if err != nil {
+		return marked, err
+	}
+	for partition, at := range all { // there is one partition
+		if at[1] < d.read { // it was made again
+			clear(d.marked)
+			d.read = 0
+		}
+		if at[0] = max(at[0], d.read); at[0] >= at[1] {
+			continue
+		}
+		err = d.records(ctx, d.config.Markers, span{partition: at}, func(record *kgo.Record) bool {
+			d.marked[string(record.Key)] = true
+			d.read = record.Offset + 1
+			return true
+		})
+	}
+	return marked, err
+}
+
+// mark notes that letters are redriven, or put aside.
+func (d *DeadLetters) mark(ctx context.Context, letters []deadletters.Letter) error {
+	var markers []*kgo.Record
+	for i := range letters {
+		key, at := []byte(markOf(&letters[i])), []byte(time.Now().UTC().Format(time.RFC3339))
+		markers = append(markers, &kgo.Record{Topic: d.config.Markers, Key: key, Value: at})
+	}
+	if err := d.client.ProduceSync(ctx, markers...).FirstErr(); err != nil {
+		return fmt.Errorf("mark letters: %w", err)
+	}
+	return nil
+}
+
+// makeMarkers makes the topic of markers, if there is none.
+func (d *DeadLetters) makeMarkers(ctx context.Context) error {
+	compact := map[string]*string{"cleanup.policy": kadm.StringPtr("compact")}
+	_, err := kadm.NewClient(d.client).CreateTopic(ctx, 1, -1, compact, d.config.Markers)
+	if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
+		return fmt.Errorf("make topic %q, which keeps the progress: %w", d.config.Markers, err)
+	}
+	return nil
+}
+
+// Each implements [deadletters.Source].
+func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(deadletters.Letter) bool) error {
+	marked := func(*deadletters.Letter) bool { return false }
+	var err error
+	if r.Left {
+		if marked, err = d.marks(ctx); err != nil {
+			return err
+		}
+	}
+	all, _, err := d.whole(ctx, d.topic)
+	if err != nil {
+		return err
+	}
+	return d.records(ctx, d.topic, all, func(record *kgo.Record) bool {
+		l := letter(record)
+		return marked(&l) || do(l)
+	})
+}
+
+// Page implements [deadletters.Source]. It reads the ends of all partitions, and doubles them until the page is full.
+func (d *DeadLetters) Page(
+	ctx context.Context, after string, most int, wanted func(*deadletters.Letter) bool,
+) (p deadletters.Page, err error) {
+	rest, size, err := d.whole(ctx, d.topic)
+	if err != nil {
+		return p, err
+	}
+	p.Total = size
+	if after != "" {
+		if rest, err = readPlace(after, rest); err != nil {
+			return p, err
+		}
+	}
+	within, cancel := context.WithTimeout(ctx, pageTime)
+	marked, err := d.marks(within) // the rest of many is read by the next page
+	late := within.Err() != nil && ctx.Err() == nil
+	cancel()
+	if err != nil && !late {
+		return p, err
+	}
+	began := time.Now()
+	for window := int64(most); len(rest) > 0 && len(p.Letters) < most && time.Since(began) < pageTime; {
+		read := span{}
+		for partition, at := range rest {
+			read[partition] = [2]int64{max(at[0], at[1]-window), at[1]}
+		}
+		var found []*kgo.Record
+		err := d.records(ctx, d.topic, read, func(record *kgo.Record) bool {
+			p.Looked++
+			if l := letter(record); wanted(&l) {
+				found = append(found, record)
+			}
+			return true
+		})
+		if err != nil {
+			return p, err
+		}
+		slices.SortFunc(found, func(a, b *kgo.Record) int {
+			return cmp.Or(b.Timestamp.Compare(a.Timestamp), cmp.Compare(a.Partition, b.Partition),
+				cmp.Compare(b.Offset, a.Offset))
+		})
+		// A partition goes on below what was taken of it, if something was left.
+		taken := found[:min(len(found), most-len(p.Letters))]
+		for partition, at := range read {
+			rest[partition] = [2]int64{rest[partition][0], at[0]}
+		}
+		for _, record := range found[len(taken):] {
+			at := rest[record.Partition]
+			rest[record.Partition] = [2]int64{at[0], max(at[1], record.Offset+1)}
+		}
+		for partition, at := range rest {
+			if at[0] >= at[1] {
+				delete(rest, partition)
+			}
+		}
+		for _, record := range taken {
+			l := letter(record)
+			l.Done, l.Payload = marked(&l), nil
+			p.Letters = append(p.Letters, l)
+		}
+		window = min(2*window, mostWindow)
+	}
+	p.Next = rest.place()
+	return p, nil
+}
+
+// place writes where the next page ends, as PARTITION.OFFSET of each partition.
+func (s span) place() string {
+	var parts []string
+	for partition, at := range s {
+		parts = append(parts, fmt.Sprintf("%d.%d", partition, at[1]))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, "_")
+}
+
+// readPlace reads what place wrote, of what a topic has.
+func readPlace(text string, all span) (span, error) {
+	rest := span{}
+	for part := range strings.SplitSeq(text, "_") {
+		partition, offset, err := readPair(part, ".")
+		if err != nil {
+			return nil, err
+		}
+		if at := all[partition]; at[0] < min(at[1], offset) {
+			rest[partition] = [2]int64{at[0], min(at[1], offset)}
+		}
+	}
+	return rest, nil
+}
+
+func readPair(text, between string) (partition int32, offset int64, err error) {
+	first, second, _ := strings.Cut(text, between)
+	n, err := strconv.ParseInt(first, 10, 32)
+	if err == nil {
+		offset, err = strconv.ParseInt(second, 10, 64)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("franz: %q is no position of a letter", text)
+	}
+	return int32(n), offset, nil
+}
+
+// Show implements [deadletters.Source].
+func (d *DeadLetters) Show(ctx context.Context, position string) (l deadletters.Letter, err error) {
+	partition, offset, err := readPair(position, "/")
+	if err != nil {
+		return l, err
+	}
+	all, _, err := d.whole(ctx, d.topic)
+	if at := all[partition]; err != nil || offset < at[0] || offset >= at[1] {
+		return l, cmp.Or(err, deadletters.ErrGone)
+	}
+	err = d.records(ctx, d.topic, span{partition: {offset, offset + 1}}, func(record *kgo.Record) bool {
+		l = letter(record)
+		return false
+	})
+	if err == nil && l.Position == "" {
+		err = deadletters.ErrGone
+	}
+	return l, err
+}
+
+// Discard implements [deadletters.Source].
+func (d *DeadLetters) Discard(ctx context.Context, letters []deadletters.Letter) error {
+	if err := d.makeMarkers(ctx); err != nil {
+		return err
+	}
+	return d.mark(ctx, letters)
+}
+
+// Redrive implements [deadletters.Source].
+func (d *DeadLetters) Redrive(ctx context.Context, t deadletters.Taking) (deadletters.Redrive, error) {
+	if err := d.makeMarkers(ctx); err != nil {
+		return nil, err
+	}
+	marked, err := d.marks(ctx)
+	r := &redrive{of: d, positions: t.Positions, marked: marked}
+	if err != nil || len(t.Positions) > 0 {
+		return r, err
+	}
+	all, _, err := d.whole(ctx, d.topic)
+	if err == nil {
+		r.reader, err = d.reader(d.topic, all)
+	}
+	return r, err
+}
+
+// A redrive reads the topic once, or letters by their positions.
+type redrive struct {
+	of        *DeadLetters
+	positions []string
+	marked    func(*deadletters.Letter) bool
+	reader    *reader
+	fetched   []*kgo.Record // and not taken yet
+}
+
+// Take implements [deadletters.Redrive].
+func (r *redrive) Take(ctx context.Context, n int) (batch []deadletters.Letter, err error) {
+	for len(batch) < n {
+		l, err := r.one(ctx)
+		switch {
+		case errors.Is(err, deadletters.ErrGone):
+		case err != nil || l == nil:
+			return batch, err
+		case !r.marked(l):
+			batch = append(batch, *l)
+		}
+	}
+	return batch, nil
+}
+
+// one returns the next letter; nil: there is none.
+func (r *redrive) one(ctx context.Context) (*deadletters.Letter, error) {
+	var l deadletters.Letter
+	var err error
+	switch {
+	case r.reader == nil && len(r.positions) == 0:
+		return nil, nil
+	case r.reader == nil:
+		l, err = r.of.Show(ctx, r.positions[0])
+		r.positions = r.positions[1:]
+		return &l, err
+	case len(r.fetched) == 0:
+		if r.fetched, err = r.reader.next(ctx); err != nil || len(r.fetched) == 0 {
+			return nil, err
+		}
+	}
+	l = letter(r.fetched[0])
+	r.fetched = r.fetched[1:]
+	return &l, nil
+}
+
+// Done implements [deadletters.Redrive].
+func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
+	return r.of.mark(ctx, sent)
+}
+
+// Publisher implements [deadletters.Redrive].
+func (r *redrive) Publisher() (producer.Publisher, error) {
+	return NewPublisher(r.of.client, PublisherConfig{})
+}
+
+// Close implements [deadletters.Redrive].
+func (r *redrive) Close() {
+	if r.reader != nil {
+		r.reader.client.Close()
+	}
+}
