@@ -365,33 +365,42 @@ func (m *mint) orders() map[string]ledger.Place {
 }
 
 // stream returns the message IDs in the stream, in order.
-func (m *mint) stream() (ids []string) {
-	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), waitLimit)
+func (m *mint) stream() []string { return headersIn(m.t, m.js, ordersStream, producer.HeaderID) }
+
+// headersIn are the values of a header in a stream, in order.
+func headersIn(t *testing.T, js jetstream.JetStream, stream, header string) (all []string) {
+	t.Helper()
+	readStream(t, js, stream, "", func(msg jetstream.Msg) { all = append(all, msg.Headers().Get(header)) })
+	return all
+}
+
+// readStream calls a function with each message of a stream, or of a subject of it, in order.
+func readStream(t *testing.T, js jetstream.JetStream, stream, subject string, read func(jetstream.Msg)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
-	s := lookAt(m.t, m.js, ordersStream)
-	last := s.CachedInfo().State.LastSeq
-	if last == 0 {
-		return nil
+	config := jetstream.OrderedConsumerConfig{}
+	if subject != "" {
+		config.FilterSubjects = []string{subject}
 	}
-	cons := natstest.Ask(m.t, "a reader of the stream", func(ctx context.Context) (jetstream.Consumer, error) {
-		return s.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	cons := natstest.Ask(t, "a reader of the stream", func(ctx context.Context) (jetstream.Consumer, error) {
+		return lookAt(t, js, stream).OrderedConsumer(ctx, config)
 	})
+	info, err := cons.Info(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
 	messages, err := cons.Messages()
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer messages.Stop()
-	for {
+	for range info.NumPending {
 		msg, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {
-			m.t.Fatal(err)
+			t.Fatal(err)
 		}
-		ids = append(ids, msg.Headers().Get(producer.HeaderID))
-		if meta, err := msg.Metadata(); err != nil || meta.Sequence.Stream >= last {
-			m.fatal(err)
-			return ids
-		}
+		read(msg)
 	}
 }
 
