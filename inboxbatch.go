@@ -17,7 +17,8 @@ type joint struct {
 	cancel canceler       // of the handler's context
 	sent   time.Time
 	took   time.Duration
-	failed error // what the last call of work returned
+	worked []int // of the last call of work
+	failed error // what it returned
 }
 
 // attemptInTx attempts runs in one transaction of the inbox. Any error rolls all of it back. It returns the runs that
@@ -126,6 +127,7 @@ func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupsto
 			l.claim = &claims[n]
 		}
 	}
+	t.worked = calls
 	began := time.Now()
 	errs, err := t.call(ctx, runs, calls)
 	t.took = since(began)
@@ -143,6 +145,10 @@ func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone 
 	handlers := err == t.failed                                          //nolint:errorlint // itself: what a handler's error says is of no transaction of ours
 	if !handlers && (undecided || errors.Is(err, dedupstore.ErrEnded)) { // it may be committed
 		for _, i := range which {
+			if !slices.Contains(t.worked, i) { // its key is another's
+				alone = append(alone, i)
+				continue
+			}
 			r, ctx := &t.runs[i], t.contexts[i]
 			w := &transacted{run: r, calls: 1, took: t.took}
 			t.guard.running.Go(func() {
@@ -154,7 +160,7 @@ func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone 
 				})
 			})
 		}
-		return nil
+		return alone
 	}
 	t.guard.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
 		"messages", len(which), "error", err)

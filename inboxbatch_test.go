@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -164,4 +165,50 @@ func TestStartBatch_OverAnInboxThatCannotBeginCostsNoAttempt(t *testing.T) {
 		}
 		inbox.effects(t, 3)
 	})
+}
+
+// A first call whose key has a record takes no part. What became of the batch is not its own.
+func TestStartBatch_WhatTookNoPartIsNotEndedWithTheBatch(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, failure := range map[string]error{
+			"ended by the handler": dedupstore.ErrEnded, "undecided": &dedupstore.UndecidedError{Err: errRefused},
+		} {
+			inbox := &endingInbox{newFirstInbox(t), failure}
+			g := newGuard(t, inbox, oncemill.Policy{})
+			if _, err := g.Run(t.Context(), call("b"), func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, errRefused
+			}); err == nil {
+				t.Fatal("the first attempt has not failed")
+			}
+			time.Sleep(time.Hour) // virtual: its retry is due
+			var seen shapes
+			ends := batchOf(t, g, func(_ context.Context, calls []int) []error {
+				seen.note(calls)
+				return nil
+			}, firstly("a"), firstly("b"), firstly("c"))
+			if res := ends[1]; res.Outcome.Kind != dedupstore.Succeeded || res.Attempt != 2 || len(seen.ran) != 2 {
+				t.Errorf("%s: ran as %v, and the one that took no part ended with %+v", name, seen.ran, res)
+			}
+			g.Close()
+		}
+	})
+}
+
+// An endingInbox ends transactions of several runs with an error.
+type endingInbox struct {
+	*firstInbox
+	failure error
+}
+
+func (e *endingInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	return e.firstInbox.InTx(ctx, runs,
+		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			settlements, err := work(ctx, claims)
+			if err == nil && len(runs) > 1 {
+				err = e.failure
+			}
+			return settlements, err
+		})
 }

@@ -32,10 +32,10 @@ func (i *firstInbox) InTx(
 	answers := make([]dedupstore.Answer, len(runs))
 	var part []dedupstore.TxRun
 	var made []dedupstore.Request
+	if err := dedupstore.ValidateRuns(runs); err != nil {
+		return nil, err
+	}
 	for n, run := range runs {
-		if err := run.Validate(); err != nil {
-			return nil, err
-		}
 		if run.First == nil {
 			part = append(part, run)
 			continue

@@ -53,8 +53,8 @@ type TxRun struct {
 	// ends its process leaves no trace: use it for deliveries that somebody else counts, such as a broker.
 	//
 	// Meanwhile others find the key Busy, and so do others whose keys share a lock with it. They are told to wait for a
-	// whole lease. If the caller or its connection stands still for a lease, the database ends the transaction. While
-	// the caller lives, that may take longer. The claim is of the first attempt, and nobody has to extend it. To count a
+	// whole lease. If the caller or its connection stands still for a lease, or 5 s if that is longer and claims were
+	// made before, the database ends the transaction. While the caller lives, that may take longer. The claim is of the first attempt, and nobody has to extend it. To count a
 	// run that failed, claim the key and settle that claim.
 	//
 	// It does not take part if there is a record, or somebody else has the lock. If the answer to the commit of first
@@ -68,23 +68,42 @@ type TxRun struct {
 // TxWork is what InTx runs.
 type TxWork = func(ctx context.Context, claims []Claim) ([]Settlement, error)
 
-// Validate reports a run that cannot be one of a transaction, as an [*InvalidError].
-func (r *TxRun) Validate() error {
-	if r.First == nil {
-		return r.Claim.Validate()
+// ValidateRuns reports runs that cannot share a transaction, as an [*InvalidError]. It does not compare owners.
+func ValidateRuns(runs []TxRun) error {
+	if len(runs) == 0 {
+		return invalid("TxRun", "is missing: a transaction has one run at least")
 	}
-	return r.First.validateFirst()
+	var first *Request
+	for i := range runs {
+		r := runs[i].First
+		err := error(nil)
+		if r == nil {
+			err = runs[i].Claim.Validate()
+		} else {
+			err = r.validateFirst()
+		}
+		switch {
+		case err != nil:
+			return err
+		case r == nil:
+		case first == nil:
+			first = r
+		case r.Lease != first.Lease || r.Retention != first.Retention:
+			return invalid("TxRun.First", "has another lease or retention than others of the transaction")
+		}
+	}
+	return nil
 }
 
 // ClaimsOf returns the claims of runs, for an inbox that takes no first runs. The error is an [*InvalidError].
 func ClaimsOf(runs []TxRun) ([]Claim, error) {
+	if err := ValidateRuns(runs); err != nil {
+		return nil, err
+	}
 	claims := make([]Claim, len(runs))
 	for i, r := range runs {
 		if r.First != nil {
 			return nil, invalid("TxRun.First", "is set, and this inbox takes no first runs: claim them")
-		}
-		if err := r.Claim.Validate(); err != nil {
-			return nil, err
 		}
 		claims[i] = r.Claim
 	}

@@ -3,6 +3,7 @@ package natskv
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -48,6 +49,10 @@ func (i *Inbox) InTx(
 	claims, err := dedupstore.ClaimsOf(runs)
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
+	}
+	if len(claims) > maxBatch {
+		err = &dedupstore.InvalidError{Package: "natskv", Field: "runs", Problem: fmt.Sprintf("are %d, want at most %d: "+
+			"each writes a record, and a batch has so many messages", len(claims), maxBatch)}
 	}
 	if err != nil {
 		return nil, err

@@ -164,10 +164,15 @@ func (i *inbox) InTx(
 	})
 	switch {
 	case errors.Is(err, errTaken):
-		for n := range members { // a commit may have got no answer
+		lost := len(r.taking) > 0 // the answer to a commit
+		for n := range members {
 			members[n].claim.Fence = 0
 		}
-		return i.answers(ctx, members)
+		answers, err := i.answers(ctx, members)
+		if lost {
+			err = nil // of nothing that is known not to be committed
+		}
+		return answers, err
 	case err != nil:
 		return nil, err
 	case len(r.taking) < len(members) && len(r.taking) > 0:
@@ -181,12 +186,12 @@ func (i *inbox) InTx(
 func (*inbox) TakesFirst() bool { return true }
 
 func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
+	if err := dedupstore.ValidateRuns(runs); err != nil {
+		return nil, err
+	}
 	members := make([]member, len(runs))
 	for n := range runs {
 		r := &runs[n]
-		if err := r.Validate(); err != nil {
-			return nil, err
-		}
 		if r.First != nil {
 			members[n].first = newClaiming(r.First)
 			members[n].claim, members[n].id = claimOf(r.First), members[n].first.id

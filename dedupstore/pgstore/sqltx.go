@@ -162,8 +162,12 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 
 // prepare marks the transaction, makes the records of first runs, and looks whether there is something to do.
 func (q *sqlSession) prepare(ctx context.Context) error {
-	firsts := q.run.firsts()
-	for _, one := range firsts {
+	if q.run.claimed { // see beginPgx
+		if _, err := q.tx.ExecContext(ctx, mark, milliseconds(q.run.silence())); err != nil {
+			return err
+		}
+	}
+	for _, one := range q.run.firsts() {
 		rows, err := q.tx.QueryContext(ctx, one.query, one.args...)
 		if err != nil {
 			return err
@@ -171,11 +175,6 @@ func (q *sqlSession) prepare(ctx context.Context) error {
 		err = q.run.read(rows)
 		_ = rows.Close()
 		if err != nil {
-			return err
-		}
-	}
-	if firsts == nil { // else they do
-		if _, err := q.tx.ExecContext(ctx, mark, milliseconds(q.run.silence())); err != nil {
 			return err
 		}
 	}

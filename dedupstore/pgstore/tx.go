@@ -57,12 +57,11 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	var batch pgx.Batch
 	batch.Queue(s.sql.open)
-	firsts := r.firsts()
-	for _, one := range firsts {
-		batch.Queue(one.query, one.args...).Query(func(rows pgx.Rows) error { return r.read(rows) })
-	}
-	if firsts == nil { // else they do
+	if r.claimed { // else the statements of first runs do, which do nothing else where others have the keys
 		batch.Queue(mark, milliseconds(r.silence()))
+	}
+	for _, one := range r.firsts() {
+		batch.Queue(one.query, one.args...).Query(func(rows pgx.Rows) error { return r.read(rows) })
 	}
 	for _, one := range r.looks() {
 		batch.Queue(one.query, one.args...)

@@ -102,8 +102,7 @@ const conflicts = 5
 
 // attempt is one transaction.
 func (s *Store) attempt(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
-	c := claims[0]
-	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastWait), errLocked)
+	waitCtx, done := context.WithTimeoutCause(ctx, max(claims[0].Lease, leastWait), errLocked)
 	defer done()
 	if err := s.gate.enterLast(waitCtx); err != nil {
 		return notBegun(err)
@@ -133,9 +132,9 @@ func (s *Store) attempt(ctx context.Context, claims []dedupstore.Claim, work ded
 	settlements, err := work(txctx.With(txctx.With(ctx, t.Tx), within), claims)
 	switch {
 	case err != nil:
-		return s.undone(context.WithoutCancel(ctx), t, c, err)
+		return s.undone(context.WithoutCancel(ctx), t, claims, err)
 	case !attached():
-		return s.undone(context.WithoutCancel(ctx), t, c, context.Cause(ctx))
+		return s.undone(context.WithoutCancel(ctx), t, claims, context.Cause(ctx))
 	}
 	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return err
@@ -199,18 +198,20 @@ func (s *Store) mark(ctx context.Context, t *lockedTx, records []*record) error 
 	return err
 }
 
-// undone rolls back and returns why a run has failed. If the handler committed, or may have, it returns ErrEnded,
+// undone rolls back and returns why runs have failed. If the handler committed, or may have, it returns ErrEnded,
 // because another run could repeat the effects.
-func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, failure error) error {
+func (s *Store) undone(ctx context.Context, t *lockedTx, claims []dedupstore.Claim, failure error) error {
 	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {
 		return failure
 	}
 	t.abort()
-	ctx, cancel := context.WithTimeout(ctx, c.Lease)
+	ctx, cancel := context.WithTimeout(ctx, claims[0].Lease)
 	defer cancel()
-	rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
-	if err != nil || rec.ownedBy(c) && rec.State == dedupstore.Running && rec.Decided == rec.Fence {
-		return endedError(errors.Join(failure, err))
+	for _, c := range claims { // some may have been taken over
+		rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
+		if err != nil || rec.ownedBy(c) && rec.State == dedupstore.Running && rec.Decided == rec.Fence {
+			return endedError(errors.Join(failure, err))
+		}
 	}
 	return failure
 }

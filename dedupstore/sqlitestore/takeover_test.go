@@ -129,3 +129,36 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 		t.Errorf("the zombie: %v, want ErrClaimLost", err)
 	}
 }
+
+// The handler of a batch commits by itself, and then its first claim is taken over. The others must not run again.
+func TestInbox_ABatchThatItsHandlerCommittedIsEndedForAll(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	mustExec(t, db, `CREATE TABLE effects (name TEXT NOT NULL)`)
+	brief := request("first")
+	brief.Lease = 50 * time.Millisecond
+	runs := []dedupstore.TxRun{
+		{Claim: claim(t, s, brief, dedupstore.AcquiredRun).Claim},
+		{Claim: claim(t, s, request("second"), dedupstore.AcquiredRun).Claim},
+	}
+	_, err := s.Inbox().InTx(t.Context(), runs,
+		func(ctx context.Context, _ []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+			_, err := Tx(ctx).ExecContext(ctx, `INSERT INTO effects VALUES ('both')`)
+			_, ended := Tx(ctx).ExecContext(ctx, `COMMIT`)
+			other, made := New(db, Config{})
+			if err := errors.Join(err, ended, made); err != nil {
+				t.Fatal(err)
+			}
+			for busy := true; busy; {
+				a, err := dedupstore.ClaimOne(t.Context(), other, request("first"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				busy = a.Status == dedupstore.Busy
+			}
+			return nil, errors.New("refused")
+		})
+	if !errors.Is(err, dedupstore.ErrEnded) {
+		t.Errorf("the batch returned %v, want ErrEnded", err)
+	}
+}

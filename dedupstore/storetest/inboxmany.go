@@ -234,6 +234,43 @@ var inboxManyCases = []inboxCase{
 			}
 		},
 	},
+	{
+		name:  "many/first-run-of-another-leaves-the-claimed-ones",
+		why:   "a new message that somebody else has at work must not keep redelivered ones from their transaction",
+		needs: makesFirst,
+		test: func(k *inboxKit) {
+			claimed := k.run("claimed")
+			k.makes(k.request("1"), func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
+				twin := k.request("1")
+				runs := append(firsts([]dedupstore.Request{twin}), runsOf([]dedupstore.Claim{claimed})...)
+				answers, err := k.in.Inbox.InTx(k.Context(), runs,
+					func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+						return paid(claims), k.chargeAll(ctx, claims)
+					})
+				if err != nil || answers == nil || answers[0].Status != dedupstore.Busy || answers[1].Status != "" {
+					k.Errorf("the batch returned %+v, %v, want busy and committed", answers, err)
+				}
+				return k.charge(c)(ctx)
+			})
+			k.effects(claimed, 1)
+			k.claim(k.request("claimed"), dedupstore.Done)
+			k.effects(dedupstore.Claim{Key: k.key("1")}, 1)
+		},
+	},
+	{
+		name: "many/one-run-at-least",
+		why:  "a transaction of nobody would commit effects without an outcome",
+		test: func(k *inboxKit) {
+			_, err := k.in.Inbox.InTx(k.Context(), nil,
+				func(context.Context, []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+					k.Error("the work of no run was called")
+					return nil, nil
+				})
+			if !isInvalid(err) {
+				k.Errorf("no runs returned %v, want an InvalidError", err)
+			}
+		},
+	},
 }
 
 // claims are the claims of so many keys, "0", "1" and so on.

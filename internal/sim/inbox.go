@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,12 +152,7 @@ func (*inbox) TakesFirst() bool { return true }
 func (i *inbox) InTx(
 	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
 ) ([]dedupstore.Answer, error) {
-	for _, r := range runs {
-		if err := r.Validate(); err != nil {
-			return nil, err
-		}
-	}
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(dedupstore.ValidateRuns(runs), ctx.Err()); err != nil {
 		return nil, err
 	}
 	lease := runs[0].Claim.Lease
