@@ -27,7 +27,8 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 //
 // One error for several messages, any other wrong number, or a panic says that the batch failed as a whole; over an
 // inbox, where a batch is one transaction, any error does. Then its messages are handled in batches of one, which costs
-// no attempt. So are messages whose last two runs or more ended with expired leases, one at a time. A batch has no order, and at most one message of each order key.
+// no attempt. So are messages whose last two runs or more ended with expired leases, one at a time. A batch has no
+// order, and at most one message of each order key.
 type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.
