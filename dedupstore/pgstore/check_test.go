@@ -207,14 +207,15 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	if _, err := s.Clean(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
-	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_8 FROM PUBLIC`)
-	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
-		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
+	mustExec(t, pool, `REVOKE UPDATE ON oncemill_dedup FROM `+user)
+	if _, err := s.Check(t.Context()); schemaProblem(err, `GRANT SELECT, INSERT, UPDATE, DELETE ON`) != nil {
+		t.Error(schemaProblem(err, `GRANT SELECT, INSERT, UPDATE, DELETE ON`))
 	}
-	mustExec(t, pool, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA `+schema+` FROM PUBLIC`)
-	if a, err := dedupstore.ClaimOne(t.Context(), s, request("2")); schemaProblem(err,
-		"see Migrate for what it has to be granted") != nil {
-		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
+	for range 2 {
+		if a, err := dedupstore.ClaimOne(t.Context(), s, request("2")); schemaProblem(err,
+			"see Migrate for what it has to be granted") != nil {
+			t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
+		}
 	}
 }
 
@@ -224,15 +225,8 @@ func TestClaim_AnOlderSchemaGrantsNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	mustExec(t, pool, `
-DO $$
-DECLARE f regprocedure;
-BEGIN
-	FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace LOOP
-		EXECUTE 'DROP FUNCTION ' || f;
-	END LOOP;
-	UPDATE oncemill_dedup_settings SET version = 1;
-END $$`)
+	mustExec(t, pool, `ALTER TABLE oncemill_dedup DROP COLUMN crashes`)
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 6`)
 	for name, form := range map[string]dedupstore.Store{"leased": s, "inbox": s.Inbox()} {
 		for range 2 {
 			a, err := dedupstore.ClaimOne(t.Context(), form, request(name))

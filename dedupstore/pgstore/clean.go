@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -23,13 +24,43 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, err
 }
 
-// clean returns how many records it deleted, and how many heartbeats.
+// pickSQL locks records that are to be looked at, unless another cleaning is under way.
+const pickSQL = `
+SELECT a.alone, p.id
+FROM (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS alone) a
+LEFT JOIN LATERAL (SELECT x.id FROM {records} x WHERE a.alone AND x.clean_at <= statement_timestamp()
+	ORDER BY x.clean_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED) p ON true`
+
+// livesUntil is when a record expires.
+const livesUntil = `greatest(x.expires_at, (SELECT b.expires_at FROM {beats} b
+	WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state))`
+
+// clean returns how many records it deleted, and how many heartbeats. Its commit does not wait for the disk: what comes
+// back is deleted again.
 func (s *Store) clean(ctx context.Context, limit int) (records, beats int, err error) {
-	err = s.again(ctx, func() error {
-		return s.committed(ctx, s.sql.cleanUp, []any{int64(limit)}, func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&records, &beats}, func() error { return nil })
+	err = s.inTx(ctx, func(tx transaction) error {
+		var alone bool
+		var picked [][]byte
+		var b pgx.Batch
+		b.Queue(beginOwn)
+		b.Queue(useIndexes + beHasty + beBrief)
+		b.Queue(s.sql.pick, limit).Query(func(rows pgx.Rows) error {
+			var id []byte
+			_, err := pgx.ForEachRow(rows, []any{&alone, &id}, func() error {
+				if id != nil {
+					picked = append(picked, bytes.Clone(id))
+				}
+				return nil
+			})
 			return err
 		})
+		if err := tx.send(ctx, &b); err != nil || !alone {
+			return err
+		}
+		b = pgx.Batch{}
+		b.Queue(s.sql.clean, picked, limit).QueryRow(func(row pgx.Row) error { return row.Scan(&records, &beats) })
+		b.Queue("commit")
+		return tx.send(ctx, &b)
 	})
 	if err != nil {
 		return 0, 0, s.failed("clean", err)

@@ -68,6 +68,7 @@ const (
 	codeUndefinedTable    = "42P01"
 	codeUndefinedFunction = "42883"
 	codeUndefinedSchema   = "3F000"
+	codeUndefinedColumn   = "42703"
 	codeNoPrivilege       = "42501"
 	codeDiskFull          = "53100"
 	codeTxEnded           = "OM001"
@@ -99,7 +100,7 @@ func noRoom(err error) error {
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (s *Store) explain(err error) error {
 	switch codeOf(err) {
-	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
+	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedColumn, codeUndefinedFunction:
 		return s.setup(err, "or a function of it is missing where the connection looks for it: call Migrate, "+
 			"grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:

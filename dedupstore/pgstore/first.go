@@ -19,16 +19,15 @@ func (i *inbox) answers(ctx context.Context, members []member) ([]dedupstore.Ans
 			apart = append(apart, m.first)
 		}
 	}
-	together(ctx, apart, i.claimRest)
+	i.claim(ctx, apart, true)
 	var failure error
 	for n, m := range members {
 		if m.claim.Fence != 0 {
 			continue
 		}
-		var err error
-		if answers[n], err = i.answer(m.first); err != nil {
-			failure = err
-			answers[n] = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
+		if answers[n] = m.first.result.Answer; m.first.result.Err != nil {
+			failure = m.first.result.Err
+			answers[n] = contended
 		}
 	}
 	return answers, failure

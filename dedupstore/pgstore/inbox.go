@@ -188,7 +188,7 @@ func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
 			return nil, err
 		}
 		if r.First != nil {
-			members[n].first = newClaiming(r.First)
+			members[n].first = newClaiming(r.First, new(dedupstore.ClaimResult))
 			members[n].claim, members[n].id = claimOf(r.First), members[n].first.id
 			continue
 		}
@@ -368,7 +368,7 @@ func (r *run) finishing(claims []dedupstore.Claim, settlements []dedupstore.Sett
 			continue
 		}
 		var err error
-		if settled[n], err = newSettling(c, settlements[n]); err != nil {
+		if settled[n], err = newSettling(c, settlements[n].(dedupstore.Finish)); err != nil {
 			return nil, err
 		}
 	}

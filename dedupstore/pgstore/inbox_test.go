@@ -119,8 +119,8 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			group.Wait()
 			if r := results[1]; r.Err != nil || r.Answer.Status == dedupstore.AcquiredRun &&
-				r.Answer.Fence <= other.Fence {
-				t.Errorf("fence %d was granted after %d, %v", r.Answer.Fence, other.Fence, r.Err)
+				r.Answer.Claim.Fence <= other.Fence {
+				t.Errorf("fence %d was granted after %d, %v", r.Answer.Claim.Fence, other.Fence, r.Err)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -110,19 +111,15 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 			if columns[len(progress)] == nil {
 				return rows.Scan(append(progress, make([]any, len(columns)-len(progress))...)...)
 			}
-			name, r, err := scanRecord(rows, progress...)
-			if err == nil {
-				r.Key, err = keyOf(name)
-			}
-			if problem, ok := errors.AsType[*dedupstore.RecordError](err); ok {
-				unreadable = errors.Join(unreadable, problem)
-				continue
-			}
+			r, now, err := scan(rows, progress...)
 			if err != nil {
 				return err
 			}
-			if filter.Matches(&r) {
-				page.Records = append(page.Records, r)
+			key, err := keyOf(r.Key)
+			if err = cmp.Or(r.Err, err); err != nil {
+				unreadable = errors.Join(unreadable, err)
+			} else if seen := r.Look(key, now); filter.Matches(&seen) {
+				page.Records = append(page.Records, seen)
 			}
 		}
 		return rows.Err()
