@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -24,12 +23,15 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, err
 }
 
-// pickSQL locks records that are to be looked at, unless another cleaning is under way.
+// pickSQL locks records that are to be looked at, and notes their places for the next statement; or ” if another
+// cleaning is under way.
 const pickSQL = `
-SELECT a.alone, p.id
-FROM (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS alone) a
-LEFT JOIN LATERAL (SELECT x.id FROM {records} x WHERE a.alone AND x.clean_at <= statement_timestamp()
-	ORDER BY x.clean_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED) p ON true`
+SELECT set_config('oncemill.picked', CASE WHEN a.alone THEN ARRAY(
+	SELECT x.ctid FROM {records} x WHERE x.clean_at <= statement_timestamp()
+	ORDER BY x.clean_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED)::text ELSE '' END, true)
+FROM (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS alone) AS a`
+
+const picked = `nullif(current_setting('oncemill.picked'), '')::tid[]`
 
 // livesUntil is when a record expires.
 const livesUntil = `greatest(x.expires_at, (SELECT b.expires_at FROM {beats} b
@@ -39,26 +41,11 @@ const livesUntil = `greatest(x.expires_at, (SELECT b.expires_at FROM {beats} b
 // back is deleted again.
 func (s *Store) clean(ctx context.Context, limit int) (records, beats int, err error) {
 	err = s.inTx(ctx, func(tx transaction) error {
-		var alone bool
-		var picked [][]byte
 		var b pgx.Batch
 		b.Queue(beginOwn)
-		b.Queue(useIndexes + beHasty + beBrief)
-		b.Queue(s.sql.pick, limit).Query(func(rows pgx.Rows) error {
-			var id []byte
-			_, err := pgx.ForEachRow(rows, []any{&alone, &id}, func() error {
-				if id != nil {
-					picked = append(picked, bytes.Clone(id))
-				}
-				return nil
-			})
-			return err
-		})
-		if err := tx.send(ctx, &b); err != nil || !alone {
-			return err
-		}
-		b = pgx.Batch{}
-		b.Queue(s.sql.clean, picked, limit).QueryRow(func(row pgx.Row) error { return row.Scan(&records, &beats) })
+		b.Queue(useIndexes + beHasty)
+		b.Queue(s.sql.pick, limit)
+		b.Queue(s.sql.clean, limit).QueryRow(func(row pgx.Row) error { return row.Scan(&records, &beats) })
 		b.Queue("commit")
 		return tx.send(ctx, &b)
 	})

@@ -57,7 +57,7 @@ func (s *Store) changeSeen(
 	b.Queue(beginOwn)
 	b.Queue(useIndexes + beBrief + waitForSettling)
 	b.Queue(s.sql.wait, ids)
-	load(&b, s.sql.look, ids, found, &now)
+	load(&b, s.sql.load, ids, found, &now)
 	if err := tx.send(ctx, &b); err != nil {
 		return nil, nil, err
 	}

@@ -106,19 +106,19 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 	var batch pgx.Batch
 	batch.Queue(callPaging)
 	batch.Queue(f.store.sql.list, filterArgs(from, &filter)...).Query(func(rows pgx.Rows) error {
+		c := newScanner(progress...)
 		for rows.Next() {
 			columns := rows.RawValues()
 			if columns[len(progress)] == nil {
 				return rows.Scan(append(progress, make([]any, len(columns)-len(progress))...)...)
 			}
-			r, now, err := scan(rows, progress...)
-			if err != nil {
+			if err := c.scan(rows); err != nil {
 				return err
 			}
-			key, err := keyOf(r.Key)
-			if err = cmp.Or(r.Err, err); err != nil {
+			key, err := keyOf(c.row.Key)
+			if err = cmp.Or(c.row.Err, err); err != nil {
 				unreadable = errors.Join(unreadable, err)
-			} else if seen := r.Look(key, now); filter.Matches(&seen) {
+			} else if seen := c.row.Look(key, c.now); filter.Matches(&seen) {
 				page.Records = append(page.Records, seen)
 			}
 		}

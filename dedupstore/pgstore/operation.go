@@ -70,14 +70,15 @@ func (s *Store) inTx(ctx context.Context, do func(transaction) error) error {
 
 // load adds a statement that reads records.
 func load(b *pgx.Batch, query string, ids [][]byte, found map[string]*sqlstore.Row, now *time.Time) {
-	b.Queue(query, ids).Query(func(rows pgx.Rows) (err error) {
-		for rows.Next() && err == nil {
-			var r *sqlstore.Row
-			if r, *now, err = scan(rows); err == nil {
-				found[r.ID] = r
+	b.Queue(query, ids).Query(func(rows pgx.Rows) error {
+		c := newScanner()
+		for rows.Next() {
+			if err := c.scan(rows); err != nil {
+				return err
 			}
+			found[c.row.ID], *now = new(c.row), c.now
 		}
-		return cmp.Or(err, rows.Err())
+		return rows.Err()
 	})
 }
 
@@ -129,9 +130,7 @@ func (s *Store) save(
 	}
 	var b pgx.Batch
 	b.Queue(useIndexes + durability(relaxed))
-	for _, r := range changed {
-		b.Queue(s.sql.save, saveArgs(r, now, text)...)
-	}
+	b.Queue(s.sql.save, saveArgs(changed, now, text)...)
 	b.Queue("commit")
 	return tx.send(ctx, &b)
 }

@@ -15,12 +15,15 @@ import (
 )
 
 const (
-	// rowSQL is what scan reads of a record, but for its contents and duplicates.
+	// rowSQL is what scan reads of a record, but for what only operations or only people need.
 	rowSQL = `
-SELECT x.id, x.key, x.state, x.owner, x.fence, x.decided, x.attempts, x.returned, x.reruns, x.crashes,
+SELECT x.id, x.key, x.state, x.fence, x.decided, x.attempts, x.returned, x.reruns, x.crashes,
 	b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, coalesce(b.lease_until, x.lease_until),
-	x.not_before, coalesce(b.expires_at, x.expires_at), x.first_at, x.took_ms, x.holder, x.trace, x.print, x.settled,
-	x.history, x.kind, x.exhausted, x.truncated, x.reason, x.result, x.stubs, clock_timestamp(), `
+	x.not_before, coalesce(b.expires_at, x.expires_at), x.first_at, x.took_ms, x.holder, x.trace, x.history, x.kind,
+	x.exhausted, x.truncated, x.reason, x.result, x.stubs, clock_timestamp(), `
+
+	seenSQL = rowSQL + `'', '', CASE WHEN x.settled[cardinality(x.settled)] = 'operator' THEN ARRAY['operator'] END,
+	NULL::bytea, d.copies, d.last_at`
 
 	// What is beside each record is read by its ID: OFFSET 0 keeps plans from reading a whole table.
 	beatSQL = `
@@ -32,26 +35,30 @@ LEFT JOIN LATERAL (SELECT d.copies, d.last_at FROM {duplicates} d
 	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true`
 
 	// loadSQL reads the records of IDs as operations need them, lookSQL as people do.
-	loadSQL = rowSQL + `x.contents, NULL::bigint, NULL::timestamptz FROM {records} x` + beatSQL + `
+	loadSQL = rowSQL + `x.owner, x.print, x.settled, x.contents, NULL::bigint, NULL::timestamptz FROM {records} x` + beatSQL + `
 WHERE x.id = ANY ($1::bytea[])`
 	lookSQL = seenSQL + ` FROM {records} x` + beatSQL + copiesSQL + ` WHERE x.id = ANY ($1::bytea[])`
-	seenSQL = rowSQL + `NULL::bytea, d.copies, d.last_at`
 
 	// lockSQL locks the records of IDs, but for those that others have locked.
 	lockSQL = `SELECT x.id FROM {records} x WHERE x.id = ANY ($1::bytea[]) FOR NO KEY UPDATE SKIP LOCKED`
 
-	// saveSQL writes a record. Its date of cleaning stays if it will do, so that no index is written.
+	// saveSQL writes records. Their dates of cleaning stay if they will do, so that no index is written.
 	saveSQL = `
 UPDATE {records} x SET
-	state = $2::text, owner = $3::text, fence = $4::bigint, decided = $5::bigint, attempts = $6::bigint,
-	returned = $7::bigint, reruns = $8::bigint, crashes = $9::bigint, lease_until = $10::timestamptz,
-	not_before = $11::timestamptz, expires_at = $12::timestamptz, first_at = $13::timestamptz, took_ms = $14::bigint,
-	holder = $15::text, trace = $16::text, print = $17::text, settled = $18::text[], history = $19::text::jsonb,
-	kind = $20::text, exhausted = $21::boolean, truncated = $22::boolean, reason = $23::text, result = $24::bytea,
-	stubs = $25::bytea, contents = $26::bytea,
-	clean_at = CASE WHEN x.clean_at BETWEEN $12::timestamptz AND $12::timestamptz + $27::interval * 2 THEN x.clean_at
-		ELSE $12::timestamptz + $27::interval / 16 END
-WHERE x.id = $1::bytea`
+	state = u.state, owner = u.owner, fence = u.fence, decided = u.decided, attempts = u.attempts,
+	returned = u.returned, reruns = u.reruns, crashes = u.crashes, lease_until = u.lease_until,
+	not_before = u.not_before, expires_at = u.expires, first_at = u.first_at, took_ms = u.took_ms,
+	holder = u.holder, trace = u.trace, print = u.print, settled = string_to_array(u.settled, ','),
+	history = u.history::jsonb, kind = u.kind, exhausted = u.exhausted, truncated = u.truncated, reason = u.reason,
+	result = u.result, stubs = u.stubs, contents = u.contents, clean_at = {clean_at}
+FROM unnest($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
+	$9::bigint[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::timestamptz[], $14::bigint[],
+	$15::text[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[], $21::boolean[], $22::boolean[],
+	$23::text[], $24::bytea[], $25::bytea[], $26::bytea[]) AS u (id, state, owner, fence, decided, attempts, returned,
+	reruns, crashes, lease_until, not_before, expires, first_at, took_ms, holder, trace, print, settled, history,
+	kind, exhausted, truncated, reason, result, stubs, contents),
+	(SELECT $27::timestamptz AS t) AS now
+WHERE x.id = ANY ($1::bytea[]) AND x.id = u.id`
 )
 
 // A past attempt is an element of a record's history.
@@ -65,41 +72,57 @@ type past struct {
 // idOf is what a record is found by.
 func idOf(name string) []byte { return []byte(sqlstore.IDOf(name)) }
 
-// scan reads a row of rowSQL, after some columns.
-func scan(rows pgx.Rows, before ...any) (*sqlstore.Row, time.Time, error) {
-	r := new(sqlstore.Row)
-	s, o := &r.Stored, &r.Outcome
-	var now time.Time
-	var id, history, stubs, contents []byte
-	var print string
-	var fence int64
-	var took *int64
-	var decided, reruns, crashes, copies zeronull.Int8
-	var exhausted, truncated *bool
-	err := rows.Scan(append(before, &id, &r.Key, &s.State, &s.Owner, &fence, &decided, &s.Attempts, &s.Returned,
-		&reruns, &crashes, &s.Started, (*zeronull.Timestamptz)(&s.Lease), (*zeronull.Timestamptz)(&s.Due),
-		&s.Expires, &s.First, &took, (*zeronull.Text)(&s.Holder), &s.Trace, &print, &s.Settled, &history,
-		(*zeronull.Text)(&o.Kind), &exhausted, &truncated, (*zeronull.Text)(&o.Reason), &o.Result, &stubs, &now,
-		&contents, &copies, (*zeronull.Timestamptz)(&s.LastDuplicate))...)
-	if err != nil {
-		return nil, now, err
+// A scanner reads rows of rowSQL.
+type scanner struct {
+	row sqlstore.Row // that was read last
+	now time.Time
+
+	id, history, stubs, contents     []byte
+	print                            string
+	fence                            int64
+	took                             *int64
+	decided, reruns, crashes, copies zeronull.Int8
+	exhausted, truncated             *bool
+	to                               []any
+}
+
+// newScanner reads some columns before.
+func newScanner(before ...any) *scanner {
+	c := new(scanner)
+	s, o := &c.row.Stored, &c.row.Outcome
+	c.to = append(before, &c.id, &c.row.Key, &s.State, &c.fence, &c.decided, &s.Attempts, &s.Returned, &c.reruns,
+		&c.crashes, &s.Started, (*zeronull.Timestamptz)(&s.Lease), (*zeronull.Timestamptz)(&s.Due), &s.Expires,
+		&s.First, &c.took, (*zeronull.Text)(&s.Holder), &s.Trace, &c.history, (*zeronull.Text)(&o.Kind),
+		&c.exhausted, &c.truncated, (*zeronull.Text)(&o.Reason), &o.Result, &c.stubs, &c.now, &s.Owner, &c.print,
+		&s.Settled, &c.contents, &c.copies, (*zeronull.Timestamptz)(&s.LastDuplicate))
+	return c
+}
+
+func (c *scanner) scan(rows pgx.Rows) error {
+	c.row = sqlstore.Row{} // nothing is read into bytes of the row before
+	c.id, c.history, c.stubs, c.contents = nil, nil, nil, nil
+	if err := rows.Scan(c.to...); err != nil {
+		return err
 	}
-	r.ID = string(id)
-	s.Fence, s.Decided, s.Reruns, s.Crashes = uint64(fence), uint64(decided), int(reruns), int(crashes)
-	s.Duplicates = int(copies)
-	s.Claimed, s.Ended = times(fence, took)
-	s.Fingerprint.Scheme, s.Fingerprint.Sum, _ = strings.Cut(print, ":")
-	o.Exhausted, o.Truncated = exhausted != nil && *exhausted, truncated != nil && *truncated
+	r := &c.row
+	s, o := &r.Stored, &r.Outcome
+	r.ID = string(c.id)
+	s.Fence, s.Decided, s.Reruns, s.Crashes = uint64(c.fence), uint64(c.decided), int(c.reruns), int(c.crashes)
+	s.Duplicates = int(c.copies)
+	s.Claimed, s.Ended = times(c.fence, c.took)
+	s.Fingerprint.Scheme, s.Fingerprint.Sum, _ = strings.Cut(c.print, ":")
+	o.Exhausted, o.Truncated = c.exhausted != nil && *c.exhausted, c.truncated != nil && *c.truncated
 	o.Reason = decodeText(o.Reason)
-	s.History = decodeHistory(history)
-	if o.Produced, err = sqlstore.DecodeProduced(stubs, contents); err != nil {
-		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: err.Error()}
+	s.History = decodeHistory(c.history)
+	var err error
+	if o.Produced, err = sqlstore.DecodeProduced(c.stubs, c.contents); err != nil {
+		r.Err = recordError(r.Key, err.Error())
 	}
 	kinds := []dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
 	if (s.State == dedupstore.Publishing || s.State == dedupstore.Finished) && !slices.Contains(kinds, o.Kind) {
-		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: fmt.Sprintf("has an outcome of the kind %q", o.Kind)}
+		r.Err = recordError(r.Key, fmt.Sprintf("has an outcome of the kind %q", o.Kind))
 	}
-	return r, now, nil
+	return nil
 }
 
 // times are when a run was claimed, and when it ended.
@@ -132,10 +155,10 @@ func decodeHistory(history []byte) (all []dedupstore.Attempt) {
 	return all
 }
 
-// encodeHistory is NULL for none. A text is for people: see together.
-func encodeHistory(attempts []dedupstore.Attempt, text func(string) string) *string {
+// encodeHistory is empty for none.
+func encodeHistory(attempts []dedupstore.Attempt, text text) string {
 	if len(attempts) == 0 {
-		return nil
+		return ""
 	}
 	all := make([]past, len(attempts))
 	for i, a := range attempts {
@@ -143,28 +166,74 @@ func encodeHistory(attempts []dedupstore.Attempt, text func(string) string) *str
 			Reason: text(encodeText(a.Reason))}
 	}
 	b, _ := json.Marshal(all)
-	return new(string(b))
+	return string(b)
 }
 
-// saveArgs are the arguments of saveSQL.
-func saveArgs(r *sqlstore.Row, now time.Time, text func(string) string) []any {
-	s, o := &r.Stored, &r.Outcome
-	var result, contents []byte
-	if len(o.Result) > 0 {
-		result = o.Result
-	}
-	if s.State == dedupstore.Publishing && len(o.Produced) > 0 {
-		contents = sqlstore.EncodeContents(o.Produced)
-	}
+// saveArgs are the arguments of saveSQL. Texts for people are written as the function makes them.
+func saveArgs(rows []*sqlstore.Row, now time.Time, text text) []any {
 	return []any{
-		[]byte(r.ID), string(s.State), s.Owner, int64(s.Fence), zeronull.Int8(s.Decided), s.Attempts, s.Returned,
-		zeronull.Int8(s.Reruns), zeronull.Int8(s.Crashes), stamp(s.Lease), stamp(s.Due), stamp(s.Expires),
-		stamp(s.First), tookOf(s.Claimed, s.Ended), zeronull.Text(text(s.Holder)), s.Trace, printOf(s.Fingerprint),
-		s.Settled,
-		encodeHistory(s.History, text), zeronull.Text(o.Kind), orNull(o.Exhausted), orNull(o.Truncated),
-		zeronull.Text(text(encodeText(o.Reason))), result, sqlstore.EncodeStubs(o.Produced), contents,
-		interval(sqlstore.Micros(max(0, s.Expires.Sub(now)))),
+		column(rows, func(r *sqlstore.Row) []byte { return []byte(r.ID) }),
+		column(rows, func(r *sqlstore.Row) string { return string(r.State) }),
+		column(rows, func(r *sqlstore.Row) string { return r.Owner }),
+		column(rows, func(r *sqlstore.Row) int64 { return int64(r.Fence) }),
+		column(rows, func(r *sqlstore.Row) *int64 { return orNull(int64(r.Decided)) }),
+		column(rows, func(r *sqlstore.Row) int64 { return int64(r.Attempts) }),
+		column(rows, func(r *sqlstore.Row) int64 { return int64(r.Returned) }),
+		column(rows, func(r *sqlstore.Row) *int64 { return orNull(int64(r.Reruns)) }),
+		column(rows, func(r *sqlstore.Row) *int64 { return orNull(int64(r.Crashes)) }),
+		column(rows, func(r *sqlstore.Row) *time.Time { return stamp(r.Lease) }),
+		column(rows, func(r *sqlstore.Row) *time.Time { return stamp(r.Due) }),
+		column(rows, func(r *sqlstore.Row) *time.Time { return stamp(r.Expires) }),
+		column(rows, func(r *sqlstore.Row) *time.Time { return stamp(r.First) }),
+		column(rows, func(r *sqlstore.Row) *int64 { return tookOf(r.Claimed, r.Ended) }),
+		column(rows, func(r *sqlstore.Row) *string { return orNull(text(r.Holder)) }),
+		column(rows, func(r *sqlstore.Row) string { return r.Trace }),
+		column(rows, func(r *sqlstore.Row) string { return printOf(r.Fingerprint) }),
+		column(rows, func(r *sqlstore.Row) *string { return orNull(strings.Join(r.Settled, ",")) }),
+		column(rows, func(r *sqlstore.Row) *string { return orNull(encodeHistory(r.History, text)) }),
+		column(rows, func(r *sqlstore.Row) *string { return orNull(string(r.Outcome.Kind)) }),
+		column(rows, func(r *sqlstore.Row) *bool { return orNull(r.Outcome.Exhausted) }),
+		column(rows, func(r *sqlstore.Row) *bool { return orNull(r.Outcome.Truncated) }),
+		column(rows, func(r *sqlstore.Row) *string { return orNull(text(encodeText(r.Outcome.Reason))) }),
+		column(rows, func(r *sqlstore.Row) []byte { return resultOf(r.Outcome) }),
+		column(rows, func(r *sqlstore.Row) []byte { return sqlstore.EncodeStubs(r.Outcome.Produced) }),
+		column(rows, contentsOf),
+		now,
 	}
+}
+
+func column[T any](rows []*sqlstore.Row, value func(*sqlstore.Row) T) []T {
+	all := make([]T, len(rows))
+	for i, r := range rows {
+		all[i] = value(r)
+	}
+	return all
+}
+
+// orNull is NULL for a zero value.
+func orNull[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
+	}
+	return &v
+}
+
+// stamp is a time as tables have it, rounded up to microseconds: nothing ends early.
+func stamp(t time.Time) *time.Time { return orNull(sqlstore.TimeAt(sqlstore.MicrosAt(t))) }
+
+func resultOf(o dedupstore.Outcome) []byte {
+	if len(o.Result) == 0 {
+		return nil
+	}
+	return o.Result
+}
+
+// contentsOf is what is kept of messages until they are published.
+func contentsOf(r *sqlstore.Row) []byte {
+	if r.State != dedupstore.Publishing || len(r.Outcome.Produced) == 0 {
+		return nil
+	}
+	return sqlstore.EncodeContents(r.Outcome.Produced)
 }
 
 // printOf is a fingerprint as tables have it: scheme and sum, or empty.
@@ -173,19 +242,6 @@ func printOf(f dedupstore.Fingerprint) string {
 		return ""
 	}
 	return f.Scheme + ":" + f.Sum
-}
-
-// stamp is a time as tables have it, rounded up to microseconds: nothing ends early.
-func stamp(t time.Time) zeronull.Timestamptz {
-	return zeronull.Timestamptz(sqlstore.TimeAt(sqlstore.MicrosAt(t)))
-}
-
-// orNull is NULL for false.
-func orNull(set bool) *bool {
-	if !set {
-		return nil
-	}
-	return &set
 }
 
 // PostgreSQL's texts cannot have a zero byte, which a reason may have.

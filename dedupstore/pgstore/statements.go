@@ -171,7 +171,7 @@ func namesOf(cfg Config) *strings.Replacer {
 		"{duplicates}", cfg.located("_duplicates"), "{scopes}", cfg.located("_scopes"),
 		"{settlers}", strconv.Itoa(dedupstore.MaxSettled), "{page}", strconv.Itoa(pageSize),
 		"{blocks}", strconv.Itoa(countSize), "{duplicate_blocks}", strconv.Itoa(duplicatesSize),
-		"{clean_at}", cleanAt, "{lives_until}", strings.ReplaceAll(livesUntil, "{beats}", beats),
+		"{clean_at}", cleanAt, "{picked}", picked, "{lives_until}", strings.ReplaceAll(livesUntil, "{beats}", beats),
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey", "scopes_pkey"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
