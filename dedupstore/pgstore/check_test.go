@@ -64,7 +64,6 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 		`TABLE oncemill_dedup_scopes`,
 		`INDEX oncemill_dedup_clean`,
 		`INDEX oncemill_dedup_beats_clean`,
-		`FUNCTION oncemill_dedup_begin_8`,
 	} {
 		t.Run(drop, func(t *testing.T) {
 			t.Parallel()
@@ -83,7 +82,7 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 // empty table there would hide the records.
 func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
 	t.Parallel()
-	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_begin_8`,
+	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`,
 		`UPDATE oncemill_dedup_settings SET version = 1`} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
@@ -264,10 +263,6 @@ func TestCheck_ComparesVersions(t *testing.T) {
 	check("")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 99`)
 	check("")
-	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_8`)
-	check("use a newer version of this package")
-	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 8`)
-	check("call Migrate")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
 	check("has schema version 1, want at least 8: call Migrate")
 	if err := s.Migrate(t.Context()); err != nil {

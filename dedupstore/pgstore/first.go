@@ -116,7 +116,6 @@ func (r *run) read(rows interface {
 
 // foresaw reports whether the record of a first run is already as a settlement wants it.
 func (r *run) foresaw(m *member, f dedupstore.Finish) bool {
-	o := &f.Outcome
-	return o.Kind == dedupstore.Succeeded && len(o.Result)+len(o.Reason)+len(o.Produced) == 0 && !o.Exhausted &&
-		!o.Truncated && f.Retention == m.claim.Retention && time.Since(r.began) < min(quick, m.claim.Lease)
+	return isPlain(f) && len(f.Outcome.Result) == 0 && f.Retention == m.claim.Retention &&
+		time.Since(r.began) < min(quick, m.claim.Lease)
 }

@@ -37,24 +37,6 @@ var (
 
 	//go:embed clean.sql
 	cleanSQL string
-
-	//go:embed run.sql
-	runSQL string
-)
-
-const (
-	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint)`
-
-	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
-	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea, $15::bigint)`
-
-	callBegin = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
-	// callFirst comes before the commit of a transaction that has made its record: mostly there is nothing to correct.
-	callFirst = `SELECT CASE WHEN current_setting('oncemill.tx', true) = 'inbox'
-	AND current_setting('synchronous_commit') <> 'off' THEN NULL ELSE {settle_in}('first', $1::bytea, $2::text,
-	$3::bigint, 'done', NULL, $4::bigint, 'succeeded', false, false, '', NULL, NULL, NULL, NULL) END`
-
-	callDecide = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 )
 
 // Settings come before the statements of the store's own transactions, and end with them.
@@ -77,9 +59,6 @@ const (
 
 	// waitForSettling is how long a change waits for a transaction that settles, which has the lock until its end.
 	waitForSettling = `, set_config('lock_timeout', '1s', true)`
-
-	// callIndexes comes before a settlement, which sets its own durability.
-	callIndexes = `SET LOCAL enable_seqscan = off`
 )
 
 // durability is whether a commit waits for the disk.
@@ -92,33 +71,31 @@ func durability(relaxed bool) string {
 
 // statements are the SQL of one store.
 type statements struct {
-	schema, functions, present, stay, version, keep string
-	fresh, freshMany, first, firstMany              string
-	load, lock, save, settle, extend                string
-	finish, finishFirst, settleIn, join             string
-	open, begin, decide                             string
-	look, firsts, list, sizes, count                string
-	countDuplicates, wait, forget, note             string
-	pick, clean                                     string
-	noteScopes, scopes, keepsScopes                 string
+	schema, present, stay, version, keep string
+	fresh, freshMany, first, firstMany   string
+	load, lock, save, settle, extend     string
+	open, finish, join, bar              string
+	look, firsts, list, sizes, count     string
+	countDuplicates, wait, forget, note  string
+	pick, clean, oldFunctions            string
+	noteScopes, scopes, keepsScopes      string
 }
 
 func statementsFor(cfg Config) statements {
 	names := namesOf(cfg)
 	in := names.Replace
 	return statements{
-		schema: in(schemaSQL), functions: in(runSQL),
-		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
+		schema: in(schemaSQL), present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)),
 		load: in(loadSQL), lock: in(lockSQL), save: in(saveSQL),
 		settle: in(uncommented(settleSQL)), extend: in(uncommented(extendSQL)),
 		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
-		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst),
-		settleIn: in(callSettleIn), join: in(callJoin),
-		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
-		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
+		open: opening(cfg.Isolation), bar: in(barSQL),
+		finish: in(strings.NewReplacer("{took}", "$16::bigint", "{verdict}", "1 / count(*)").Replace(uncommented(finishSQL))),
+		join:   in(strings.NewReplacer("{took}", joinTook, "{verdict}", joinVerdict).Replace(uncommented(finishSQL))),
+		look:   in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
 		countDuplicates: in(countDuplicatesSQL), wait: in(waitSQL), forget: in(forgetSQL), note: in(noteSQL),
-		pick: in(pickSQL), clean: in(uncommented(cleanSQL)),
+		pick: in(pickSQL), clean: in(uncommented(cleanSQL)), oldFunctions: in(oldFunctions),
 		noteScopes: in(noteScopesSQL), scopes: in(scopesSQL), keepsScopes: in(keepsScopesSQL),
 	}
 }
@@ -135,20 +112,6 @@ func opening(isolation pgx.TxIsoLevel) string {
 func uncommented(statement string) string { return comments.ReplaceAllString(statement, "") }
 
 var comments = regexp.MustCompile(`(?m)^--.*\n`)
-
-// functions are the names of the functions, in the order of their creation. Those of other versions have other names,
-// so that programs of two versions can run beside each other.
-var functions = [...]string{"settle_in", "join", "begin", "decide"}
-
-func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
-
-// functions are all of them, as located names them.
-func (c Config) functions() (all []string) {
-	for _, name := range functions {
-		all = append(all, c.located(c.function(name)))
-	}
-	return all
-}
 
 // located is a name of the store, with the ending, as statements have it. It needs no escaping: see Config.validate.
 func (c Config) located(ending string) string {
@@ -175,9 +138,6 @@ func namesOf(cfg Config) *strings.Replacer {
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey", "scopes_pkey"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
-	}
-	for _, name := range functions {
-		pairs = append(pairs, "{"+name+"}", cfg.located(cfg.function(name)))
 	}
 	return strings.NewReplacer(pairs...)
 }
