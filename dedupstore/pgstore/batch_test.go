@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -162,7 +163,7 @@ func TestStore_ALockedRecordHoldsNoOtherUp(t *testing.T) {
 		var errs []error
 		until(t, "the end of a batch", func() bool {
 			errs = do()
-			return !slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, errContended) })
+			return !slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, sqlstore.ErrContended) })
 		})
 		for i, err := range errs {
 			if err != nil {
@@ -232,7 +233,7 @@ func TestExtend_TheTransactionOfAJoinIsNotWaitedFor(t *testing.T) {
 	}
 	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: taken[0], Settlement: success},
 		{Claim: taken[1], Settlement: success}})
-	if errs[0] != nil || !errors.Is(errs[1], errContended) {
+	if errs[0] != nil || !errors.Is(errs[1], sqlstore.ErrContended) {
 		t.Errorf("settlements beside a Join: %v", errs)
 	}
 	if err := tx.Commit(t.Context()); err != nil {

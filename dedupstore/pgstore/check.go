@@ -17,7 +17,7 @@ import (
 const leastServer = 140000
 
 // Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the tables or the rights of
-// the database user do not fit. A newer schema is fine as long as it has the functions that this version uses.
+// the database user do not fit. A newer schema is fine: versions only add.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -133,7 +133,7 @@ func (f server) report() dedupstore.Report {
 // default.
 const leastLocks = 4096
 
-// checkSchema looks for tables and functions, and whether the database user may use them.
+// checkSchema looks for tables, and whether the database user may use them.
 func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	var settings, records bool
 	if err := conn.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
@@ -172,38 +172,12 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case found < version:
 		return s.setup(nil, "has schema version %d, want at least %d: call Migrate", found, version)
 	}
-	return s.checkFunctions(ctx, conn, found)
+	return nil
 }
 
-const (
-	// missingSQL returns the privileges that have to be granted.
-	missingSQL = `
+// missingSQL returns the privileges that have to be granted.
+const missingSQL = `
 SELECT n.privileges || ' ON ' || n.name || ' TO "' || current_user || '"'
 FROM (SELECT name, CASE n WHEN 1 THEN 'SELECT' ELSE 'SELECT, INSERT, UPDATE, DELETE' END AS privileges
 	FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n)) AS n
 WHERE NOT (SELECT bool_and(has_table_privilege(n.name, p)) FROM regexp_split_to_table(n.privileges, ', ') AS p)`
-
-	// unusableSQL returns a function that is missing or may not be called.
-	unusableSQL = `
-SELECT n.name, f.oid IS NOT NULL
-FROM unnest($1::text[]) AS n (name) LEFT JOIN pg_proc f ON f.oid = to_regproc(n.name)
-WHERE f.oid IS NULL OR NOT has_function_privilege(f.oid, 'EXECUTE') LIMIT 1`
-)
-
-func (s *Store) checkFunctions(ctx context.Context, conn *pgx.Conn, found int) error {
-	var name string
-	var there bool
-	err := conn.QueryRow(ctx, unusableSQL, s.cfg.functions()).Scan(&name, &there)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err != nil:
-		return err
-	case !there && found > version:
-		return s.setup(nil, "has schema version %d, which has no function %s any more: use a newer version of this "+
-			"package", found, name)
-	case !there:
-		return s.setup(nil, "lacks the function %s: call Migrate", name)
-	}
-	return s.setup(nil, "may not be used by the database user: GRANT EXECUTE ON FUNCTION %s", name)
-}

@@ -3,8 +3,6 @@ package pgstore
 import (
 	"bytes"
 	"context"
-	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -15,120 +13,178 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// A claiming is a request, and what the claim function returns for it.
+// A claiming is a request on its way.
 type claiming struct {
 	*dedupstore.Request
 	id                 []byte
 	key, print, holder string
-	err                error
-	answer
+
+	result *dedupstore.ClaimResult
+	done   bool // there is a result
+	absent bool // no record has been seen
 }
 
-// An answer is empty until there is one.
-type answer struct {
-	status, found, trace, kind, reason string
-	fence, attempt, returned, age      int64
-	wait                               int64 // busy: µs; done, acquired_publish: the fence of the decision
-	exhausted, truncated               bool
-	result, stubs, contents            []byte
-}
-
-func newClaiming(r *dedupstore.Request) *claiming {
+func newClaiming(r *dedupstore.Request, result *dedupstore.ClaimResult) *claiming {
 	key := r.Key.String()
-	c := &claiming{Request: r, id: idOf(key), key: key, holder: r.Holder}
-	if !r.Fingerprint.IsZero() {
-		c.print = r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
+	return &claiming{
+		Request: r, id: idOf(key), key: key, print: printOf(r.Fingerprint), holder: r.Holder,
+		result: result, absent: true,
 	}
-	return c
 }
 
-// The statuses of records that are left alone.
-const (
-	contended = "contended" // somebody has it locked
-	foreign   = "foreign"   // another key has the same hash
-	odd       = "odd"       // this version cannot read it
-)
+// answer ends a request.
+func (c *claiming) answer(a dedupstore.Answer, err error) {
+	*c.result, c.done = dedupstore.ClaimResult{Answer: a, Err: err}, true
+	if err != nil {
+		c.result.Answer = dedupstore.Answer{}
+	}
+}
+
+// apply decides a claim by the record that there is. The answer has no slices of the record, which may have others.
+func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore.Stored, err error) {
+	if rec.State == "" {
+		return &rec, nil // to be made
+	}
+	states := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
+	if !slices.Contains(states, rec.State) {
+		return nil, recordError(c.key, "was written by another version of the store, or by something else")
+	}
+	next, c.result.Answer = rec.Claim(*c.Request, now)
+	c.result.Answer.Outcome = c.result.Answer.Outcome.Clone()
+	return next, nil
+}
+
+// operations are claims as the store decides them.
+func operations(claims []*claiming) []sqlstore.Operation {
+	ops := make([]sqlstore.Operation, len(claims))
+	for i, c := range claims {
+		ops[i] = sqlstore.Operation{ID: string(c.id), Key: c.key, Apply: c.apply, Err: &c.result.Err}
+	}
+	return ops
+}
 
 // contendedWait is the wait of a Busy for a record that somebody has locked: they are about to change it.
 const contendedWait = 5 * time.Millisecond
 
-// Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then the others. Among
-// duplicates, as when a stream is read again, it asks for all at once.
+var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
+
+// Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then looks at the
+// records of the others. Among duplicates, as when a stream is read again, it looks first. Only claims that change a
+// record lock it, and are decided again.
 func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
-	all := make([]*claiming, len(requests))
-	var asked, rest []*claiming
+	var asked []*claiming
 	for i := range requests {
-		r := &requests[i]
-		if results[i].Err = r.Validate(); results[i].Err == nil {
-			all[i] = newClaiming(r)
-			asked = append(asked, all[i])
+		if results[i].Err = requests[i].Validate(); results[i].Err == nil {
+			asked = append(asked, newClaiming(&requests[i], &results[i]))
 		}
 	}
-	if !f.store.known.Load() {
-		together(ctx, asked, f.claimFresh)
-	}
-	for _, c := range asked {
-		if c.status == "" && c.err == nil {
-			rest = append(rest, c)
-		}
-	}
-	together(ctx, rest, f.claimRest)
+	f.claim(ctx, asked, f.store.known.Load())
 	fresh := 0
 	for _, c := range asked {
-		if c.found == string(dedupstore.Absent) {
+		if c.result.Answer.Found == dedupstore.Absent {
 			fresh++
 		}
 	}
 	f.store.known.Store(2*fresh < len(asked))
-	for i, c := range all {
-		if c != nil {
-			results[i].Answer, results[i].Err = f.answer(c)
-		}
-	}
 	return results
 }
 
-// answer is how a claim was answered, or why it was not.
-func (f *form) answer(c *claiming) (dedupstore.Answer, error) {
-	if c.err != nil {
-		return dedupstore.Answer{}, f.store.failed("claim", c.err)
+// claim answers requests of keys of which most are known, or most are not.
+func (f *form) claim(ctx context.Context, asked []*claiming, known bool) {
+	f.claimEach(ctx, asked, func(claims []*claiming, text text) error { return f.ask(ctx, claims, text, !known, known) })
+	open := func(absent bool) []*claiming {
+		return slices.DeleteFunc(slices.Clone(asked), func(c *claiming) bool { return c.done || c.absent != absent })
 	}
-	return c.read()
+	f.claimEach(ctx, open(true), func(claims []*claiming, text text) error { return f.ask(ctx, claims, text, true, true) })
+	f.claimEach(ctx, open(false), func(claims []*claiming, text text) error { return f.takeOver(ctx, claims, text) })
+	for _, c := range open(true) { // somebody is making the record
+		c.answer(dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: c.Lease}, nil)
+	}
 }
 
-// claimFresh answers the first claims of keys, in one transaction and in the order of the keys, so that two
-// transactions never deadlock.
-func (f *form) claimFresh(ctx context.Context, claims []*claiming) error {
+func (f *form) claimEach(ctx context.Context, claims []*claiming, exec func([]*claiming, text) error) {
+	together(ctx, claims, exec, func(c *claiming, err error) {
+		c.answer(dedupstore.Answer{}, f.store.failed("claim", err))
+	})
+}
+
+// ask makes the first claims of keys, or looks at records, or does both, in one round trip. It answers what leaves a
+// record as it is. It goes by the order of the keys, so that two transactions never deadlock.
+func (f *form) ask(ctx context.Context, claims []*claiming, text text, fresh, look bool) error {
 	order := slices.Clone(claims)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return bytes.Compare(a.id, b.id) })
-	settings := callInsist
-	if f.relaxed {
-		settings = callHurry
-	}
+	settings := useIndexes + durability(f.relaxed)
 	if len(order) > 1 {
 		settings += waitTogether
 	} else {
 		settings += waitAlone
 	}
-	err := f.store.again(ctx, func() error {
+	ops := operations(order)
+	err := f.store.inTx(ctx, func(tx transaction) error {
+		made, found := map[string]time.Time{}, map[string]*sqlstore.Row{}
+		var now time.Time
+		var b pgx.Batch
+		if look {
+			b.Queue(beginOwn)
+		}
+		b.Queue(settings)
+		if fresh {
+			f.store.queueFresh(&b, order, text, made)
+		}
+		if fresh && look { // an error if this user may not change records: then nothing is made
+			b.Queue(f.store.sql.lock, [][]byte{})
+		}
+		if look {
+			load(&b, f.store.sql.load, idsOf(ops), found, &now)
+			b.Queue("commit")
+		}
+		if err := tx.send(ctx, &b); err != nil {
+			return err
+		}
+		var open []*claiming
 		for _, c := range order {
-			c.answer = answer{}
+			at, is := made[c.key]
+			if !is {
+				open = append(open, c)
+				continue
+			}
+			delete(made, c.key) // of two claims of a key, the first has it
+			_, a := dedupstore.Stored{}.Claim(*c.Request, at)
+			c.answer(a, nil)
 		}
-		var batch pgx.Batch
-		batch.Queue(settings)
-		for rest := order; len(rest) > 0; {
-			n := alike(rest)
-			f.store.queueFresh(&batch, rest[:n])
-			rest = rest[n:]
+		if !look {
+			return nil
 		}
-		return f.store.pool.SendBatch(ctx, &batch).Close()
+		sqlstore.Decide(operations(open), found, nil, now)
+		for _, c := range open {
+			c.absent = found[string(c.id)] == nil
+			if c.result.Err != sqlstore.ErrContended { //nolint:errorlint // Decide's own
+				c.answer(c.result.Answer, c.result.Err)
+			}
+		}
+		return nil
 	})
 	if codeOf(err) == codeLocked && len(order) == 1 { // somebody is inserting the key
-		order[0].status = contended
+		order[0].answer(contended, nil)
 		return nil
 	}
 	return err
+}
+
+// takeOver makes claims that change a record.
+func (f *form) takeOver(ctx context.Context, claims []*claiming, text text) error {
+	if err := f.store.change(ctx, operations(claims), f.relaxed, text); err != nil {
+		return err
+	}
+	for _, c := range claims {
+		if c.result.Err == sqlstore.ErrContended { //nolint:errorlint // Decide's own
+			c.answer(contended, nil)
+		} else {
+			c.answer(c.result.Answer, c.result.Err)
+		}
+	}
+	return nil
 }
 
 // mostTogether is how many claims fresh_many.sql makes.
@@ -144,163 +200,44 @@ func alike(claims []*claiming) int {
 	return n
 }
 
-// queueFresh makes claims that are alike. The answers of keys that had a record stay as they are.
-func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming) {
-	lease := sqlstore.Micros(claims[0].Lease)
-	life := lease + sqlstore.Micros(claims[0].Retention)
-	ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
-	var query *pgx.QueuedQuery
-	if len(claims) == 1 {
-		c := claims[0]
-		query = batch.Queue(s.sql.fresh, c.id, c.key, c.Owner, ends[0], ends[1], ends[2], c.print, c.Trace, c.holder)
-	} else {
-		n := len(claims)
-		ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
-		prints, traces, holders := make([]string, n), make([]string, n), make([]string, n)
-		for i, c := range claims {
-			ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
-			prints[i], traces[i], holders[i] = c.print, c.Trace, c.holder
-		}
-		query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces, holders)
-	}
-	query.Query(func(rows pgx.Rows) error {
-		var key string
-		var fence int64
-		_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
-			for _, c := range claims {
-				if c.status == "" && c.key == key { // of two claims of a key, the first has it
-					c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent),
-						fence: fence, attempt: 1}
-					break
-				}
+// queueFresh makes claims of keys that have no record, and notes when it made them.
+func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming, text text, made map[string]time.Time) {
+	for len(claims) > 0 {
+		some := claims[:alike(claims)]
+		claims = claims[len(some):]
+		lease := sqlstore.Micros(some[0].Lease)
+		life := lease + sqlstore.Micros(some[0].Retention)
+		ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
+		var query *pgx.QueuedQuery
+		if len(some) == 1 {
+			c := some[0]
+			query = batch.Queue(s.sql.fresh, c.id, c.key, c.Owner, ends[0], ends[1], ends[2],
+				c.print, c.Trace, text(c.holder))
+		} else {
+			n := len(some)
+			ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
+			prints, traces, holders := make([]string, n), make([]string, n), make([]string, n)
+			for i, c := range some {
+				ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
+				prints[i], traces[i], holders[i] = c.print, c.Trace, text(c.holder)
 			}
-			return nil
+			query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces, holders)
+		}
+		query.Query(func(rows pgx.Rows) error {
+			var key string
+			var fence int64
+			_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
+				made[key] = time.UnixMicro(fence)
+				return nil
+			})
+			return err
 		})
-		return err
-	})
+	}
 }
 
 // interval is so many microseconds.
 func interval(micros int64) pgtype.Interval {
 	return pgtype.Interval{Microseconds: micros, Valid: true}
-}
-
-// claimRest answers claims, whatever there is.
-func (f *form) claimRest(ctx context.Context, claims []*claiming) error {
-	args := f.claimArgs(claims)
-	return f.store.again(ctx, func() error {
-		return f.store.committed(ctx, f.store.sql.claim, args, func(rows pgx.Rows) error {
-			got := 0
-			var n int64
-			var a answer
-			_, err := pgx.ForEachRow(rows, []any{
-				&n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
-				&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
-			}, func() error {
-				claims[n-1].answer = a
-				got++
-				a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
-				return nil
-			})
-			if err == nil && got != len(claims) {
-				err = fmt.Errorf("%d claims got %d answers", len(claims), got)
-			}
-			return err
-		})
-	})
-}
-
-// committed makes a statement in a transaction of READ COMMITTED, in one round trip. After an error the connection is
-// cleaned: the pool would close it.
-func (s *Store) committed(ctx context.Context, query string, args []any, read func(pgx.Rows) error) error {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	var batch pgx.Batch
-	batch.Queue(callCommitted)
-	batch.Queue(query, args...).Query(read)
-	batch.Queue("commit")
-	err = conn.SendBatch(ctx, &batch).Close()
-	rollback(ctx, conn)
-	return err
-}
-
-func (f *form) claimArgs(claims []*claiming) []any {
-	n := len(claims)
-	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
-	leases, retentions, maxima, reruns := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
-	prints, traces, holders, parks := make([]string, n), make([]string, n), make([]string, n), make([]bool, n)
-	suspects := make([]*int64, n)
-	for i, c := range claims {
-		ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
-		leases[i], retentions[i] = sqlstore.Micros(c.Lease), sqlstore.Micros(c.Retention)
-		maxima[i], parks[i] = int64(c.MaxAttempts), c.ParkExpired
-		if c.SuspectAfter > 0 { // else no run is refused
-			suspects[i] = new(int64(c.SuspectAfter))
-		}
-		prints[i], traces[i], holders[i] = c.print, c.Trace, c.holder
-		if c.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
-			reruns[i] = int64(c.Rerun)
-		}
-	}
-	return []any{ids, keys, owners, leases, retentions, prints, maxima, suspects, parks, reruns, traces, holders,
-		f.relaxed}
-}
-
-// read makes of an answer what the caller gets.
-func (c *claiming) read() (dedupstore.Answer, error) {
-	got := dedupstore.Answer{
-		Status: dedupstore.Status(c.status), Found: dedupstore.State(c.found), Fence: uint64(c.fence),
-		Age: sqlstore.Duration(c.age), Trace: c.trace,
-	}
-	switch got.Status {
-	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
-		got.Claim = dedupstore.Claim{
-			Key: c.Key, Owner: c.Owner, Fence: uint64(c.fence), Attempt: int(c.attempt), Returned: int(c.returned),
-			Lease: c.Lease, Retention: c.Retention, Holder: c.Holder,
-		}
-		if got.Status == dedupstore.AcquiredRun {
-			return got, nil
-		}
-	case dedupstore.Done:
-	case dedupstore.Busy:
-		got.Wait = sqlstore.Duration(c.wait)
-		return got, nil
-	case dedupstore.Mismatch, dedupstore.Suspect:
-		return got, nil
-	case contended:
-		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}, nil
-	case foreign:
-		return dedupstore.Answer{}, recordError(c.key, "belongs to another key")
-	case odd:
-		return dedupstore.Answer{}, recordError(c.key,
-			"was written by another version of the store, or by something else")
-	default:
-		return dedupstore.Answer{}, recordError(c.key, fmt.Sprintf("got the answer %q", c.status))
-	}
-	got.Fence = uint64(c.wait)
-	var err error
-	got.Outcome, err = c.outcome(c.key)
-	return got, err
-}
-
-func (a *answer) outcome(key string) (dedupstore.Outcome, error) {
-	o := dedupstore.Outcome{
-		Kind: dedupstore.Kind(a.kind), Exhausted: a.exhausted, Truncated: a.truncated, Reason: decodeText(a.reason),
-		Result: a.result,
-	}
-	switch o.Kind {
-	case dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown:
-	default:
-		return o, recordError(key, fmt.Sprintf("has an outcome of the kind %q", a.kind))
-	}
-	var err error
-	if o.Produced, err = sqlstore.DecodeProduced(a.stubs, a.contents); err != nil {
-		return dedupstore.Outcome{}, recordError(key, err.Error())
-	}
-	return o, nil
 }
 
 func recordError(key, problem string) error {

@@ -23,13 +23,31 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, err
 }
 
-// clean returns how many records it deleted, and how many heartbeats.
+// pickSQL locks records that are to be looked at, and notes their places for the next statement; or ” if another
+// cleaning is under way.
+const pickSQL = `
+SELECT set_config('oncemill.picked', CASE WHEN a.alone THEN ARRAY(
+	SELECT x.ctid FROM {records} x WHERE x.clean_at <= statement_timestamp()
+	ORDER BY x.clean_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED)::text ELSE '' END, true)
+FROM (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS alone) AS a`
+
+const picked = `nullif(current_setting('oncemill.picked'), '')::tid[]`
+
+// livesUntil is when a record expires.
+const livesUntil = `greatest(x.expires_at, (SELECT b.expires_at FROM {beats} b
+	WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state))`
+
+// clean returns how many records it deleted, and how many heartbeats. Its commit does not wait for the disk: what comes
+// back is deleted again.
 func (s *Store) clean(ctx context.Context, limit int) (records, beats int, err error) {
-	err = s.again(ctx, func() error {
-		return s.committed(ctx, s.sql.cleanUp, []any{int64(limit)}, func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&records, &beats}, func() error { return nil })
-			return err
-		})
+	err = s.inTx(ctx, func(tx transaction) error {
+		var b pgx.Batch
+		b.Queue(beginOwn)
+		b.Queue(useIndexes + beHasty)
+		b.Queue(s.sql.pick, limit)
+		b.Queue(s.sql.clean, limit).QueryRow(func(row pgx.Row) error { return row.Scan(&records, &beats) })
+		b.Queue("commit")
+		return tx.send(ctx, &b)
 	})
 	if err != nil {
 		return 0, 0, s.failed("clean", err)

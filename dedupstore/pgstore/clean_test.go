@@ -178,8 +178,13 @@ func TestClean_ClaimsDoNotWaitForIt(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	fill(t, pool, 2000, "-1 hour")
 	tx := begin(t, pool, "")
+	_, err := tx.Exec(t.Context(), s.sql.pick, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var removed, beats int
-	if err := tx.QueryRow(t.Context(), s.sql.cleanUp, 1000).Scan(&removed, &beats); err != nil || removed != 1000 {
+	err = tx.QueryRow(t.Context(), s.sql.clean, 1000).Scan(&removed, &beats)
+	if err != nil || removed != 1000 {
 		t.Fatalf("%d records were deleted, %v", removed, err)
 	}
 	answers := map[dedupstore.Status][]time.Duration{}

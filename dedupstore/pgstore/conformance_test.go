@@ -52,7 +52,7 @@ func TestStore_ConformsBesideWhatIsStuck(t *testing.T) {
 			Stall: func(arrives bool) func() {
 				var met atomic.Bool
 				p.inject(func(_ int, request string) fault {
-					if !strings.Contains(request, "_settle") || met.Swap(true) {
+					if !strings.Contains(request, "settled = ") || met.Swap(true) {
 						return faithful
 					}
 					if arrives {

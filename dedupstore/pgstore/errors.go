@@ -46,6 +46,9 @@ var (
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
+// errRefused says that nothing was committed, because the claim did not hold as the settlement saw it.
+var errRefused = errors.New("pgstore: the settlement found no claim that holds; nothing was committed")
+
 // errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
 var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: " +
 	"close them before it returns; nothing was committed")
@@ -54,7 +57,7 @@ var errBusy = errors.New("pgstore: the handler has left rows of a query open, or
 var errAfterwards = errors.New("then its connection was lost, " +
 	"or it left rows of a query open, or a statement under way")
 
-// Codes of PostgreSQL, Appendix A of its manual, and of this package's functions.
+// Codes of PostgreSQL, Appendix A of its manual.
 const (
 	codeSerialization     = "40001"
 	codeDeadlock          = "40P01"
@@ -66,13 +69,12 @@ const (
 	codeNoSuchText        = "22021"
 	codeNoTranslation     = "22P05"
 	codeUndefinedTable    = "42P01"
-	codeUndefinedFunction = "42883"
 	codeUndefinedSchema   = "3F000"
+	codeUndefinedColumn   = "42703"
 	codeNoPrivilege       = "42501"
 	codeDiskFull          = "53100"
-	codeTxEnded           = "OM001"
-	codeSettled           = "OM002"
-	codeLost              = "OM003"
+	codeDivision          = "22012"
+	codeNotANumber        = "22P02"
 )
 
 func codeOf(err error) string {
@@ -85,7 +87,7 @@ func codeOf(err error) string {
 // conflicts reports whether PostgreSQL refused a transaction because of others.
 func conflicts(err error) bool {
 	code := codeOf(err)
-	return code == codeSerialization || code == codeDeadlock
+	return errors.Is(err, errRefused) || code == codeSerialization || code == codeDeadlock
 }
 
 // noRoom marks an error that says that the server's disk is full.
@@ -99,8 +101,8 @@ func noRoom(err error) error {
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (s *Store) explain(err error) error {
 	switch codeOf(err) {
-	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
-		return s.setup(err, "or a function of it is missing where the connection looks for it: call Migrate, "+
+	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedColumn:
+		return s.setup(err, "or a column of it is missing where the connection looks for it: call Migrate, "+
 			"grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:
 		return s.setup(err, "may not be used by the database user: see Migrate for what it has to be granted; "+
@@ -108,8 +110,6 @@ func (s *Store) explain(err error) error {
 	case codeReadOnly:
 		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; "+
 			"with target_session_attrs=read-write in its URL the pool takes no other server")
-	case codeLost:
-		return dedupstore.ErrClaimLost
 	}
 	return err
 }

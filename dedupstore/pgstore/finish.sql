@@ -1,17 +1,17 @@
--- Finishes a run that succeeded and produced nothing, within the transaction that has the effects, if that takes no
--- more than one look: it is the key's first run, of which nothing but the claim is known, and the commit will wait for
--- the disk. The caller makes sure that the claim has foreseen the window, so that clean_at stays as it is. {settle_in}
--- does what remains, or says what is wrong.
+-- Ends a run within the transaction that has the effects, if the claim holds, or else makes that transaction fail: a
+-- number divided by zero stands before the commit. With the state 'done' the transaction has made the record itself, as it
+-- would be, and this corrects it; else it was running. It waits for a heartbeat that has the record locked for a moment.
 WITH finished AS (
 	UPDATE {records} x SET
-		state = 'done', kind = 'succeeded', decided = x.fence, settled = ARRAY[x.owner], lease_until = NULL,
-		expires_at = statement_timestamp() + $5::bigint * interval '1 microsecond', result = $6::bytea,
-		took_ms = $7::bigint
-	WHERE x.id = $2::bytea AND x.owner = $3::text AND x.fence = $4::bigint AND x.state = 'running'
-		AND x.expires_at > statement_timestamp()
-		AND x.settled IS NULL AND x.barred IS NULL
-		AND current_setting('oncemill.tx', true) = 'inbox' AND current_setting('synchronous_commit') <> 'off'
+		state = $6::text, decided = x.fence, lease_until = a.ends,
+		settled = array_append(CASE WHEN x.state = 'done' THEN NULL
+			WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, x.owner),
+		kind = $9::text, exhausted = nullif($10::boolean, false), truncated = nullif($11::boolean, false),
+		reason = nullif($12::text, ''), result = $13::bytea, stubs = $14::bytea, contents = $15::bytea,
+		took_ms = {took}, expires_at = expires, clean_at = {clean_at}
+	FROM (SELECT s.t, s.ends, coalesce(s.ends, s.t) + $8::bigint * interval '1 microsecond' AS expires
+		FROM (SELECT clock_timestamp() AS t, clock_timestamp() + $7::bigint * interval '1 microsecond' AS ends) AS s) AS a
+	WHERE x.id = $2::bytea AND x.owner = $3::text AND x.fence = $4::bigint AND x.state = $5::text
+		AND x.barred IS DISTINCT FROM $1::text AND ($5::text = 'done' OR x.expires_at > clock_timestamp() OR {lives_until} > clock_timestamp())
 	RETURNING true)
-SELECT CASE WHEN EXISTS (SELECT FROM finished) THEN NULL ELSE
-	{settle_in}($1::text, $2::bytea, $3::text, $4::bigint, 'done', NULL, $5::bigint, 'succeeded', false, false, '',
-		$6::bytea, NULL, NULL, $7::bigint) END
+SELECT {verdict} FROM finished

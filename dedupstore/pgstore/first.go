@@ -19,16 +19,15 @@ func (i *inbox) answers(ctx context.Context, members []member) ([]dedupstore.Ans
 			apart = append(apart, m.first)
 		}
 	}
-	together(ctx, apart, i.claimRest)
+	i.claim(ctx, apart, true)
 	var failure error
 	for n, m := range members {
 		if m.claim.Fence != 0 {
 			continue
 		}
-		var err error
-		if answers[n], err = i.answer(m.first); err != nil {
-			failure = err
-			answers[n] = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
+		if answers[n] = m.first.result.Answer; m.first.result.Err != nil {
+			failure = m.first.result.Err
+			answers[n] = contended
 		}
 	}
 	return answers, failure
@@ -117,7 +116,6 @@ func (r *run) read(rows interface {
 
 // foresaw reports whether the record of a first run is already as a settlement wants it.
 func (r *run) foresaw(m *member, f dedupstore.Finish) bool {
-	o := &f.Outcome
-	return o.Kind == dedupstore.Succeeded && len(o.Result)+len(o.Reason)+len(o.Produced) == 0 && !o.Exhausted &&
-		!o.Truncated && f.Retention == m.claim.Retention && time.Since(r.began) < min(quick, m.claim.Lease)
+	return isPlain(f) && len(f.Outcome.Result) == 0 && f.Retention == m.claim.Retention &&
+		time.Since(r.began) < min(quick, m.claim.Lease)
 }

@@ -165,24 +165,6 @@ func TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake(t *testing.T
 	}
 }
 
-func TestMigrate_MakesMissingFunctionsAgain(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	s := newStore(t, pool, Config{})
-	for _, name := range functions {
-		mustExec(t, pool, `DROP FUNCTION `+s.cfg.located(s.cfg.function(name)))
-		if _, err := s.Check(t.Context()); schemaProblem(err, "call Migrate") != nil {
-			t.Error(schemaProblem(err, "call Migrate"))
-		}
-		if err := s.Migrate(t.Context()); err != nil {
-			t.Errorf("without %s Migrate returned %v", name, err)
-		}
-		if _, err := s.Check(t.Context()); err != nil {
-			t.Errorf("after Migrate: %v", err)
-		}
-	}
-}
-
 func TestMigrate_ASchemaMayBeMadeByManyAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -1,14 +1,17 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -31,6 +34,7 @@ type run struct {
 	taking  []*member    // part
 	stands  *member      // for all: one that takes part
 	claimed bool         // some claims were made before
+	unsure  bool         // one of them not here, or not for this transaction
 	began   time.Time    // before anything was sent
 	token   string       // names the transaction for those who bar it
 	used    atomic.Bool  // the handler has made a statement
@@ -71,35 +75,35 @@ type statement struct {
 	args  []any
 }
 
-// looks make sure, at the beginning of a transaction, that there is something to do for claims that were made before.
-func (r *run) looks() (all []statement) {
-	for _, m := range r.members {
-		if m.first == nil && !m.ours {
-			all = append(all, statement{r.store.sql.begin, m.lookArgs()})
+// ready comes before the settlements. It fails outside of the transaction that the inbox began, by a division by zero. The
+// message is acknowledged on the strength of this commit, whatever the handler has set for its effects.
+const ready = `SELECT 1 / (current_setting('oncemill.tx', true) IS NOT DISTINCT FROM 'inbox')::integer,
+	set_config('enable_seqscan', 'off', true)` + beSafe
+
+// settlements are the statements before the commit. The first is ready.
+func (r *run) settlements(settlements []dedupstore.Settlement) []statement {
+	all := []statement{{query: ready}}
+	for i, m := range r.taking {
+		f := settlements[i].(dedupstore.Finish)
+		switch {
+		case m.first == nil:
+			all = append(all, statement{r.store.sql.finish, finishArgs(r.token, dedupstore.Running, m.claim, f)})
+		case !r.foresaw(m, f):
+			all = append(all, statement{r.store.sql.finish, finishArgs(firstToken, dedupstore.Finished, m.claim, f)})
 		}
 	}
 	return all
 }
 
-func (m *member) lookArgs() []any { return []any{m.id, m.claim.Owner, int64(m.claim.Fence)} }
-
-// settlements are the statements before the commit.
-func (r *run) settlements(settled []*settling) (all []statement) {
-	sql := &r.store.sql
-	for i, m := range r.taking {
-		switch {
-		case settled[i] == nil:
-		case m.first == nil:
-			all = append(all, statement{sql.settleIn, settled[i].args(r.token)})
-		default:
-			all = append(all, statement{sql.settleIn, settled[i].args(firstToken)})
-		}
+// stopped explains the error of a settlement, before which so many statements have been made.
+func stopped(made int, err error) error {
+	switch {
+	case codeOf(err) != codeDivision:
+		return err
+	case made == 0:
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
 	}
-	if len(all) == 0 {
-		all = append(all, statement{sql.finishFirst,
-			append(r.stands.lookArgs(), sqlstore.Micros(r.stands.claim.Retention))})
-	}
-	return all
+	return fmt.Errorf("%w: %w", errRefused, err)
 }
 
 // A session is a transaction in the way that the handler uses it.
@@ -111,8 +115,8 @@ type session interface {
 	// connection is lost.
 	beat(ctx context.Context) error
 
-	// commit settles and commits. ctx bounds it. Nil is a settlement that is there already.
-	commit(ctx context.Context, settled []*settling) error
+	// commit settles by Finishes, and commits. ctx bounds it.
+	commit(ctx context.Context, settlements []dedupstore.Settlement) error
 
 	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended
 	// the transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the
@@ -157,9 +161,6 @@ func (i *inbox) InTx(
 	var r *run
 	err = i.repeat(ctx, members[0].claim.Key, func() error {
 		r = i.newRun(members)
-		for n := range members {
-			members[n].ours = false
-		}
 		return i.once(ctx, r, work)
 	})
 	switch {
@@ -193,7 +194,7 @@ func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
 	for n := range runs {
 		r := &runs[n]
 		if r.First != nil {
-			members[n].first = newClaiming(r.First)
+			members[n].first = newClaiming(r.First, new(dedupstore.ClaimResult))
 			members[n].claim, members[n].id = claimOf(r.First), members[n].first.id
 			continue
 		}
@@ -209,11 +210,15 @@ func (i *inbox) membersOf(runs []dedupstore.TxRun) ([]member, error) {
 func (i *inbox) newRun(members []member) *run {
 	r := &run{store: i.store, members: members, began: time.Now(), token: firstToken}
 	for n := range members {
-		switch m := &members[n]; {
-		case m.first != nil:
+		m := &members[n]
+		if m.first != nil {
 			m.claim.Fence = 0
-		case r.stands == nil:
-			r.claimed, r.stands = true, m
+			continue
+		}
+		r.claimed, r.unsure = true, r.unsure || !m.ours
+		m.ours = false // another transaction looks
+		if r.stands == nil {
+			r.stands = m
 		}
 	}
 	if r.claimed {
@@ -256,16 +261,17 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 	if err != nil {
 		return err
 	}
+	if r.unsure {
+		if v, err := i.look(ctx, r.members); v != open {
+			free()
+			return cmp.Or(err, v.end())
+		}
+	}
 	s, err := i.begin(ctx, r)
 	if err != nil {
 		free()
 	}
-	switch {
-	case codeOf(err) == codeSettled:
-		return i.settledBefore(ctx, r)
-	case codeOf(err) == codeLost:
-		return dedupstore.ErrClaimLost
-	case err != nil:
+	if err != nil {
 		return i.store.failed("begin", err)
 	}
 	// It ends after the transaction: then database/sql closes the rows that a handler has left open, beside it.
@@ -291,20 +297,20 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 		return r.because(err)
 	}
 	used := r.used.Load()
-	settled, err := r.finishing(claims, settlements)
-	if err != nil {
+	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(r.stands.claim.Lease, leastCommit))
 	defer cancel()
-	err = s.commit(bounded, settled)
+	err = s.commit(bounded, settlements)
 	switch {
 	case err == nil:
 		i.note(ctx, used)
 		return nil
-	case codeOf(err) == codeSettled:
+	case errors.Is(err, errRefused):
 		end()
-		return i.settledBefore(ctx, r)
+		v, failed := i.look(bounded, r.members)
+		return cmp.Or(failed, v.end())
 	case errors.Is(err, ErrTxAborted):
 		return r.because(err)
 	case errors.Is(err, ErrTxEnded), conflicts(err):
@@ -324,28 +330,72 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 	return i.resolve(ctx, r, err)
 }
 
-// settledBefore is the answer of a transaction of which one run is settled, by a copy of the transaction.
-func (i *inbox) settledBefore(ctx context.Context, r *run) error {
-	if len(r.members) == 1 {
+// A verdict is what records say of the claims of a transaction.
+type verdict int
+
+const (
+	lost    verdict = iota // one is lost, or nobody knows it
+	settled                // by the transaction, or a copy of it
+	open
+)
+
+// end is how a transaction ended that has not committed.
+func (v verdict) end() error {
+	switch v {
+	case settled:
 		return nil
+	case open: // a heartbeat renewed the claim while the settlement took it for expired
+		return errRefused
 	}
-	for _, m := range r.members {
-		if m.first != nil {
-			return dedupstore.ErrClaimLost
+	return dedupstore.ErrClaimLost
+}
+
+// look reads what became of the claims that were made before. First runs are lost with their transaction.
+func (i *inbox) look(ctx context.Context, members []member) (v verdict, err error) {
+	var claimed []member
+	var ids [][]byte
+	for _, m := range members {
+		if m.first == nil {
+			claimed, ids = append(claimed, m), append(ids, m.id)
 		}
-		err := i.store.again(ctx, func() error {
-			_, err := i.store.pool.Exec(ctx, i.store.sql.begin, m.lookArgs()...)
-			return err
-		})
+	}
+	err = i.store.again(ctx, func() error {
+		found := map[string]*sqlstore.Row{}
+		var now time.Time
+		var b pgx.Batch
+		b.Queue(useIndexes)
+		load(&b, i.store.sql.load, ids, found, &now)
+		err := i.store.pool.SendBatch(ctx, &b).Close()
+		v = judge(claimed, found, now)
+		return err
+	})
+	switch {
+	case err != nil:
+		return lost, i.store.failed("look at the record", err)
+	case v == settled && len(claimed) < len(members):
+		return lost, nil
+	}
+	return v, nil
+}
+
+// judge says what the records of claims say of them.
+func judge(claimed []member, found map[string]*sqlstore.Row, now time.Time) verdict {
+	all := map[verdict]int{}
+	for _, m := range claimed {
+		rec := cmp.Or(found[string(m.id)], &sqlstore.Row{})
 		switch {
-		case codeOf(err) == codeSettled:
-		case err == nil, codeOf(err) == codeLost:
-			return dedupstore.ErrClaimLost
-		default:
-			return i.store.failed("begin", err)
+		case rec.Decided == m.claim.Fence && slices.Contains(rec.Settled, m.claim.Owner):
+			all[settled]++
+		case sqlstore.OwnedBy(rec.Stored, m.claim) && rec.State == dedupstore.Running && now.Before(rec.Expires):
+			all[open]++
 		}
 	}
-	return nil
+	for _, v := range []verdict{settled, open} {
+		if len(claimed) > 0 && all[v] == len(claimed) {
+			return v
+		}
+	}
+	return lost
 }
 
 // fewRuns is how many runs without a statement may be by chance.
@@ -361,31 +411,10 @@ func (i *inbox) note(ctx context.Context, used bool) {
 	}
 }
 
-// finishing are the settlements that may be committed with effects: without an outcome the next run would make them
-// again. It leaves out those that first runs have foreseen.
-func (r *run) finishing(claims []dedupstore.Claim, settlements []dedupstore.Settlement) ([]*settling, error) {
-	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
-		return nil, err
-	}
-	settled := make([]*settling, len(claims))
-	for n, c := range claims {
-		if m := r.taking[n]; m.first != nil && r.foresaw(m, settlements[n].(dedupstore.Finish)) {
-			continue
-		}
-		var err error
-		if settled[n], err = newSettling(c, settlements[n]); err != nil {
-			return nil, err
-		}
-	}
-	return settled, nil
-}
-
 // refusal explains why PostgreSQL neither settled nor committed.
 func (i *inbox) refusal(err error) error {
 	switch codeOf(err) {
-	case codeLost:
-		return dedupstore.ErrClaimLost
-	case codeTxEnded, codeNoTransaction:
+	case codeNoTransaction:
 		return fmt.Errorf("%w: %w", ErrTxEnded, err)
 	case codeAborted:
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
@@ -406,26 +435,47 @@ func refused(err error) bool {
 		e.Code[:min(2, len(e.Code))] != "08"
 }
 
-// resolve reads what became of a transaction whose commit got no answer. One record tells for all.
+// resolve finds out what became of a transaction whose commit got no answer. One record tells for all.
 func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.stands.claim.Lease)
 	defer cancel()
 	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
 	for {
-		var verdict string
-		err := i.store.again(ctx, func() error {
-			args := append([]any{r.token}, r.stands.lookArgs()...)
-			return i.store.pool.QueryRow(ctx, i.store.sql.decide, args...).Scan(&verdict)
-		})
-		switch {
-		case err == nil && verdict == "settled":
-			return nil
-		case err == nil && verdict == "open":
+		switch v, err := i.decide(ctx, r); {
+		case err == nil && v == open:
 			return fmt.Errorf("pgstore: the transaction was not committed: %w", cause)
 		case err == nil:
-			return dedupstore.ErrClaimLost
+			return v.end()
 		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
 			return &dedupstore.UndecidedError{Err: cause}
 		}
 	}
 }
+
+// decide waits for the end of a transaction, and bars it if it has not settled: its last statements may still be on their
+// way to the server.
+func (i *inbox) decide(ctx context.Context, r *run) (verdict, error) {
+	m := *r.stands
+	var barred bool
+	err := i.store.again(ctx, func() error {
+		var b pgx.Batch
+		b.Queue(useIndexes + beSafe)
+		b.Queue(i.store.sql.bar, m.id, m.claim.Owner, int64(m.claim.Fence), r.token).Exec(
+			func(tag pgconn.CommandTag) error {
+				barred = tag.RowsAffected() > 0
+				return nil
+			})
+		return i.store.pool.SendBatch(ctx, &b).Close()
+	})
+	if err != nil || barred {
+		return open, err
+	}
+	v, err := i.look(ctx, []member{m})
+	if v == open {
+		err = cmp.Or(err, errRefused)
+	}
+	return v, err
+}
+
+const barSQL = `UPDATE {records} x SET barred = $4::text
+WHERE x.id = $1::bytea AND x.owner = $2::text AND x.fence = $3::bigint AND x.state = 'running'`

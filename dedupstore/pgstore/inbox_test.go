@@ -119,8 +119,8 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			group.Wait()
 			if r := results[1]; r.Err != nil || r.Answer.Status == dedupstore.AcquiredRun &&
-				r.Answer.Fence <= other.Fence {
-				t.Errorf("fence %d was granted after %d, %v", r.Answer.Fence, other.Fence, r.Err)
+				r.Answer.Claim.Fence <= other.Fence {
+				t.Errorf("fence %d was granted after %d, %v", r.Answer.Claim.Fence, other.Fence, r.Err)
 			}
 		})
 	}
@@ -166,11 +166,8 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 		c := claim(t, s.Inbox(), r, dedupstore.AcquiredRun).Claim
 		lasts(60 * time.Millisecond)
 		tx := begin(t, pool, pgx.ReadCommitted)
-		settled, err := newSettling(c, success)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), s.sql.settleIn, settled.args("")...); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.finish,
+			finishArgs("", dedupstore.Running, c, success)...); err != nil {
 			t.Fatal(err)
 		}
 		best := time.Hour

@@ -1,62 +1,84 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// errRestless says that a record was another one after each look.
-var errRestless = errors.New("the record changes all the time")
+const (
+	waitSQL = `SELECT FROM {records} x WHERE x.id = ANY ($1::bytea[]) FOR NO KEY UPDATE`
 
-// Change implements [dedupstore.Inspector]. It looks, decides, and writes if the record is still as it was seen.
+	forgetSQL = `
+WITH copies AS (DELETE FROM {duplicates} d WHERE d.id = $1::bytea),
+	beats AS (DELETE FROM {beats} b WHERE b.id = $1::bytea)
+DELETE FROM {records} x WHERE x.id = $1::bytea`
+)
+
+// Change implements [dedupstore.Inspector].
 func (f *form) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
-	for range maxTries {
+	var rec *sqlstore.Row
+	var refused error
+	err := f.store.inTx(ctx, func(tx transaction) (err error) {
+		rec, refused, err = f.store.changeSeen(ctx, tx, seen, c)
+		return err
+	})
+	switch locked := codeOf(err) == codeLocked; { // by a transaction that settles, after its lease
+	case err != nil && !locked:
+		return f.store.failed("change", err)
+	case err == nil && rec != nil:
+		return refused
+	default: // or somebody is making the record
 		records, now, err := f.look(ctx, []dedupstore.Key{seen.Key})
 		if err != nil {
 			return f.store.failed("change", err)
 		}
 		found := records[0]
-		if err := dedupstore.Refuse(c, seen, found, now); err != nil {
-			return err
-		}
-		done, err := f.store.change(ctx, found, c)
-		switch {
-		case codeOf(err) == codeLocked: // by a transaction that settles, after its lease
+		if locked {
 			found.State, found.Until = dedupstore.Running, now.Add(shortly)
-			return dedupstore.Refuse(c, seen, found, now)
-		case err != nil:
-			return f.store.failed("change", err)
-		case done:
-			return nil
 		}
+		return cmp.Or(dedupstore.Refuse(c, seen, found, now), f.store.failed("change", sqlstore.ErrContended))
 	}
-	return f.store.failed("change", errRestless)
 }
 
-// change reports false if the record is not as it was found.
-func (s *Store) change(ctx context.Context, found dedupstore.Record, c dedupstore.Change) (done bool, err error) {
-	step, o := "", dedupstore.Outcome{}
-	switch c := c.(type) {
-	case dedupstore.Forget:
-		step = "forget"
-	case dedupstore.Rerun:
-		step = "rerun"
-	case dedupstore.Complete:
-		step, o = "complete", c.Outcome
+// changeSeen makes a change of a record, or says why not. Without a record it returns nil.
+func (s *Store) changeSeen(
+	ctx context.Context, tx transaction, seen dedupstore.Record, c dedupstore.Change,
+) (rec *sqlstore.Row, refused, err error) {
+	ids := [][]byte{idOf(seen.Key.String())}
+	found := map[string]*sqlstore.Row{}
+	var now time.Time
+	var b pgx.Batch
+	b.Queue(beginOwn)
+	b.Queue(useIndexes + beBrief + waitForSettling)
+	b.Queue(s.sql.wait, ids)
+	load(&b, s.sql.load, ids, found, &now)
+	if err := tx.send(ctx, &b); err != nil {
+		return nil, nil, err
 	}
-	args := []any{
-		idOf(found.Key.String()), int64(found.Fence), string(found.State), string(found.Outcome.Kind), step,
-		string(o.Kind), o.Exhausted, o.Truncated, encodeText(o.Reason), o.Result,
+	rec = found[string(ids[0])]
+	switch {
+	case rec == nil:
+		return nil, nil, nil
+	case rec.Err != nil:
+		return rec, rec.Err, nil
 	}
-	err = s.again(ctx, func() error {
-		return s.committed(ctx, s.sql.change, args, func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&done}, func() error { return nil })
-			return err
-		})
-	})
-	return done, err
+	next, refused := rec.Change(seen, c, now)
+	switch {
+	case refused != nil:
+		return rec, refused, nil
+	case next != nil:
+		rec.Stored = *next
+		return rec, nil, s.save(ctx, tx, []*sqlstore.Row{rec}, now, false, asIs)
+	}
+	b = pgx.Batch{}
+	b.Queue(useIndexes + durability(false))
+	b.Queue(s.sql.forget, ids[0])
+	b.Queue("commit")
+	return rec, nil, tx.send(ctx, &b)
 }

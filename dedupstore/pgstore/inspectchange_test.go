@@ -82,9 +82,7 @@ func TestChange_HeartbeatSinceTheLookWins(t *testing.T) {
 	if err := beat(t.Context(), s, c, long); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := s.change(t.Context(), seen, dedupstore.Forget{}); done || err != nil {
-		t.Errorf("forgetting beside a live lease returned %t, %v", done, err)
-	}
+	wantRefused(t, s, seen)
 	if err := dedupstore.SettleOne(t.Context(), s, c, success); err != nil {
 		t.Error(err)
 	}

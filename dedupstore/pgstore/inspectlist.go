@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -105,24 +106,20 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 	var batch pgx.Batch
 	batch.Queue(callPaging)
 	batch.Queue(f.store.sql.list, filterArgs(from, &filter)...).Query(func(rows pgx.Rows) error {
+		c := newScanner(progress...)
 		for rows.Next() {
 			columns := rows.RawValues()
 			if columns[len(progress)] == nil {
 				return rows.Scan(append(progress, make([]any, len(columns)-len(progress))...)...)
 			}
-			name, r, err := scanRecord(rows, progress...)
-			if err == nil {
-				r.Key, err = keyOf(name)
-			}
-			if problem, ok := errors.AsType[*dedupstore.RecordError](err); ok {
-				unreadable = errors.Join(unreadable, problem)
-				continue
-			}
-			if err != nil {
+			if err := c.scan(rows); err != nil {
 				return err
 			}
-			if filter.Matches(&r) {
-				page.Records = append(page.Records, r)
+			key, err := keyOf(c.row.Key)
+			if err = cmp.Or(c.row.Err, err); err != nil {
+				unreadable = errors.Join(unreadable, err)
+			} else if seen := c.row.Look(key, c.now); filter.Matches(&seen) {
+				page.Records = append(page.Records, seen)
 			}
 		}
 		return rows.Err()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/isnil"
-	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -21,7 +20,7 @@ import (
 // the record. An error that it returns after the commit does not undo it.
 //
 // Join last, commit at once, and return. From Join to commit the record is locked: nobody can take the key over, and
-// heartbeats change nothing. If a transaction that stayed open for longer than the lease is rolled back, another owner
+// heartbeats change nothing; and statements use indexes where they can (enable_seqscan is off). If a transaction that stayed open for longer than the lease is rolled back, another owner
 // may come at once. Work after the commit is under no lease.
 //
 // A joined run has no result, and duplicates get none. Write what it produces to an outbox in the transaction. If the
@@ -69,13 +68,30 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Retention))
-	switch {
-	case err == nil:
-		s.joined.add(claim.Owner, time.Time{})
-		return nil
-	case codeOf(err) == codeSettled:
+	f := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: claim.Retention}
+	args := finishArgs("", dedupstore.Running, *claim, f)
+	err := exec(useIndexes + beSafe)
+	if err == nil {
+		err = exec(s.sql.join, args[:len(args)-1]...) // it knows how long the run took
+	}
+	switch codeOf(err) {
+	case codeDivision:
+		return dedupstore.ErrClaimLost
+	case codeNotANumber:
 		return ErrSettled
 	}
-	return s.failed("join", err)
+	if err != nil {
+		return s.failed("join", err)
+	}
+	s.joined.add(claim.Owner, time.Time{})
+	return nil
 }
+
+const (
+	// joinTook is how long a run took, in milliseconds. Its fence says about when it began.
+	joinTook = `(extract(epoch FROM a.t) * 1000)::bigint - x.fence / 1000`
+
+	// joinVerdict is no number if the run has been settled, by this transaction or one before.
+	joinVerdict = `CASE WHEN count(*) = 0 AND (SELECT x.decided = $4::bigint AND $3::text = ANY (x.settled)
+		FROM {records} x WHERE x.id = $2::bytea) THEN ('settled' || count(*))::bigint ELSE 1 / count(*) END`
+)

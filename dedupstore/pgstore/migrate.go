@@ -28,7 +28,7 @@ INSERT INTO {settings} (version) VALUES ($1)
 ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
 )
 
-// Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, and you
+// Migrate makes the schema, the tables and their indexes where they are missing. It only adds, and you
 // may repeat it. Several processes may call it at once, while others use the store. It waits for other calls of
 // Migrate. It gives up on any other lock after a few seconds, with an error; then repeat it. Claims wait behind it for
 // as long, and behind each of several in turn, so let one process do it.
@@ -36,10 +36,11 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // If the store is complete, Migrate only looks. It makes again what somebody dropped. A newer version than this
 // package's is fine, because versions only add.
 //
-// It needs the privilege to create tables and functions in the schema, and to create the schema if that is missing.
-// Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on Table, Table_beats and
-// Table_duplicates, SELECT, INSERT and UPDATE on Table_scopes, and SELECT on Table_settings. They also need EXECUTE on
-// the functions, which everybody has by default.
+// It needs the privilege to create tables in the schema, and to create the schema if that is missing. Programs that use
+// the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on Table, Table_beats and Table_duplicates,
+// SELECT, INSERT and UPDATE on Table_scopes, and SELECT on Table_settings.
+//
+// It leaves the functions of older versions of this package, which their processes call: see DropOld.
 //
 // Errors: a [*dedupstore.SetupError] if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
@@ -52,12 +53,12 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes tables and functions, for your own migration tool. The schema must
+// SQL returns the statements by which Migrate makes tables, for your own migration tool. The schema must
 // be there. You may repeat them, but unlike Migrate they do not look first. CREATE INDEX waits for open transactions
 // that wrote to the table, even if the index is there, and other writers wait behind it. Set a lock_timeout before.
 func (s *Store) SQL() string {
 	keep := strings.ReplaceAll(s.sql.keep, "$1", strconv.Itoa(version))
-	return s.sql.schema + "\n" + s.sql.functions + keep + ";\n"
+	return s.sql.schema + "\n" + keep + ";\n"
 }
 
 // Plan says what Migrate would do, and changes nothing. It looks at the version only, not for what somebody dropped.
@@ -120,20 +121,14 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 	return s.create(ctx, tx)
 }
 
-// complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
-func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
+// complete reports false if a table or an index is missing.
+func (s *Store) complete(ctx context.Context, tx pgx.Tx) (complete bool, err error) {
 	var tables []string
 	for _, ending := range []string{"", "_beats", "_duplicates", "_scopes", "_clean", "_beats_clean"} {
 		tables = append(tables, s.cfg.located(ending))
 	}
-	var complete, works bool
-	err := tx.QueryRow(ctx, `
-SELECT (SELECT bool_and(to_regclass(t) IS NOT NULL) FROM unnest($1::text[]) AS t),
-	(SELECT bool_and(to_regproc(f) IS NOT NULL) FROM unnest($2::text[]) AS f)`,
-		tables, s.cfg.functions()).Scan(&complete, &works)
-	if err == nil && complete && !works {
-		_, err = tx.Exec(ctx, s.sql.functions, pgx.QueryExecModeSimpleProtocol)
-	}
+	err = tx.QueryRow(ctx, `SELECT bool_and(to_regclass(t) IS NOT NULL) FROM unnest($1::text[]) AS t`,
+		tables).Scan(&complete)
 	return complete, err
 }
 
@@ -144,10 +139,8 @@ func (s *Store) create(ctx context.Context, tx pgx.Tx) error {
 	if err := s.createSchema(ctx, tx); err != nil {
 		return err
 	}
-	for _, statements := range []string{s.sql.schema, s.sql.functions} {
-		if _, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol); err != nil { // several in one
-			return err
-		}
+	if _, err := tx.Exec(ctx, s.sql.schema, pgx.QueryExecModeSimpleProtocol); err != nil { // several in one
+		return err
 	}
 	_, err := tx.Exec(ctx, s.sql.keep, version)
 	return err
@@ -165,4 +158,33 @@ func (s *Store) createSchema(ctx context.Context, tx pgx.Tx) error {
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+s.cfg.Schema+`"`)
 	return err
+}
+
+// oldFunctions are those of older versions of this package: the name of the table, that of a function, and a version.
+const oldFunctions = `
+SELECT p.oid::regprocedure::text FROM pg_proc p
+WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = to_regclass('{settings}'))
+	AND p.proname ~ ('^' || $1::text ||
+		'_(fresh|claim|settle|settle_in|extend|join|begin|decide|clean_up|change)_[0-9]+$')
+ORDER BY 1`
+
+// DropOld drops the functions that older versions of this package have made, and returns them. Call it when no process of
+// such a version runs any more: it could not claim or settle. It needs the rights of their owner.
+func (s *Store) DropOld(ctx context.Context) (dropped []string, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, s.sql.oldFunctions, s.cfg.Table)
+		if dropped, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return err
+		}
+		for _, function := range dropped {
+			if _, err := tx.Exec(ctx, `DROP FUNCTION `+function); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, s.failed("drop old functions", err)
+	}
+	return dropped, nil
 }

@@ -149,10 +149,14 @@ func useAll(t *testing.T, s *Store, pool *pgxpool.Pool, n string) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	var verdict string
-	if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner,
-		int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
-		t.Fatal(verdict, err)
+	again := s.inbox.newRun([]member{{claim: c, id: idOf(c.Key.String())}})
+	if v, err := s.inbox.decide(t.Context(), again); err != nil || v != settled {
+		t.Fatal(v, err)
+	}
+	unsettled := runOf(t, s, "unsettled-"+n)
+	again = s.inbox.newRun([]member{{claim: unsettled, id: idOf(unsettled.Key.String())}})
+	if v, err := s.inbox.decide(t.Context(), again); err != nil || v != open {
+		t.Fatal(v, err)
 	}
 	d := []dedupstore.Duplicates{{Key: c.Key, Count: 1, Last: time.Now()}}
 	if err := s.NoteDuplicates(t.Context(), d); err != nil {

@@ -44,7 +44,7 @@ func (f *form) NoteScopes(ctx context.Context, uses []dedupstore.ScopeUse) error
 	}
 	err := f.store.again(ctx, func() error {
 		var batch pgx.Batch
-		batch.Queue(callHurry)
+		batch.Queue(useIndexes + beHasty)
 		batch.Queue(f.store.sql.noteScopes, scopes, firsts, lasts)
 		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -160,7 +161,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	return nil, err
 }
 
-// prepare marks the transaction, makes the records of first runs, and looks whether there is something to do.
+// prepare marks the transaction, and makes the records of first runs.
 func (q *sqlSession) prepare(ctx context.Context) error {
 	if q.run.claimed { // see beginPgx
 		if _, err := q.tx.ExecContext(ctx, mark, milliseconds(q.run.silence())); err != nil {
@@ -175,11 +176,6 @@ func (q *sqlSession) prepare(ctx context.Context) error {
 		err = q.run.read(rows)
 		_ = rows.Close()
 		if err != nil {
-			return err
-		}
-	}
-	for _, one := range q.run.looks() {
-		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
 			return err
 		}
 	}
@@ -203,16 +199,16 @@ func (q *sqlSession) beat(ctx context.Context) error {
 
 const aliveSQL = "-- the handler is alive"
 
-func (q *sqlSession) commit(ctx context.Context, settled []*settling) error {
+func (q *sqlSession) commit(ctx context.Context, settlements []dedupstore.Settlement) error {
 	stop := context.AfterFunc(ctx, q.cut)
 	defer stop()
-	for _, one := range q.run.settlements(settled) {
+	for made, one := range q.run.settlements(settlements) {
 		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
 			switch {
 			case errors.Is(err, sql.ErrTxDone):
 				return ErrTxEnded
 			case codeOf(err) != "":
-				return err
+				return stopped(made, err)
 			case q.conn.PgConn().IsBusy():
 				return errBusy
 			}

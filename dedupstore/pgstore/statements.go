@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 var (
@@ -27,92 +26,76 @@ var (
 	//go:embed first_many.sql
 	firstManySQL string
 
-	//go:embed claim.sql
-	claimSQL string
-
 	//go:embed finish.sql
 	finishSQL string
 
 	//go:embed settle.sql
 	settleSQL string
 
-	//go:embed run.sql
-	runSQL string
+	//go:embed extend.sql
+	extendSQL string
 
-	//go:embed change.sql
-	changeSQL string
+	//go:embed clean.sql
+	cleanSQL string
 )
 
+// Settings come before the statements of the store's own transactions, and end with them.
 const (
-	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[],
-	$7::bigint[], $8::bigint[], $9::boolean[], $10::bigint[], $11::text[], $12::text[], $13::boolean)`
-
-	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[],
-	$7::bigint[], $8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[],
-	$15::bytea[])`
-
-	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint)`
-
-	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
-	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea, $15::bigint)`
-
-	callBegin = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
-	// callFirst comes before the commit of a transaction that has made its record: mostly there is nothing to correct.
-	callFirst = `SELECT CASE WHEN current_setting('oncemill.tx', true) = 'inbox'
-	AND current_setting('synchronous_commit') <> 'off' THEN NULL ELSE {settle_in}('first', $1::bytea, $2::text,
-	$3::bigint, 'done', NULL, $4::bigint, 'succeeded', false, false, '', NULL, NULL, NULL, NULL) END`
-
-	callDecide = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
-	callChange = `SELECT {change}($1::bytea, $2::bigint, $3::text, $4::text, $5::text, $6::text, $7::boolean,
-	$8::boolean, $9::text, $10::bytea)`
-	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
-)
-
-// Nearly every message needs these statements. They are no functions, which costs half as much. Before them come the
-// settings that functions make inside, for the same reasons: see claim.sql and settle.sql.
-const (
-	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
-	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
+	// useIndexes switches sequential scans off: a plan that is made while the table is small would stay when it is
+	// large.
+	useIndexes = `SELECT set_config('enable_seqscan', 'off', true)`
+	beHasty    = `, set_config('synchronous_commit', 'off', true)`
+	beSafe     = `,
 	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
-	// callIndexes comes before a settlement, which sets its own durability.
-	callIndexes = `SET LOCAL enable_seqscan = off`
-
-	// callCommitted comes before statements that take a lock and then look at heartbeats. Under REPEATABLE READ, which
-	// the database may have by default, they would miss a heartbeat that came since the statement began.
-	callCommitted = `BEGIN ISOLATION LEVEL READ COMMITTED`
+	// beBrief ends the session of a process that has locked records and falls silent: its host may have vanished.
+	beBrief = `, set_config('idle_in_transaction_session_timeout', '5s', true)`
 
 	// How long claims wait for others that are inserting the same keys. A commit is quicker than that, unless its
 	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes
 	// alone.
 	waitTogether = `, set_config('lock_timeout', '200ms', true)`
 	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
+
+	// waitForSettling is how long a change waits for a transaction that settles, which has the lock until its end.
+	waitForSettling = `, set_config('lock_timeout', '1s', true)`
 )
+
+// durability is whether a commit waits for the disk.
+func durability(relaxed bool) string {
+	if relaxed {
+		return beHasty
+	}
+	return beSafe
+}
 
 // statements are the SQL of one store.
 type statements struct {
-	schema, functions, present, stay, version, keep string
-	fresh, freshMany, claim, first, firstMany       string
-	finish, finishFirst, settle, settleIn, join     string
-	open, begin, decide, cleanUp                    string
-	look, firsts, list, sizes, count                string
-	countDuplicates, change, note                   string
-	noteScopes, scopes, keepsScopes                 string
+	schema, present, stay, version, keep string
+	fresh, freshMany, first, firstMany   string
+	load, lock, save, settle, extend     string
+	open, finish, join, bar              string
+	look, firsts, list, sizes, count     string
+	countDuplicates, wait, forget, note  string
+	pick, clean, oldFunctions            string
+	noteScopes, scopes, keepsScopes      string
 }
 
 func statementsFor(cfg Config) statements {
 	names := namesOf(cfg)
 	in := names.Replace
 	return statements{
-		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL + "\n" + changeSQL),
-		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
-		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
+		schema: in(schemaSQL), present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
+		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)),
+		load: in(loadSQL), lock: in(lockSQL), save: in(saveSQL),
+		settle: in(uncommented(settleSQL)), extend: in(uncommented(extendSQL)),
 		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
-		finish: in(uncommented(finishSQL)), finishFirst: in(callFirst), settle: in(callSettle),
-		settleIn: in(callSettleIn), join: in(callJoin),
-		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
-		look: in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
-		countDuplicates: in(countDuplicatesSQL), change: in(callChange), note: in(noteSQL),
+		open: opening(cfg.Isolation), bar: in(barSQL),
+		finish: in(strings.NewReplacer("{took}", "$16::bigint", "{verdict}", "1 / count(*)").Replace(uncommented(finishSQL))),
+		join:   in(strings.NewReplacer("{took}", joinTook, "{verdict}", joinVerdict).Replace(uncommented(finishSQL))),
+		look:   in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
+		countDuplicates: in(countDuplicatesSQL), wait: in(waitSQL), forget: in(forgetSQL), note: in(noteSQL),
+		pick: in(pickSQL), clean: in(uncommented(cleanSQL)), oldFunctions: in(oldFunctions),
 		noteScopes: in(noteScopesSQL), scopes: in(scopesSQL), keepsScopes: in(keepsScopesSQL),
 	}
 }
@@ -130,20 +113,6 @@ func uncommented(statement string) string { return comments.ReplaceAllString(sta
 
 var comments = regexp.MustCompile(`(?m)^--.*\n`)
 
-// functions are the names of the functions, in the order of their creation. Those of other versions have other names,
-// so that programs of two versions can run beside each other.
-var functions = [...]string{"claim", "settle", "settle_in", "join", "begin", "decide", "clean_up", "change"}
-
-func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
-
-// functions are all of them, as located names them.
-func (c Config) functions() (all []string) {
-	for _, name := range functions {
-		all = append(all, c.located(c.function(name)))
-	}
-	return all
-}
-
 // located is a name of the store, with the ending, as statements have it. It needs no escaping: see Config.validate.
 func (c Config) located(ending string) string {
 	quoted := `"` + c.Table + ending + `"`
@@ -159,19 +128,16 @@ const cleanAt = `CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t
 
 // namesOf fills in the names of one store.
 func namesOf(cfg Config) *strings.Replacer {
+	beats := cfg.located("_beats")
 	pairs := []string{
-		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
+		"{records}", cfg.located(""), "{beats}", beats, "{settings}", cfg.located("_settings"),
 		"{duplicates}", cfg.located("_duplicates"), "{scopes}", cfg.located("_scopes"),
-		"{max_history}", strconv.Itoa(dedupstore.MaxHistory),
-		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers), "{page}", strconv.Itoa(pageSize),
+		"{settlers}", strconv.Itoa(dedupstore.MaxSettled), "{page}", strconv.Itoa(pageSize),
 		"{blocks}", strconv.Itoa(countSize), "{duplicate_blocks}", strconv.Itoa(duplicatesSize),
-		"{clean_at}", cleanAt,
+		"{clean_at}", cleanAt, "{picked}", picked, "{lives_until}", strings.ReplaceAll(livesUntil, "{beats}", beats),
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey", "scopes_pkey"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
-	}
-	for _, name := range functions {
-		pairs = append(pairs, "{"+name+"}", cfg.located(cfg.function(name)))
 	}
 	return strings.NewReplacer(pairs...)
 }

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"crypto/sha256"
 	"sync/atomic"
 	"time"
 
@@ -82,12 +81,6 @@ func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 // InboxSQL is Inbox for handlers that write with database/sql. They find the transaction by SQLTx. It costs two more
 // round trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
-
-// idOf is what a record is found by. The name itself may be longer than an index takes.
-func idOf(name string) []byte {
-	sum := sha256.Sum256([]byte(name))
-	return sum[:16]
-}
 
 // repetitions is how often the store tries a statement of its own that PostgreSQL refuses because of others. That
 // happens only where the database's default isolation is not READ COMMITTED.

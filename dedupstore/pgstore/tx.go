@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
@@ -48,8 +49,7 @@ type pgxSession struct {
 	over   bool // the commit was sent
 }
 
-// beginPgx begins a transaction and marks it, in one round trip, in which it also makes the record, or looks whether
-// there is something to do.
+// beginPgx begins a transaction and marks it, in one round trip, in which it also makes the records of first runs.
 func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -62,9 +62,6 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	for _, one := range r.firsts() {
 		batch.Queue(one.query, one.args...).Query(func(rows pgx.Rows) error { return r.read(rows) })
-	}
-	for _, one := range r.looks() {
-		batch.Queue(one.query, one.args...)
 	}
 	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 		rollback(ctx, conn)
@@ -98,7 +95,7 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 	return txctx.With(ctx, p)
 }
 
-func (p *pgxSession) commit(ctx context.Context, settled []*settling) error {
+func (p *pgxSession) commit(ctx context.Context, settlements []dedupstore.Settlement) error {
 	if !p.close() {
 		return errBusy
 	}
@@ -118,15 +115,14 @@ func (p *pgxSession) commit(ctx context.Context, settled []*settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	s, m := settled[0], p.run.stands
-	if sql := &p.run.store.sql; len(settled) == 1 && m.first == nil && s.plain() && s.foreseen(m.claim) {
-		batch.Queue(callIndexes)
-		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result, s.took)
-	} else {
-		for _, one := range p.run.settlements(settled) {
-			batch.Queue(one.query, one.args...)
-		}
+	made := 0
+	for _, one := range p.run.settlements(settlements) {
+		batch.Queue(one.query, one.args...).Exec(func(pgconn.CommandTag) error {
+			made++
+			return nil
+		})
 	}
+	before := batch.Len()
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
 		tag = t
@@ -134,8 +130,11 @@ func (p *pgxSession) commit(ctx context.Context, settled []*settling) error {
 	})
 	p.over = true
 	err := conn.SendBatch(ctx, &batch).Close()
-	if err == nil && tag.String() != "COMMIT" {
-		err = ErrTxAborted
+	switch {
+	case err != nil && made < before:
+		return stopped(made, err)
+	case err == nil && tag.String() != "COMMIT":
+		return ErrTxAborted
 	}
 	return err
 }

@@ -74,7 +74,7 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
 		Took: sqlstore.Duration(now.UnixMicro() - int64(c.Fence)),
 	}
-	next, err := rec.settle(c, succeeded, now)
+	next, err := sqlstore.Settle(rec.Stored, c, succeeded, now)
 	switch {
 	case err != nil:
 		return err

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A record is a row of the table.
@@ -34,22 +33,6 @@ func (rec *record) claim(r dedupstore.Request, now time.Time) (next *dedupstore.
 		a.Outcome.Reason = next.Outcome.Reason
 	}
 	return next, a
-}
-
-// settle ends a step. After Join, the outcome is there already when the handler returns.
-func (rec *record) settle(
-	c dedupstore.Claim, s dedupstore.Settlement, now time.Time,
-) (next *dedupstore.Stored, err error) {
-	f, finishes := s.(dedupstore.Finish)
-	if finishes && rec.ownedBy(c) && rec.State != dedupstore.Running && rec.settledBy(c.Owner) {
-		switch {
-		case f.Outcome.Kind != rec.Outcome.Kind: // Join has committed a success: no dead letter comes after it
-			return nil, dedupstore.ErrClaimLost
-		case len(f.Outcome.Produced) > 0 && len(rec.Outcome.Produced) == 0:
-			return nil, sqlstore.ErrJoinedOutputs
-		}
-	}
-	return rec.Settle(c, s, now)
 }
 
 func (rec *record) ownedBy(c dedupstore.Claim) bool {

@@ -123,7 +123,7 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
 		if errs[i] == nil {
 			settle := func(rec *record, now time.Time) (*dedupstore.Stored, error) {
-				return rec.settle(x.Claim, x.Settlement, now)
+				return sqlstore.Settle(rec.Stored, x.Claim, x.Settlement, now)
 			}
 			ops = append(ops, operation{key: x.Claim.Key.String(), apply: settle, err: &errs[i]})
 		}

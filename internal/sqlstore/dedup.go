@@ -6,15 +6,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// RememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
-const RememberedSettlers = 4
-
-// ErrJoinedOutputs says what would otherwise be lost without a word.
-var ErrJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
-		"without messages, and these will not be published; send them through an outbox in the transaction that joins",
-}
-
 // Micros is a duration in microseconds, rounded up: nothing ends early.
 func Micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 

@@ -51,6 +51,9 @@ func appendText[T string | []byte](b []byte, s T) []byte {
 // DecodeProduced reads messages. Without contents there are no headers and payloads.
 func DecodeProduced(stubs, contents []byte) ([]dedupstore.Produced, error) {
 	if len(stubs) == 0 {
+		if len(contents) > 0 {
+			return nil, errEncoding
+		}
 		return nil, nil
 	}
 	s := decoder{rest: stubs}

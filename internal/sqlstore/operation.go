@@ -1,0 +1,76 @@
+package sqlstore
+
+import (
+	"crypto/sha256"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// IDOf is what the record of a key is found by: the key itself may be longer than an index takes.
+func IDOf(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return string(sum[:16])
+}
+
+// A Row is a record as it was read.
+type Row struct {
+	ID  string
+	Key string
+	dedupstore.Stored
+	Err error // why the record cannot be used
+
+	changed bool
+}
+
+// An Operation is decided by the record of its key, and may change it.
+type Operation struct {
+	ID, Key string
+
+	// Apply may be called again, after a conflict, or because the record was locked.
+	Apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error)
+
+	Err *error // where the result goes
+}
+
+// ErrContended is the result of an operation that has to change what somebody else has locked.
+var ErrContended = errors.New("another transaction has the record locked")
+
+// Decide makes operations one after the other, by the rows that were found, and returns the rows to write. It changes
+// only what is locked here: others get ErrContended, and so do those of their keys that come after them. An ID without
+// a row counts as absent.
+func Decide(ops []Operation, found map[string]*Row, locked map[string]bool, now time.Time) (changed []*Row) {
+	waits := map[string]bool{}
+	for _, op := range ops {
+		rec := found[op.ID]
+		switch {
+		case waits[op.ID]:
+			*op.Err = ErrContended
+			continue
+		case rec == nil:
+			rec = &Row{Key: op.Key}
+		case rec.Err == nil && rec.Key != op.Key:
+			rec.Err = &dedupstore.RecordError{Key: op.Key, Problem: "has the hash of another key: " + rec.Key}
+		}
+		if *op.Err = rec.Err; rec.Err != nil {
+			continue
+		}
+		var next *dedupstore.Stored
+		next, *op.Err = op.Apply(rec.Stored, now)
+		switch {
+		case next == nil:
+			continue
+		case !locked[op.ID]:
+			waits[op.ID] = true
+			*op.Err = ErrContended
+			continue
+		}
+		rec.Stored = *next
+		if !rec.changed {
+			rec.changed = true
+			changed = append(changed, rec)
+		}
+	}
+	return changed
+}
