@@ -22,7 +22,8 @@ type Config struct {
 	// Counters returns how many deliveries there were so far. [Prometheus] makes one.
 	Counters func(context.Context) ([]Counter, error)
 
-	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request.
+	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request. Nil: what the
+	// stores' Check and the outboxes' Plan find.
 	Findings func(context.Context) ([]Finding, error)
 
 	// Lag returns how far consumers are behind. It is asked every ten seconds while somebody looks.
