@@ -34,12 +34,12 @@ func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error 
 		return refuse(http.StatusBadRequest, errNobody)
 	}
 	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planTimeout, func(r *outbox.RowInfo) bool {
-		return len(ids) == 0 || ids[r.ID]
+		return (len(ids) == 0 || ids[r.ID]) && (form.Get("key") == "" || form.Get("key") == r.Key)
 	})
 	if p.Action == Replay {
 		p.Topic = f.Topic
 	}
-	if err == nil && (more || f.Topic != "") && p.Topic == "" {
+	if err == nil && (more || f.Topic != "" || form.Get("key") != "") && p.Topic == "" {
 		// Outboxes change rows by message ID, in all topics: show what else that is.
 		clear(ids)
 		for i := range all {

@@ -297,3 +297,31 @@ func TestPlan_SaysWhatItHasNotSeen(t *testing.T) {
 		t.Error(body)
 	}
 }
+
+// What people know is often the order key, such as a customer: the search leads on to it.
+func TestMessages_AnOrderKeyIsFound(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	s.box.mu.Lock()
+	for i := range s.box.rows {
+		s.box.rows[i].Key = []string{"customer-7", "customer-8"}[i%2]
+	}
+	s.box.mu.Unlock()
+	_, body := s.get("messages?id=customer-7")
+	for _, link := range []string{
+		`href="outbox?in=shop&amp;key=customer-7&amp;state=all"`,
+		`href="failures?key=customer-7&amp;letters=dead.billing#letters"`,
+	} {
+		if !strings.Contains(body, link) {
+			t.Errorf("no %s in\n%s", link, body)
+		}
+	}
+	if _, body = s.get("outbox?in=shop&key=customer-7&state=all"); strings.Count(body, `class="row id"`) != 2 ||
+		strings.Contains(body, ">row-wait<") {
+		t.Error(body)
+	}
+	form := url.Values{"do": {"requeue"}, "in": {"shop"}, "all": {"1"}, "key": {"customer-9"}, "token": {s.token()}}
+	if _, body, _ = s.post("plan", form); !strings.Contains(body, "Nothing would change") {
+		t.Errorf("the key is not heeded:\n%s", body)
+	}
+}
