@@ -164,6 +164,9 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	default:
 		err = c.planRecords(ctx, p, form)
 	}
+	if err == nil && p.letters != nil {
+		err = c.read(r.Context(), p)
+	}
 	if err != nil {
 		return err
 	}

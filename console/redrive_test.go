@@ -325,3 +325,38 @@ func TestMessages_AnOrderKeyIsFound(t *testing.T) {
 		t.Errorf("the key is not heeded:\n%s", body)
 	}
 }
+
+// Many who plan at once wait for each other, and each reads for a shorter time: nobody is refused.
+func TestPlan_ManyAtOnceTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) {
+		c.Authorize = everything
+		c.DeadLetters[0].Source = endlessLetters{c.DeadLetters[0].Source.(*consumertest.Letters)}
+	}).runs()
+	s.fails("dead.billing", "refused", "1")
+	form := url.Values{"do": {"redrive"}, "letters": {"dead.billing"}, "token": {s.token()}}
+	for range mostReading {
+		s.console.turns <- struct{}{}
+	}
+	s.console.reading.Add(5)
+	var all sync.WaitGroup
+	var took time.Duration
+	all.Go(func() {
+		began := time.Now()
+		if status, body, _ := s.post("plan", form); status != http.StatusOK || !strings.Contains(body, `id="unseen-letters"`) {
+			t.Errorf("status %d\n%s", status, body)
+		}
+		took = time.Since(began)
+	})
+	for s.console.reading.Load() < 6 {
+		time.Sleep(time.Millisecond)
+	}
+	<-s.console.turns
+	all.Wait()
+	if took > lettersTime/2 {
+		t.Errorf("the sixth plan took %v, want about %v", took, leastTime)
+	}
+	if n := len(s.console.turns); n != mostReading-1 {
+		t.Errorf("%d turns are taken", n)
+	}
+}

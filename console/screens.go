@@ -362,7 +362,7 @@ func (c *Console) outbox(w http.ResponseWriter, r *http.Request, v *visitor) err
 	body := &outboxView{
 		livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Boxes: c.config.Outboxes,
 		State: cmp.Or(r.FormValue("state"), "dead"), Topic: r.FormValue("topic"),
-		ID:     strings.TrimSpace(r.FormValue("id")), Key: r.FormValue("key"),
+		ID: strings.TrimSpace(r.FormValue("id")), Key: r.FormValue("key"),
 		States: rowStates, Tasks: c.recent(),
 	}
 	p.Body = body

@@ -271,7 +271,7 @@ func (p *person) ask(method, page string, form url.Values) (body string, took ti
 	p.must(err)
 	if answer.StatusCode >= http.StatusInternalServerError {
 		p.failures.Add(1)
-		p.Logf("%s %s: status %d: %.300s", method, page, answer.StatusCode, text)
+		p.Logf("%s %s: status %d: %s", method, page, answer.StatusCode, leadText.Find(text))
 	}
 	took = time.Since(began)
 	for most := p.slowest.Load(); int64(took) > most && !p.slowest.CompareAndSwap(most, int64(took)); {
@@ -279,6 +279,8 @@ func (p *person) ask(method, page string, form url.Values) (body string, took ti
 	}
 	return string(text), took
 }
+
+var leadText = regexp.MustCompile(`<p class="lead">.*`)
 
 var tokenField = regexp.MustCompile(`name="token" value="([^"]+)"`)
 
@@ -318,6 +320,7 @@ func (l *large) letters() {
 // crowd has twelve people look at everything, and plan.
 func (l *large) crowd() {
 	l.slowest.Store(0)
+	l.failures.Store(0)
 	var all sync.WaitGroup
 	var asked atomic.Int64
 	end := time.Now().Add(30 * time.Second)
