@@ -74,21 +74,6 @@ func viewOf(l *deadletters.Letter, fate operate.Fate) letterView {
 // About names the letter: by its message, if it says which that is.
 func (v letterView) About() string { return cmp.Or(v.Original(), v.ID, v.Position) }
 
-// Handler is who failed.
-func (v letterView) Handler() string { return v.Get(producer.HeaderHandler) }
-
-// From is the topic of the message.
-func (v letterView) From() string { return v.Get(producer.HeaderTopic) }
-
-// Outcome is what processing ended in.
-func (v letterView) Outcome() string { return v.Get(producer.HeaderOutcome) }
-
-// Reason says why.
-func (v letterView) Reason() string { return v.Get(producer.HeaderReason) }
-
-// Attempts is how often the handler ran.
-func (v letterView) Attempts() string { return v.Get(producer.HeaderAttempts) }
-
 // OrderKey is that of the message.
 func (v letterView) OrderKey() string { return cmp.Or(v.Get(producer.HeaderKey), v.Key) }
 

@@ -149,7 +149,7 @@ func (s *seen) Behind() bool { return s.Delay() > time.Minute }
 func (s *seen) Problems() (all []Finding) {
 	add := func(subject, problem string) {
 		if problem != "" {
-			all = append(all, Finding{"error", subject, problem})
+			all = append(all, operate.Found(operate.Loses, subject, problem))
 		}
 	}
 	for _, one := range s.Stores {
@@ -284,12 +284,7 @@ func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
 	if c.config.Findings != nil {
 		return c.config.Findings(ctx)
 	}
-	add := func(found []operate.Finding, failed error) {
-		for _, f := range found {
-			all = append(all, Finding(f))
-		}
-		err = errors.Join(err, failed)
-	}
+	add := func(found []Finding, failed error) { all, err = append(all, found...), errors.Join(err, failed) }
 	for _, s := range c.config.Stores {
 		_, found, err := operate.CheckStore(ctx, "store "+s.Name, s.Inspector)
 		add(found, err)

@@ -78,23 +78,10 @@ func aboutLetters(f *operate.Letters) string {
 }
 
 // chooseLetters says which letters are meant: those that were chosen in their list, or that it shows, those of the
-// failures that a page shows, of the records of another plan or task, or those of a pattern.
+// failures that a page shows, or those of a pattern.
 func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (f operate.Letters, err error) {
 	var of []dedupstore.Record
 	switch {
-	case form.Has("plan") || form.Has("task"):
-		other := c.plan(form.Get("plan"), p.session)
-		if t := c.task(form.Get("task")); t != nil {
-			other = t.plan
-		}
-		if other == nil {
-			return f, refuse(http.StatusNotFound, errNoPlan)
-		}
-		for _, name := range other.form["key"] {
-			if k, err := dedupstore.ParseKey(name); err == nil {
-				of = append(of, dedupstore.Record{Key: k})
-			}
-		}
 	case form.Has("choice"):
 		if err := json.Unmarshal([]byte(form.Get("choice")), &f); err != nil {
 			return f, refuse(http.StatusBadRequest, err)

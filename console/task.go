@@ -317,7 +317,7 @@ func (c *Console) changeRows(ctx context.Context, t *task) error {
 		return err
 	}
 	change := operate.RowChange{
-		Box: o.Inspector, Verb: string(t.plan.Action), Rows: t.plan.Rows, Rate: c.config.Rate,
+		Box: o.Inspector, Verb: t.plan.Action, Rows: t.plan.Rows, Rate: c.config.Rate,
 		Tell: func(ids []string, changed int, err error) {
 			e := Entry{What: quoted(ids), Result: fmt.Sprintf("changed %d", changed)}
 			if err != nil {

@@ -66,10 +66,10 @@ func (d *doctor) lookAtGroup(ctx context.Context, admin *kadm.Client) error {
 	}
 	switch kind := described[d.group].ProtocolType; {
 	case errors.Is(err, kerr.GroupIDNotFound), err == nil && described[d.group].State == "Dead":
-		d.found = append(d.found, operate.Found(unwise, subject, "there is no such group: nobody has joined it or " +
+		d.found = append(d.found, operate.Found(unwise, subject, "there is no such group: nobody has joined it or "+
 			"committed an offset; look whether the name is that of the consumers"))
 	case errors.Is(err, kerr.GroupAuthorizationFailed):
-		d.found = append(d.found, operate.Found(loses, subject, "the client's user may not use it, and workers refuse to " +
+		d.found = append(d.found, operate.Found(loses, subject, "the client's user may not use it, and workers refuse to "+
 			"begin: allow it to Read the group"))
 	case err != nil:
 		return fmt.Errorf("kafka: %s: %w", subject, err)

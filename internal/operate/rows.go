@@ -84,15 +84,15 @@ var ErrNoReplay = errors.New("this outbox cannot replay")
 
 // The verbs of a RowChange.
 const (
-	Requeue = "requeue"
-	Discard = "discard"
-	Replay  = "replay"
+	Requeue Action = "requeue"
+	Discard Action = "discard"
+	Replay  Action = "replay"
 )
 
 // A RowChange requeues, discards or replays rows of an outbox.
 type RowChange struct {
 	Box    outbox.Inspector
-	Verb   string
+	Verb   Action
 	Rows   []outbox.RowInfo     // that were shown
 	Replay outbox.ReplayRequest // of a replay; Do sets Before and Limit
 	Rate   int                  // rows a second at most
