@@ -196,6 +196,25 @@ func TestBounds_BodiesHaveADeadline(t *testing.T) {
 }
 
 // Somebody who refreshes without end makes the scan hurry now and then only.
+// A large store is not counted without a pause for as long as that takes.
+func TestRefresh_OfALargeStoreIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := &storeScan{notes: &Notes{}, asked: true}
+		w.hurry()
+		time.Sleep(mostHurry)
+		w.calm()
+		w.asked = true
+		if w.hurry(); w.hurried {
+			t.Error("it is hurried again at once")
+		}
+		time.Sleep(hurryRest*mostHurry + time.Second)
+		if w.hurry(); !w.hurried {
+			t.Error("it is never hurried again")
+		}
+	})
+}
+
 func TestRefresh_HasABudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

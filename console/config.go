@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -22,7 +23,8 @@ type Config struct {
 	// Counters returns how many deliveries there were so far. [Prometheus] makes one.
 	Counters func(context.Context) ([]Counter, error)
 
-	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request.
+	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request. Nil: what the
+	// stores' Check and the outboxes' Plan find.
 	Findings func(context.Context) ([]Finding, error)
 
 	// Lag returns how far consumers are behind. It is asked every ten seconds while somebody looks.
@@ -101,24 +103,12 @@ type Lag struct {
 }
 
 // A Finding is what is wrong with a server.
-type Finding struct {
-	Severity string // "error": it can lose messages or make effects twice; "warning": it should be changed
-	Subject  string
-	Finding  string
-}
+type Finding = operate.Finding
 
-// An Entry is a line of the audit log: what became of a record, or of some rows or letters.
-type Entry struct {
-	Time   time.Time
-	Who    string
-	Action Action
-	Where  string // the name of the store, outbox or topic
-	What   string // the key of the record, or IDs of rows; of a redrive, which letters
-	Fence  uint64 // of the record that was seen
-	Why    string
-	Result string // "changed", "refused" or "failed"; of letters how many were sent
-	Error  string // after "failed": if an answer was lost, the change may have been made
-}
+// An Entry is a line of the audit log: what became of a record, or of some rows or letters. Where is the name of the
+// store, outbox or topic. Result is "changed", "sent", "discarded", "refused" or "failed"; after "failed", if an answer
+// was lost, the change may have been made.
+type Entry = operate.Entry
 
 func (c Config) withDefaults() Config {
 	if c.Authorize == nil {

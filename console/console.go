@@ -32,6 +32,8 @@ type Console struct {
 	asked   atomic.Int64 // when somebody looked last, in Unix ms
 	streams atomic.Int64
 	letters letterPages
+	reading atomic.Int64  // plans that read letters, or wait for that
+	turns   chan struct{} // has one for each that reads
 
 	mu     sync.Mutex
 	held   map[string]int // live streams by person
@@ -52,7 +54,7 @@ func New(config Config) (*Console, error) {
 	}
 	c := &Console{
 		config: config, secret: make([]byte, 32), guard: http.NewCrossOriginProtection(),
-		queue: make(chan *task, mostQueued), wake: map[string]chan struct{}{}, held: map[string]int{},
+		queue: make(chan *task, mostQueued), turns: make(chan struct{}, mostReading), wake: map[string]chan struct{}{}, held: map[string]int{},
 	}
 	c.letters.forget()
 	rand.Read(c.secret)

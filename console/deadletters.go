@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -73,21 +74,6 @@ func viewOf(l *deadletters.Letter, fate operate.Fate) letterView {
 // About names the letter: by its message, if it says which that is.
 func (v letterView) About() string { return cmp.Or(v.Original(), v.ID, v.Position) }
 
-// Handler is who failed.
-func (v letterView) Handler() string { return v.Get(producer.HeaderHandler) }
-
-// From is the topic of the message.
-func (v letterView) From() string { return v.Get(producer.HeaderTopic) }
-
-// Outcome is what processing ended in.
-func (v letterView) Outcome() string { return v.Get(producer.HeaderOutcome) }
-
-// Reason says why.
-func (v letterView) Reason() string { return v.Get(producer.HeaderReason) }
-
-// Attempts is how often the handler ran.
-func (v letterView) Attempts() string { return v.Get(producer.HeaderAttempts) }
-
 // OrderKey is that of the message.
 func (v letterView) OrderKey() string { return cmp.Or(v.Get(producer.HeaderKey), v.Key) }
 
@@ -122,39 +108,29 @@ func (q letterQuery) choice() operate.Letters {
 	return f
 }
 
-// pages of letters that somebody has seen a moment ago are shown to others, too: a crowd reads the topic once.
+// letterPages are what somebody has seen a moment ago: a crowd reads the topic once.
 type letterPages struct {
 	mu  sync.Mutex
 	all map[letterQuery]*seenLetters
 }
 
 type seenLetters struct {
-	mu   sync.Mutex
+	read func() (*letterPage, error) // once
 	at   time.Time
-	page *letterPage
 }
 
 // lettersFor is how long others are shown the same page.
 const lettersFor = 5 * time.Second
 
-// of finds a page, and forgets those that are too old.
-func (p *letterPages) of(q letterQuery) *seenLetters {
+// of finds what reads a page, for all who ask for it, and forgets those that are too old.
+func (p *letterPages) of(q letterQuery, read func() (*letterPage, error)) func() (*letterPage, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for other, s := range p.all {
-		if s.mu.TryLock() { // else somebody looks at it now
-			if time.Since(s.at) > lettersFor {
-				delete(p.all, other)
-			}
-			s.mu.Unlock()
-		}
+	maps.DeleteFunc(p.all, func(_ letterQuery, s *seenLetters) bool { return time.Since(s.at) > lettersFor })
+	if p.all[q] == nil {
+		p.all[q] = &seenLetters{sync.OnceValues(read), time.Now()}
 	}
-	s := p.all[q]
-	if s == nil {
-		s = &seenLetters{}
-		p.all[q] = s
-	}
-	return s
+	return p.all[q].read
 }
 
 // forget makes all pages be read anew.
@@ -170,14 +146,14 @@ func (c *Console) listLetters(ctx context.Context, q letterQuery) (*letterPage, 
 	if err != nil {
 		return nil, err
 	}
-	s := c.letters.of(q)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.page != nil && time.Since(s.at) <= lettersFor {
-		return s.page, nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it, too
-	defer cancel()
+	return c.letters.of(q, func() (*letterPage, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it, too
+		defer cancel()
+		return c.readLetters(ctx, t, q)
+	})()
+}
+
+func (c *Console) readLetters(ctx context.Context, t DeadLetterTopic, q letterQuery) (*letterPage, error) {
 	choice := q.choice()
 	found, err := t.Source.Page(ctx, q.after, pageSize, choice.Matches)
 	if err != nil {
@@ -198,7 +174,6 @@ func (c *Console) listLetters(ctx context.Context, q letterQuery) (*letterPage, 
 		page.Next = string(link("failures", "letters", q.Topic, "reason", q.Reason, "letter", q.ID, "key", q.Key,
 			"letters-after", found.Next)) + "#letters"
 	}
-	s.at, s.page = time.Now(), page
 	return page, nil
 }
 

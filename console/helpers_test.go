@@ -64,7 +64,7 @@ func newSite(t testing.TB, change func(*Config)) *site {
 			return []Counter{{"billing", "charge", "claimed", "", time.Now().UnixMilli()}}, nil
 		},
 		Findings: func(context.Context) ([]Finding, error) {
-			return []Finding{{"warning", "store", "its clock is behind"}}, nil
+			return []Finding{{Severity: "warning", Subject: "store", Finding: "its clock is behind"}}, nil
 		},
 		Trace: "https://traces.example/{trace}", TraceSearch: "https://traces.example/?id={id}",
 		Authorize: ViewOnly,

@@ -74,7 +74,7 @@ func (c *Console) livePart(snap *snapshot, screen string, q url.Values) (*livePa
 		if p.task = c.task(q.Get("id")); p.task == nil {
 			return nil, refuse(http.StatusNotFound, errNoTask)
 		}
-		p.Now, p.name = time.Now(), screen+"\x00"+p.task.id
+		p.Now, p.name = time.Now(), screen+"\x00"+p.task.ID
 	default:
 		return nil, refuse(http.StatusNotFound, errNoPage)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/census"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 const (
@@ -44,7 +45,7 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Counters != nil {
 		all.Go(func() { c.watchTraffic(ctx) })
 	}
-	if c.config.Findings != nil {
+	if c.config.Findings != nil || len(c.config.Stores)+len(c.config.Outboxes) > 0 {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
 	if c.config.Lag != nil {
@@ -148,7 +149,7 @@ func (s *seen) Behind() bool { return s.Delay() > time.Minute }
 func (s *seen) Problems() (all []Finding) {
 	add := func(subject, problem string) {
 		if problem != "" {
-			all = append(all, Finding{"error", subject, problem})
+			all = append(all, operate.Found(operate.Loses, subject, problem))
 		}
 	}
 	for _, one := range s.Stores {
@@ -278,10 +279,26 @@ func (c *Console) hurry(source string) {
 	}
 }
 
+// findings asks who is configured, or the stores and outboxes themselves. One that does not answer hides no other.
+func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
+	if c.config.Findings != nil {
+		return c.config.Findings(ctx)
+	}
+	add := func(found []Finding, failed error) { all, err = append(all, found...), errors.Join(err, failed) }
+	for _, s := range c.config.Stores {
+		_, found, err := operate.CheckStore(ctx, "store "+s.Name, s.Inspector)
+		add(found, err)
+	}
+	for _, o := range c.config.Outboxes {
+		add(operate.CheckOutbox(ctx, "outbox "+o.Name, o.Inspector))
+	}
+	return all, err
+}
+
 func (c *Console) watchFindings(ctx context.Context) {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, findingsTimeout)
-		all, err := c.config.Findings(within)
+		all, err := c.findings(within)
 		cancel()
 		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
 		c.see(func(s *seen) { s.Findings = found })

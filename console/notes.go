@@ -36,11 +36,12 @@ type taskNote struct {
 	Who     string     `json:"who"`
 	Why     string     `json:"why,omitempty"`
 	Asked   time.Time  `json:"asked"`
+	Began   time.Time  `json:"began,omitzero"`
+	Ended   time.Time  `json:"ended,omitzero"`
 	Changed int        `json:"changed"`
 	Refused int        `json:"refused"`
-	Time    time.Time  `json:"time"` // when this was so
-	Ended   bool       `json:"ended,omitempty"`
-	Problem string     `json:"problem,omitempty"`
+	Problem string     `json:"problem,omitempty"` // why it ended before it had done all
+	Time    time.Time  `json:"time"`              // when this was so
 }
 
 // A Note says who archived a failure, and why.

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -150,12 +151,10 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	}
 	ctx, cancel := within(r)
 	defer cancel()
-	form := r.PostForm
-	if t := c.task(form.Get("task")); t != nil && t.plan.Action == p.Action { // the rest of it
-		form = t.plan.form
-		p.In = form.Get("in")
+	form, err := c.formOf(r.PostForm, p)
+	if err != nil {
+		return err
 	}
-	var err error
 	switch {
 	case p.Action == Redrive, p.Action == Discard && form.Has("letters"):
 		err = c.planLetters(ctx, p, form)
@@ -164,6 +163,9 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	default:
 		err = c.planRecords(ctx, p, form)
 	}
+	if err == nil && p.letters != nil {
+		err = c.read(r.Context(), p)
+	}
 	if err != nil {
 		return err
 	}
@@ -171,6 +173,27 @@ func (c *Console) makePlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 	c.keepPlan(p)
 	seeOther(w, string(link("plan", "id", p.id)))
 	return nil
+}
+
+// formOf is what a plan is made of: a form, or what another plan or task was made of, by which the form means the rest
+// of that, or its dead letters.
+func (c *Console) formOf(form url.Values, p *plan) (url.Values, error) {
+	if !form.Has("plan") && !form.Has("task") {
+		return form, nil
+	}
+	other := c.plan(form.Get("plan"), p.session)
+	if t := c.task(form.Get("task")); t != nil {
+		other = t.plan
+	}
+	if other == nil {
+		return nil, refuse(http.StatusNotFound, errNoPlan)
+	}
+	of := maps.Clone(other.form)
+	if letters := form["letters"]; letters != nil {
+		of["letters"] = letters
+	}
+	p.In = of.Get("in")
+	return of, nil
 }
 
 // keepPlan keeps a plan. Nobody's many plans remove those of others, unless very many people plan at once.

@@ -14,17 +14,36 @@ import (
 	"github.com/oncemill/oncemill/internal/operate"
 )
 
-// lettersTime is how long a plan reads letters: a page waits for it.
-const lettersTime = 6 * time.Second
+const (
+	lettersTime = 6 * time.Second // how long a plan reads letters: a page waits for it
+	leastTime   = time.Second     // if many plan at once
+	mostReading = 2               // plans that read letters at the same time
+)
+
+// read predicts when it is its turn: many plans at once would take the store's time from everybody. Those that wait
+// shorten what each may read.
+func (c *Console) read(ctx context.Context, p *plan) (err error) {
+	waiting := c.reading.Add(1)
+	defer c.reading.Add(-1)
+	select {
+	case c.turns <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-c.turns }()
+	p.letters.Until = time.Now().Add(max(leastTime, lettersTime/time.Duration(max(waiting, c.reading.Load()))))
+	ctx, cancel := context.WithTimeout(ctx, 2*lettersTime)
+	defer cancel()
+	p.Foreseen, err = p.letters.Predict(ctx)
+	return err
+}
 
 func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) error {
 	t, err := c.topic(cmp.Or(form.Get("letters"), p.In))
 	if err != nil {
 		return err
 	}
-	p.letters = &operate.Redrive{
-		Source: t.Source, Rate: c.config.Rate, Discards: p.Action == Discard, Until: time.Now().Add(lettersTime),
-	}
+	p.letters = &operate.Redrive{Source: t.Source, Rate: c.config.Rate, Discards: p.Action == Discard}
 	if p.letters.Letters, err = c.chooseLetters(ctx, p, form); err != nil {
 		return err
 	}
@@ -36,8 +55,7 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) err
 		p.letters.Store = s.Inspector
 	}
 	p.In, p.About = t.Name, aboutLetters(&p.letters.Letters)
-	p.Foreseen, err = p.letters.Predict(ctx)
-	return err
+	return nil
 }
 
 func aboutLetters(f *operate.Letters) string {
@@ -60,23 +78,10 @@ func aboutLetters(f *operate.Letters) string {
 }
 
 // chooseLetters says which letters are meant: those that were chosen in their list, or that it shows, those of the
-// failures that a page shows, of the records of another plan or task, or those of a pattern.
+// failures that a page shows, or those of a pattern.
 func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (f operate.Letters, err error) {
 	var of []dedupstore.Record
 	switch {
-	case form.Has("plan") || form.Has("task"):
-		other := c.plan(form.Get("plan"), p.session)
-		if t := c.task(form.Get("task")); t != nil {
-			other = t.plan
-		}
-		if other == nil {
-			return f, refuse(http.StatusNotFound, errNoPlan)
-		}
-		for _, name := range other.form["key"] {
-			if k, err := dedupstore.ParseKey(name); err == nil {
-				of = append(of, dedupstore.Record{Key: k})
-			}
-		}
 	case form.Has("choice"):
 		if err := json.Unmarshal([]byte(form.Get("choice")), &f); err != nil {
 			return f, refuse(http.StatusBadRequest, err)

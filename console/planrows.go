@@ -34,12 +34,12 @@ func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error 
 		return refuse(http.StatusBadRequest, errNobody)
 	}
 	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planTimeout, func(r *outbox.RowInfo) bool {
-		return len(ids) == 0 || ids[r.ID]
+		return (len(ids) == 0 || ids[r.ID]) && (form.Get("key") == "" || form.Get("key") == r.Key)
 	})
 	if p.Action == Replay {
 		p.Topic = f.Topic
 	}
-	if err == nil && (more || f.Topic != "") && p.Topic == "" {
+	if err == nil && (more || f.Topic != "" || form.Get("key") != "") && p.Topic == "" {
 		// Outboxes change rows by message ID, in all topics: show what else that is.
 		clear(ids)
 		for i := range all {
@@ -75,25 +75,18 @@ func rowsOf(
 	wanted func(*outbox.RowInfo) bool,
 ) (rows []outbox.RowInfo, more bool, err error) {
 	end := time.Now().Add(long)
-	for after := ""; ; {
-		page, err := box.List(ctx, f, after)
-		if err != nil {
-			return nil, false, err
-		}
-		for i := range page.Rows {
-			if !wanted(&page.Rows[i]) {
-				continue
-			}
-			if len(rows) == most {
-				return rows, true, nil
-			}
-			rows = append(rows, page.Rows[i])
-		}
-		if after = page.Next; after == "" {
-			return rows, false, nil
-		}
-		if time.Now().After(end) {
-			return rows, true, nil
-		}
+	inTime := func(int) bool {
+		more = time.Now().After(end)
+		return !more
 	}
+	err = operate.EachRow(ctx, box, f, inTime, func(r *outbox.RowInfo) bool {
+		if !wanted(r) {
+			return true
+		}
+		if more = len(rows) == most; !more {
+			rows = append(rows, *r)
+		}
+		return !more
+	})
+	return rows, more, err
 }

@@ -297,3 +297,66 @@ func TestPlan_SaysWhatItHasNotSeen(t *testing.T) {
 		t.Error(body)
 	}
 }
+
+// What people know is often the order key, such as a customer: the search leads on to it.
+func TestMessages_AnOrderKeyIsFound(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	s.box.mu.Lock()
+	for i := range s.box.rows {
+		s.box.rows[i].Key = []string{"customer-7", "customer-8"}[i%2]
+	}
+	s.box.mu.Unlock()
+	_, body := s.get("messages?id=customer-7")
+	for _, link := range []string{
+		`href="outbox?in=shop&amp;key=customer-7&amp;state=all"`,
+		`href="failures?key=customer-7&amp;letters=dead.billing#letters"`,
+	} {
+		if !strings.Contains(body, link) {
+			t.Errorf("no %s in\n%s", link, body)
+		}
+	}
+	if _, body = s.get("outbox?in=shop&key=customer-7&state=all"); strings.Count(body, `class="row id"`) != 2 ||
+		strings.Contains(body, ">row-wait<") {
+		t.Error(body)
+	}
+	form := url.Values{"do": {"requeue"}, "in": {"shop"}, "all": {"1"}, "key": {"customer-9"}, "token": {s.token()}}
+	if _, body, _ = s.post("plan", form); !strings.Contains(body, "Nothing would change") {
+		t.Errorf("the key is not heeded:\n%s", body)
+	}
+}
+
+// Many who plan at once wait for each other, and each reads for a shorter time: nobody is refused.
+func TestPlan_ManyAtOnceTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) {
+		c.Authorize = everything
+		c.DeadLetters[0].Source = endlessLetters{c.DeadLetters[0].Source.(*consumertest.Letters)}
+	}).runs()
+	s.fails("dead.billing", "refused", "1")
+	form := url.Values{"do": {"redrive"}, "letters": {"dead.billing"}, "token": {s.token()}}
+	for range mostReading {
+		s.console.turns <- struct{}{}
+	}
+	s.console.reading.Add(5)
+	var all sync.WaitGroup
+	var took time.Duration
+	all.Go(func() {
+		began := time.Now()
+		if status, body, _ := s.post("plan", form); status != http.StatusOK || !strings.Contains(body, `id="unseen-letters"`) {
+			t.Errorf("status %d\n%s", status, body)
+		}
+		took = time.Since(began)
+	})
+	for s.console.reading.Load() < 6 {
+		time.Sleep(time.Millisecond)
+	}
+	<-s.console.turns
+	all.Wait()
+	if took > lettersTime/2 {
+		t.Errorf("the sixth plan took %v, want about %v", took, leastTime)
+	}
+	if n := len(s.console.turns); n != mostReading-1 {
+		t.Errorf("%d turns are taken", n)
+	}
+}

@@ -10,10 +10,12 @@ import (
 	"net"
 	"net/http"
 	"strings"
+
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // An Action is what a right is for.
-type Action string
+type Action = operate.Action
 
 // The actions. View and Payloads change nothing; the others are verbs of the command oncemill, too.
 const (
@@ -25,9 +27,9 @@ const (
 	Archive  Action = "archive" // put a failure aside with a note
 	Restore  Action = "restore" // take that back
 	Redrive  Action = "redrive"
-	Requeue  Action = "requeue"
-	Discard  Action = "discard"
-	Replay   Action = "replay"
+	Requeue  Action = operate.Requeue
+	Discard  Action = operate.Discard
+	Replay   Action = operate.Replay
 )
 
 // verbs are the actions that change something, in the order in which pages offer them.

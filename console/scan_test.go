@@ -294,3 +294,32 @@ func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
 		}
 	}
 }
+
+// A checked store knows what is wrong with its server.
+type checked struct{ *pagedStore }
+
+func (checked) Check(context.Context) (dedupstore.Report, error) {
+	return dedupstore.Report{Store: "redis", Warnings: []string{"records are evicted"}, Losses: []string{"records are evicted"}}, nil
+}
+
+// old is an outbox whose tables are those of an earlier version.
+type old struct{ *toyBox }
+
+func (old) Plan(context.Context) (dedupstore.Migration, error) {
+	return dedupstore.Migration{Found: 1, Wanted: 2}, nil
+}
+
+// A console that is mounted without a doctor asks stores and outboxes themselves.
+func TestHealth_WithoutADoctor(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) {
+		c.Findings = nil
+		c.Stores[0].Inspector = checked{c.Stores[0].Inspector.(*pagedStore)}
+		c.Outboxes[0].Inspector = old{c.Outboxes[0].Inspector.(*toyBox)}
+	}).runs()
+	body := s.eventually("health", "records are evicted")
+	if !strings.Contains(body, `<span class="badge t-bad">error</span><b>store records</b>`) ||
+		!strings.Contains(body, "its schema has version 1, want 2") || !strings.Contains(body, `id="look"`) {
+		t.Error(body)
+	}
+}

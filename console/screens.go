@@ -36,7 +36,7 @@ func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) err
 		Body: struct {
 			*livePart
 			Configured bool
-		}{body, c.config.Findings != nil},
+		}{body, snap.Findings != nil},
 	})
 }
 
@@ -65,6 +65,8 @@ type listing struct {
 	States []string
 	Ages   []string
 	Rows   []boxRows // of the ID that was looked for
+	Boxes  []Outbox  // where else what was looked for may be, if it is an order key
+	Topics []DeadLetterTopic
 }
 
 // A boxRows are the rows of an outbox.
@@ -82,7 +84,8 @@ func (c *Console) messages(w http.ResponseWriter, r *http.Request, v *visitor) e
 	if err != nil {
 		return err
 	}
-	body := &listing{Stores: c.config.Stores, Query: q, States: states, Ages: ages}
+	body := &listing{Stores: c.config.Stores, Query: q, States: states, Ages: ages, Boxes: c.config.Outboxes,
+		Topics: c.config.DeadLetters}
 	p.Body = body
 	if len(c.config.Stores) > 0 {
 		s, err := c.store(q.In)
@@ -341,7 +344,9 @@ type outboxView struct {
 	State  string
 	Topic  string
 	ID     string
+	Key    string // of order
 	Rows   []outbox.RowInfo
+	Looked int // at so many rows
 	Next   string
 	States []string
 	Replay bool // it can
@@ -357,7 +362,7 @@ func (c *Console) outbox(w http.ResponseWriter, r *http.Request, v *visitor) err
 	body := &outboxView{
 		livePart: &livePart{Snap: p.Snap, Now: p.Now, Running: c.running.Load()}, Boxes: c.config.Outboxes,
 		State: cmp.Or(r.FormValue("state"), "dead"), Topic: r.FormValue("topic"),
-		ID:     strings.TrimSpace(r.FormValue("id")),
+		ID: strings.TrimSpace(r.FormValue("id")), Key: r.FormValue("key"),
 		States: rowStates, Tasks: c.recent(),
 	}
 	p.Body = body
@@ -383,13 +388,18 @@ func (c *Console) outbox(w http.ResponseWriter, r *http.Request, v *visitor) err
 		if err != nil {
 			return err
 		}
-		body.Rows = append(body.Rows, list.Rows...)
+		for _, row := range list.Rows {
+			if body.Key == "" || row.Key == body.Key {
+				body.Rows = append(body.Rows, row)
+			}
+		}
+		body.Looked += list.Looked
 		if after = list.Next; after == "" {
 			break
 		}
 		if len(body.Rows) >= pageSize || time.Now().After(end) {
 			body.Next = string(link("outbox", "in", o.Name, "state", body.State, "topic", body.Topic, "id", body.ID,
-				"after", after))
+				"key", body.Key, "after", after))
 			break
 		}
 	}

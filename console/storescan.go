@@ -101,7 +101,7 @@ type storeScan struct {
 
 	unread  error     // what the last step could not read
 	asked   bool      // failures are to be counted soon
-	hurried bool      // only failures are counted, until a whole pass is done
+	hurried bool      // only failures are counted, for a while
 	rested  time.Time // when they may be hurried again; while they are, when that began
 	shown   storeSeen
 }
@@ -122,6 +122,9 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		if w.hurried && w.shown.Problem == "" && !c.idle() {
 			wait = 0
 		}
+		if w.hurried && time.Since(w.rested) > mostHurry { // the rest of it comes as fast as ever
+			w.calm()
+		}
 		w.asked = pause(ctx, wait, c.wake[s.Name]) || w.asked
 		w.hurry()
 	}
@@ -133,6 +136,18 @@ func (w *storeScan) hurry() {
 	if w.asked && !w.hurried && time.Now().After(w.rested) {
 		w.asked, w.hurried, w.rested = false, true, time.Now()
 		w.failing, w.groups = failing{}, operate.NewFailures(time.Now())
+	}
+}
+
+const (
+	mostHurry = 4 * time.Second // how long failures are counted without a pause, also if that is not a whole pass
+	hurryRest = 50              // then they are not for so many times as long
+)
+
+// calm ends what hurry began.
+func (w *storeScan) calm() {
+	if w.hurried {
+		w.hurried, w.rested = false, time.Now().Add(hurryRest*time.Since(w.rested))
 	}
 }
 
@@ -245,10 +260,8 @@ func (w *storeScan) fails(ctx context.Context, store dedupstore.Inspector) error
 		w.shown.Failures.Failures, w.shown.Failures.Groups = *w.groups, w.groups.Sorted()
 	}
 	if done {
-		if w.hurried {
-			w.rested = time.Now().Add(2 * share * time.Since(w.rested))
-		}
-		w.groups, w.hurried = nil, false
+		w.calm()
+		w.groups = nil
 	}
 	return nil
 }

@@ -33,37 +33,22 @@ var (
 	errNote    = errors.New("write a note: it says why the failure is put aside")
 	errHalted  = errors.New("by hand")
 	errStopped = errors.New("the console was stopped")
-	errCutOff  = errors.New("the console ended: it had come so far at least, and the audit log has each change")
 )
+
+// cutOff is what ended the tasks of an earlier process.
+const cutOff = "the console ended: it had come so far at least, and the audit log has each change"
 
 // A task is an action that was asked for. Some are done side by side.
 type task struct {
-	id       string
-	plan     *plan
-	who, why string
-	change   dedupstore.Change // of records
-	asked    time.Time
+	plan   *plan
+	change dedupstore.Change // of records
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	taskNote
 	halt     context.CancelFunc // nil: it has not begun
 	halted   bool
-	began    time.Time
-	ended    time.Time
-	changed  int
-	refused  int
 	results  []string // by record: "changed", or why not
 	redriven *operate.Redriven
-	noted    time.Time // when Notes were told last
-	err      error
-}
-
-// note is how far a task is.
-func (t *task) note() *taskNote {
-	return &taskNote{
-		ID: t.id, Action: t.plan.Action, In: t.plan.In, About: t.plan.About, Things: t.plan.things,
-		Total: t.plan.total, Who: t.who, Why: t.why, Asked: t.asked, Changed: t.changed, Refused: t.refused,
-		Time: time.Now(), Ended: !t.ended.IsZero(), Problem: problemOf(t.err),
-	}
 }
 
 // noteEvery is how often it is noted how far a task is.
@@ -71,11 +56,13 @@ const noteEvery = 2 * time.Second
 
 // tell notes how far a task is, if that was long ago or it has ended. Whoever calls it holds the lock.
 func (c *Console) tell(t *task) {
-	if t.ended.IsZero() && time.Since(t.noted) < noteEvery {
+	if t.Ended.IsZero() && time.Since(t.Time) < noteEvery {
 		return
 	}
-	t.noted = time.Now()
-	if err := c.config.Notes.noteTask(t.note()); err != nil {
+	t.Time = time.Now()
+	note := t.taskNote
+	note.Form = nil
+	if err := c.config.Notes.noteTask(&note); err != nil {
 		c.config.Logger.Error("console: action not noted", "error", err)
 	}
 }
@@ -83,17 +70,11 @@ func (c *Console) tell(t *task) {
 // tasksOf are the tasks of earlier processes. Those that had not ended can be gone on with.
 func tasksOf(notes *Notes) (all []*task) {
 	for _, n := range notes.tasks {
-		t := &task{
-			id: n.ID, who: n.Who, why: n.Why, asked: n.Asked, began: n.Asked, ended: n.Time, changed: n.Changed,
-			refused: n.Refused, plan: &plan{
-				Action: n.Action, In: n.In, About: n.About, things: n.Things, total: n.Total, form: n.Form,
-			},
-		}
-		switch {
-		case !n.Ended:
-			t.err = errCutOff
-		case n.Problem != "":
-			t.err = errors.New(n.Problem)
+		t := &task{taskNote: *n, plan: &plan{
+			Action: n.Action, In: n.In, About: n.About, things: n.Things, total: n.Total, form: n.Form,
+		}}
+		if t.Ended.IsZero() {
+			t.Ended, t.Problem = n.Time, cutOff
 		}
 		all = append(all, t)
 	}
@@ -110,9 +91,10 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 	if err != nil {
 		return err
 	}
-	t := &task{
-		id: rand.Text(), plan: p, who: who, why: strings.TrimSpace(r.PostFormValue("why")), asked: time.Now(),
-	}
+	t := &task{plan: p, taskNote: taskNote{
+		ID: rand.Text(), Form: p.form, Action: p.Action, In: p.In, About: p.About, Things: p.things, Total: p.total,
+		Who: who, Why: strings.TrimSpace(r.PostFormValue("why")), Asked: time.Now(), Time: time.Now(),
+	}}
 	switch p.Action {
 	case Forget:
 		t.change = dedupstore.Forget{}
@@ -132,7 +114,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		}
 		t.change = dedupstore.Complete{Outcome: o}
 	case Archive:
-		if t.why == "" {
+		if t.Why == "" {
 			return refuse(http.StatusBadRequest, errNote)
 		}
 	}
@@ -142,9 +124,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 	if !c.takePlan(p) {
 		return refuse(http.StatusNotFound, errNoPlan)
 	}
-	begun := t.note()
-	begun.Form = p.form
-	if err := c.config.Notes.noteTask(begun); err != nil {
+	if err := c.config.Notes.noteTask(&t.taskNote); err != nil {
 		return err
 	}
 	select {
@@ -157,7 +137,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 	c.tasks = append(c.tasks, t)
 	c.tasks = slices.Clone(c.tasks[max(0, len(c.tasks)-mostTasks):])
 	c.mu.Unlock()
-	seeOther(w, string(link("task", "id", t.id)))
+	seeOther(w, string(link("task", "id", t.ID)))
 	return nil
 }
 
@@ -165,7 +145,7 @@ func (c *Console) task(id string) *task {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, t := range c.tasks {
-		if t.id == id {
+		if t.ID == id {
 			return t
 		}
 	}
@@ -219,7 +199,7 @@ func (c *Console) work(ctx context.Context) {
 func (t *task) begin(halt context.CancelFunc) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.began, t.halt = time.Now(), halt
+	t.Began, t.halt = time.Now(), halt
 	return !t.halted
 }
 
@@ -232,7 +212,7 @@ func (c *Console) end(t *task, err error) {
 	case errors.Is(err, context.Canceled):
 		err = errStopped
 	}
-	t.ended, t.err = time.Now(), err
+	t.Ended, t.Problem = time.Now(), strings.TrimPrefix(problemOf(err), "stopped: ")
 	c.tell(t)
 }
 
@@ -247,7 +227,7 @@ func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error
 		return err
 	}
 	t.mu.Lock()
-	running := t.ended.IsZero() && !t.halted
+	running := t.Ended.IsZero() && !t.halted
 	t.halted = true
 	if t.halt != nil {
 		t.halt()
@@ -257,7 +237,7 @@ func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error
 		c.config.Logger.InfoContext(r.Context(), "console: action stopped", "who", who, "action", string(t.plan.Action),
 			"in", t.plan.In)
 	}
-	seeOther(w, string(link("task", "id", t.id)))
+	seeOther(w, string(link("task", "id", t.ID)))
 	return nil
 }
 
@@ -274,7 +254,7 @@ func (c *Console) do(ctx context.Context, t *task) error {
 
 // audit tells what became of something.
 func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
-	e.Time, e.Who, e.Action, e.Where, e.Why = time.Now(), t.who, t.plan.Action, t.plan.In, t.why
+	e.Time, e.Who, e.Action, e.Where, e.Why = time.Now(), t.Who, t.plan.Action, t.plan.In, t.Why
 	if err != nil {
 		e.Error = err.Error()
 	}
@@ -290,8 +270,8 @@ func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
 func (c *Console) result(t *task, changed int, refused int, results ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.changed += changed
-	t.refused += refused
+	t.Changed += changed
+	t.Refused += refused
 	t.results = append(t.results, results...)
 	c.tell(t)
 }
@@ -311,7 +291,7 @@ func (c *Console) change(ctx context.Context, t *task) error {
 			return s.Inspector.Change(ctx, item.Record, t.change)
 		}
 		return c.config.Notes.note(t.plan.Action == Restore, Note{
-			Store: s.Name, Key: item.Record.Key.String(), Fence: item.Record.Fence, Who: t.who, Why: t.why,
+			Store: s.Name, Key: item.Record.Key.String(), Fence: item.Record.Fence, Who: t.Who, Why: t.Why,
 			Time: time.Now(), Expires: item.Record.Expires,
 		})
 	}
@@ -337,7 +317,7 @@ func (c *Console) changeRows(ctx context.Context, t *task) error {
 		return err
 	}
 	change := operate.RowChange{
-		Box: o.Inspector, Verb: string(t.plan.Action), Rows: t.plan.Rows, Rate: c.config.Rate,
+		Box: o.Inspector, Verb: t.plan.Action, Rows: t.plan.Rows, Rate: c.config.Rate,
 		Tell: func(ids []string, changed int, err error) {
 			e := Entry{What: quoted(ids), Result: fmt.Sprintf("changed %d", changed)}
 			if err != nil {
@@ -351,7 +331,7 @@ func (c *Console) changeRows(ctx context.Context, t *task) error {
 	if err = change.Do(ctx); err == nil { // the others are no longer what they were
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.refused = max(0, len(t.plan.Rows)-t.changed)
+		t.Refused = max(0, len(t.plan.Rows)-t.Changed)
 	}
 	return err
 }
@@ -367,7 +347,7 @@ func (c *Console) changeLetters(ctx context.Context, t *task) error {
 	see := func(now operate.Redriven) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.changed, t.refused = now.Sent, now.Refused
+		t.Changed, t.Refused = now.Sent, now.Refused
 		if t.plan.Action == Redrive {
 			t.redriven = &now
 		}

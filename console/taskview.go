@@ -3,8 +3,6 @@ package console
 import (
 	"context"
 	"net/http"
-	"strings"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
@@ -14,17 +12,11 @@ const mostItems = 200 // that a page shows
 
 // A taskView is how a task stands.
 type taskView struct {
-	ID             string
-	Plan           *plan
-	Who, Why       string
-	Asked          time.Time
-	Began, Ended   time.Time
-	Changed        int
-	Refused, Total int
-	Redriven       *operate.Redriven
-	Problem        string
-	Items          []taskItem
-	More           int
+	taskNote
+	Plan     *plan
+	Redriven *operate.Redriven
+	Items    []taskItem
+	More     int
 }
 
 // A taskItem is a record of a task: what became of it, and how it stands now.
@@ -53,16 +45,12 @@ func (t *taskView) Done() int { return t.Changed + t.Refused }
 func (t *task) view() *taskView {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v := &taskView{
-		ID: t.id, Plan: t.plan, Who: t.who, Why: t.why, Asked: t.asked, Began: t.began, Ended: t.ended,
-		Changed: t.changed, Refused: t.refused, Total: t.plan.N(), Redriven: t.redriven,
-		Problem: strings.TrimPrefix(problemOf(t.err), "stopped: "),
-	}
+	v := &taskView{taskNote: t.taskNote, Plan: t.plan, Redriven: t.redriven}
 	for i, r := range t.plan.Records[:min(mostItems, len(t.plan.Records))] {
 		item := taskItem{Record: r, Result: "waiting"}
 		if i < len(t.results) {
 			item.Result = t.results[i]
-		} else if !t.ended.IsZero() {
+		} else if !t.Ended.IsZero() {
 			item.Result = "not done"
 		}
 		v.Items = append(v.Items, item)

@@ -29,7 +29,7 @@ func (m *Memory) Scopes(ctx context.Context, tenant, group string) (uses []Scope
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, u := range m.scopes {
-		if u.Tenant == tenant && u.Group == group {
+		if tenant+group == "" || u.Tenant == tenant && u.Group == group {
 			uses = append(uses, u)
 		}
 	}

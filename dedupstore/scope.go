@@ -42,7 +42,8 @@ type ScopeKeeper interface {
 	// is wrong; then none was.
 	NoteScopes(ctx context.Context, uses []ScopeUse) error
 
-	// Scopes returns the uses of all handlers in a tenant's group, in any order, as they were noted before the call.
+	// Scopes returns the uses of all handlers in a tenant's group, in any order, as they were noted before the call. If
+	// tenant and group are empty, it returns those of all groups; a store may leave some out where there are very many.
 	Scopes(ctx context.Context, tenant, group string) ([]ScopeUse, error)
 }
 

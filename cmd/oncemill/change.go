@@ -101,7 +101,7 @@ func (a *app) mends(m *mending, cmd *cobra.Command) *cobra.Command {
 		if err := m.read(time.Now()); err != nil {
 			return err
 		}
-		if err := m.check(m.verb, len(args) > 0 || !m.empty()); err != nil {
+		if err := m.check(string(m.verb), len(args) > 0 || !m.empty()); err != nil {
 			return err
 		}
 		return a.mend(cmd.Context(), m, args)

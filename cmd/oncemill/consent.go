@@ -12,11 +12,13 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // A consent is how a change is shown, confirmed and told. Its fields but the verb are flags.
 type consent struct {
-	verb        string
+	verb        operate.Action
 	every       bool // no filter is needed
 	yes, dryRun bool
 	rate        int

@@ -243,12 +243,7 @@ func (s *consoleServer) lastChanges(context.Context) (all []console.Entry, err e
 	if info, err := f.Stat(); err == nil && info.Size() > tail {
 		_, _ = f.Seek(-tail, io.SeekEnd) // the first line is cut then, and counts as none
 	}
-	_, err = operate.ReadLog(f, func(e operate.Entry) {
-		all = append(all, console.Entry{
-			Time: e.Time, Who: e.Who, Action: console.Action(e.Action), Where: e.Where, What: e.What, Fence: e.Fence,
-			Why: e.Why, Result: e.Result, Error: e.Error,
-		})
-	})
+	_, err = operate.ReadLog(f, func(e console.Entry) { all = append(all, e) })
 	return all, err
 }
 
@@ -257,10 +252,7 @@ func (s *consoleServer) findings(ctx context.Context) (all []console.Finding, er
 	d := &doctor{app: s.alone(), policy: policy{lease: 30 * time.Second, window: 24 * time.Hour, attempts: 10}}
 	defer d.close()
 	err = d.look(ctx)
-	for _, f := range d.found {
-		all = append(all, console.Finding(f))
-	}
-	return all, err
+	return d.found, err
 }
 
 // auditLog opens the audit log for lines to be added; without a path it is what else is told.

@@ -666,7 +666,7 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 		{"ls dead --each --id order-7 --id order-8", 0, []string{"order-7 ", "order-8 "}, "order-9"},
 		{"redrive dead", exitError, nil, ""}, // nobody confirms
 		{"redrive dead --yes --id order-7 --id order-99", exitError, nil, ""},
-		{"redrive dead --groups --dry-run", 0, []string{"card refused"}, ""},
+		{"redrive dead --dry-run", 0, []string{"card refused"}, ""},
 		{"/explain order-7 --dead-letters dead", 0, []string{
 			"order-7 has dead letters", ` of default/billing/charge, since `, `: failed, "no such order"`,
 		}, "order-8"},

@@ -11,21 +11,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
-// Severities of findings.
-const (
-	loses  = "error"   // it can lose messages or make effects twice, or programs refuse to work with it
-	unwise = "warning" // it works, and should be changed
-)
+const loses, unwise = operate.Loses, operate.Unwise
 
-// A finding is what is wrong with a server.
-type finding struct {
-	Severity string `json:"severity"`
-	Subject  string `json:"subject"`
-	Finding  string `json:"finding"` // what is set, what that means, and what to set
-}
+type finding = operate.Finding
 
 // A rule is a finding if it is broken.
 type rule struct {
@@ -37,7 +28,7 @@ type rule struct {
 func judge(subject string, rules ...rule) (found []finding) {
 	for _, r := range rules {
 		if r.broken {
-			found = append(found, finding{r.severity, subject, r.finding})
+			found = append(found, operate.Found(r.severity, subject, r.finding))
 		}
 	}
 	return found
@@ -198,37 +189,6 @@ func (d *doctor) tell() error {
 		t = append(t, []string{f.Severity, safe(f.Subject, 100), safe(f.Finding, 1000)})
 	}
 	d.table(t)
-	return nil
-}
-
-// report takes in what a package found out about its server.
-func (d *doctor) report(what string, r dedupstore.Report, err error) error {
-	if err != nil {
-		return d.refused(what, err)
-	}
-	d.looked = append(d.looked, fmt.Sprintf("%s (%s %s: %s)", what, r.Store, r.Version, r.Durability))
-	for _, w := range r.Warnings {
-		severity := unwise
-		if slices.Contains(r.Losses, w) {
-			severity = loses
-		}
-		d.found = append(d.found, finding{severity, what, w})
-	}
-	return nil
-}
-
-// refused makes a finding of an error that says why programs refuse to work with a server.
-func (d *doctor) refused(what string, err error) error {
-	refusal, ok := errors.AsType[*dedupstore.SetupError](err)
-	if !ok {
-		return err
-	}
-	text := refusal.Problem
-	if refusal.Err != nil {
-		text += ": " + oneLine(refusal.Err)
-	}
-	d.looked = append(d.looked, what)
-	d.found = append(d.found, finding{loses, what + ", " + refusal.Subject, text})
 	return nil
 }
 

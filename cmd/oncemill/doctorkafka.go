@@ -12,6 +12,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // lookAtKafka looks at a topic, a group and the topic of dead letters.
@@ -64,16 +66,16 @@ func (d *doctor) lookAtGroup(ctx context.Context, admin *kadm.Client) error {
 	}
 	switch kind := described[d.group].ProtocolType; {
 	case errors.Is(err, kerr.GroupIDNotFound), err == nil && described[d.group].State == "Dead":
-		d.found = append(d.found, finding{unwise, subject, "there is no such group: nobody has joined it or " +
-			"committed an offset; look whether the name is that of the consumers"})
+		d.found = append(d.found, operate.Found(unwise, subject, "there is no such group: nobody has joined it or "+
+			"committed an offset; look whether the name is that of the consumers"))
 	case errors.Is(err, kerr.GroupAuthorizationFailed):
-		d.found = append(d.found, finding{loses, subject, "the client's user may not use it, and workers refuse to " +
-			"begin: allow it to Read the group"})
+		d.found = append(d.found, operate.Found(loses, subject, "the client's user may not use it, and workers refuse to "+
+			"begin: allow it to Read the group"))
 	case err != nil:
 		return fmt.Errorf("kafka: %s: %w", subject, err)
 	case kind != "" && kind != "consumer":
-		d.found = append(d.found, finding{loses, subject, fmt.Sprintf("it is in use by members of type %q, and "+
-			"workers refuse to begin: take another group", kind)})
+		d.found = append(d.found, operate.Found(loses, subject, fmt.Sprintf("it is in use by members of type %q, and "+
+			"workers refuse to begin: take another group", kind)))
 	}
 	d.looked = append(d.looked, subject)
 	return nil

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/internal/operate"
 )
 
 // lookAtNATS looks at a stream, a consumer and where dead letters go.
@@ -20,7 +22,7 @@ func (d *doctor) lookAtNATS(ctx context.Context) error {
 	subject := "stream " + d.stream
 	stream, err := js.Stream(ctx, d.stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		d.found = append(d.found, finding{loses, subject, "it is missing: nobody keeps messages; create it"})
+		d.found = append(d.found, operate.Found(loses, subject, "it is missing: nobody keeps messages; create it"))
 		return nil
 	}
 	if err != nil {
@@ -55,7 +57,7 @@ func (d *doctor) lookAtConsumer(ctx context.Context, stream jetstream.Stream) er
 	if err := all.Err(); err != nil {
 		return fmt.Errorf("NATS: %s: %w", subject, err)
 	}
-	d.found = append(d.found, finding{loses, subject, "it is missing: workers refuse to begin; create it"})
+	d.found = append(d.found, operate.Found(loses, subject, "it is missing: workers refuse to begin; create it"))
 	return nil
 }
 
@@ -63,8 +65,8 @@ func (d *doctor) lookAtDeadLetters(ctx context.Context, js jetstream.JetStream, 
 	subject := "dead letters " + d.dead
 	name, err := js.StreamNameBySubject(ctx, d.dead)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		d.found = append(d.found, finding{loses, subject, "no stream has the subject, and workers refuse to begin; " +
-			"create one"})
+		d.found = append(d.found, operate.Found(loses, subject, "no stream has the subject, and workers refuse to begin; "+
+			"create one"))
 		return nil
 	}
 	if err != nil {

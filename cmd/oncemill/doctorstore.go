@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
@@ -25,9 +26,14 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	report, err := store.(dedupstore.Checker).Check(ctx)
-	if err := d.report(what, report, err); err != nil {
+	report, found, err := operate.CheckStore(ctx, what, store)
+	if err != nil {
 		return err
+	}
+	if d.found = append(d.found, found...); report.Store == "" { // it is refused
+		d.looked = append(d.looked, what)
+	} else {
+		d.looked = append(d.looked, fmt.Sprintf("%s (%s %s: %s)", what, report.Store, report.Version, report.Durability))
 	}
 	at, _, err := split(d.settings.Store, "prefix", "table", "schema")
 	if err != nil {
@@ -181,20 +187,14 @@ func (d *doctor) lookAtOutbox(ctx context.Context) error {
 		}
 	}
 	box, err := d.box(ctx, false)
-	if err != nil {
-		return d.refused(what, err)
+	var found []finding
+	if err == nil {
+		found, err = operate.CheckOutbox(ctx, what, box)
+	} else {
+		found, err = operate.Unusable(what, err)
 	}
-	plan, err := box.Plan(ctx)
-	if err != nil {
-		return d.refused(what, err)
-	}
-	d.looked = append(d.looked, what)
-	d.found = append(d.found, judge(what,
-		rule{plan.Found == 0 && plan.Wanted > 0, loses, "it has no table: programs refuse to write; run oncemill " +
-			"migrate"},
-		rule{plan.Found > 0 && plan.Found < plan.Wanted, loses, fmt.Sprintf("its schema has version %d, want %d: "+
-			"programs refuse to write; run oncemill migrate", plan.Found, plan.Wanted)})...)
-	return nil
+	d.looked, d.found = append(d.looked, what), append(d.found, found...)
+	return err
 }
 
 // located is how PostgreSQL finds one of the outbox's tables.

@@ -1,9 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
-	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // An explanation is what is known of a message in one scope, for programs.
@@ -44,43 +45,70 @@ type event struct {
 	What string    `json:"what"`
 }
 
+// An explaining is what is told of a message, as flags.
+type explaining struct {
+	derive, follow, all, payload bool
+	names                        []string
+	dead                         []letterView
+}
+
+// mostFollowed bounds the messages that a chain leads to.
+const mostFollowed = 100
+
 func (a *app) explain() *cobra.Command {
 	var f filter
-	var names []string
-	var payload bool
+	var x explaining
 	var deadTopic string
 	d := &dlq{}
 	cmd := &cobra.Command{
-		Use:     "explain ID",
+		Use:     "explain ID | --derive NAMESPACE PART...",
 		GroupID: "look",
 		Short:   "Tell what happened to a message",
 		Long: `explain tells what happened to a message: in each scope that knows its ID, how
 it stands, how often its effect may have happened, what is known of its
 attempts, duplicates and steps, what happens next, and what one can do.
 
-With --group and --handler it reads one record. Without them it looks through
-all records, which takes seconds where there are millions; in Redis, it tells
-what the usual scopes know at once. If an outbox is named, it also tells what
-that knows of the message. With --dead-letters it reads that topic, too, and
-shows the message's dead letters. Exit status 4: nothing is known of it.`,
+With --group and --handler it reads one record. Without them it reads one in
+each scope that the store remembers, and looks through all records if none has
+it, or with --all, which takes seconds where there are millions. If an outbox is
+named, it also tells what that knows of the message. With --dead-letters it
+reads that topic, too, and shows the message's dead letters. Exit status 4:
+nothing is known of it.
+
+With --derive the ID is what producer.DeriveID makes of a namespace and parts.
+Then, and with --follow, it goes on with the messages that the handlers have
+produced, and those that these have led to.`,
 		Example: "  oncemill explain order-17\n" +
-			"  oncemill explain order-17 --group billing --handler charge --derive receipt",
-		Args: arguments(cobra.ExactArgs(1)),
+			"  oncemill explain order-17 --group billing --handler charge --run-id receipt\n" +
+			"  oncemill explain --derive orders customer-7 2026-11-29",
+		Args: arguments(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f.ID = args[0]
-			var dead []letterView
+			switch {
+			case x.derive && len(args) < 2:
+				return usagef("--derive wants a namespace and parts")
+			case x.derive:
+				x.follow = true
+				f.ID = producer.DeriveID(args[0], args[1:]...)
+			case len(args) > 1:
+				return usagef("explain: accepts 1 arg(s), received %d; see oncemill explain --help", len(args))
+			default:
+				f.ID = args[0]
+			}
 			if deadTopic != "" {
 				var err error
-				if dead, err = a.lettersOf(cmd, d, deadTopic, f.ID); err != nil {
+				if x.dead, err = a.lettersOf(cmd, d, deadTopic, f.ID); err != nil {
 					return err
 				}
 			}
-			return a.explains(cmd.Context(), f.Filter, names, payload, dead)
+			return a.explains(cmd.Context(), f.Filter, x)
 		},
 	}
 	f.scope(cmd.Flags())
-	cmd.Flags().StringSliceVar(&names, "derive", nil, "show the IDs that Run.ID derives from these names")
-	cmd.Flags().BoolVar(&payload, "show-payload", false, "show the result, too")
+	cmd.Flags().BoolVar(&x.derive, "derive", false, "the arguments are a namespace and parts of which the ID is made")
+	cmd.Flags().BoolVar(&x.follow, "follow", false, "go on with the messages that were produced")
+	cmd.Flags().BoolVar(&x.all, "all", false, "look through all records, also in scopes that the store has forgotten")
+	cmd.Flags().StringSliceVar(&x.names, "run-id", nil, "show the IDs that Run.ID derives from these names")
+	cmd.Flags().BoolVar(&x.payload, "show-payload", false, "show the result, too")
 	cmd.Flags().StringVar(&deadTopic, "dead-letters", "",
 		"the subject or topic of dead letters, with --nats or --kafka")
 	d.flags(cmd.Flags())
@@ -101,74 +129,142 @@ func (a *app) lettersOf(cmd *cobra.Command, d *dlq, topic, id string) (all []let
 	return all, err
 }
 
-func (a *app) explains(
-	ctx context.Context, f dedupstore.Filter, names []string, payload bool, dead []letterView,
-) error {
+func (a *app) explains(ctx context.Context, f dedupstore.Filter, x explaining) error {
 	store, err := a.inspector(ctx)
 	if err != nil {
 		return err
 	}
-	rows, missing := a.rowsOf(ctx, f.ID) // the records are shown all the same
-	shown := map[dedupstore.Key]bool{}
-	whole := false // all records were looked through
-	othersOf := func(records []dedupstore.Record, i int) []dedupstore.Record {
-		if !whole || f.Group != "" && f.Handler != "" { // nobody has looked under other names
-			return explain.Others(ctx, store, records[i].Key)
+	var told []explanation
+	var failed error // the records are shown all the same
+	known, seen := false, map[string]bool{}
+	for ids := []string{f.ID}; len(ids) > 0 && len(seen) < mostFollowed; ids = ids[1:] {
+		of := f
+		if of.ID = ids[0]; seen[of.ID] {
+			continue
 		}
-		return records
-	}
-	tell := func(records []dedupstore.Record) {
-		for i := range records {
-			if shown[records[i].Key] || explain.IsStepOf(records, records[i].Key) ||
-				!whole && ids.IsOfStep(records[i].Key.Handler) { // it is told with its message
-				continue
-			}
-			if len(shown) > 0 {
+		if len(seen) > 0 { // who gets what was produced is another handler
+			of.Tenant, of.Group, of.Handler, x.dead, x.all = "", "", "", nil, false
+			if a.forPeople() {
 				fmt.Fprintln(a.out)
 			}
-			a.tell(&records[i], othersOf(records, i), names, payload)
-			shown[records[i].Key] = true
+		}
+		first := len(seen) == 0
+		seen[of.ID] = true
+		records, some, err := a.explainOne(ctx, store, of, x, first, &told)
+		failed, known = cmp.Or(failed, err), known || some
+		for i := range records {
+			for _, p := range records[i].Outcome.Produced {
+				if x.follow {
+					ids = append(ids, p.ID)
+				}
+			}
 		}
 	}
+	if !a.forPeople() && (failed == nil || len(told) > 0) {
+		failed = cmp.Or(failed, items(a, told))
+	}
+	if failed == nil && !known {
+		failed = errNone
+	}
+	return failed
+}
+
+// explainOne tells of one message, and reports whether anything is known of it. Only the first is looked for in all
+// records.
+func (a *app) explainOne(
+	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter, x explaining, first bool, told *[]explanation,
+) (records []dedupstore.Record, known bool, err error) {
+	rows, missing := a.rowsOf(ctx, f.ID)
 	if a.forPeople() && missing == nil {
 		a.tellRows(f.ID, rows)
 	}
-	if a.forPeople() && (f.Group == "" || f.Handler == "") { // all pages may take seconds
-		if first, err := store.List(ctx, f, ""); err == nil && first.Next != "" {
-			tell(first.Records)
+	scopes, whole := 0, false
+	if f.Group == "" || f.Handler == "" {
+		if records, scopes, err = a.inKnownScopes(ctx, store, f); err != nil {
+			return nil, false, err
 		}
 	}
-	records, err := a.find(ctx, store, f)
-	if err != nil {
-		return err
-	}
-	whole = true
-	if missing == nil && len(rows)+len(dead) == 0 && !slices.ContainsFunc(records, func(r dedupstore.Record) bool {
-		return r.State != dedupstore.Absent
-	}) {
-		missing = errNone
-	}
-	if a.forPeople() {
-		tell(records)
-		for i, l := range dead {
-			if i == 0 {
-				fmt.Fprintf(a.out, "\n%s has dead letters\n", a.paint(safe(f.ID, dedupstore.MaxID), bold))
-			}
-			fmt.Fprintf(a.out, "  %s of %s, since %s: %s, %q\n", safe(l.ID, 100), safe(l.Handler, 200), moment(l.At),
-				safe(l.Outcome, 20), safe(l.Reason, 500))
+	if whole = x.all || len(records) == 0 && first; whole {
+		if records, err = a.find(ctx, store, f); err != nil {
+			return nil, false, err
 		}
-		return missing
 	}
-	var all []explanation
+	if len(records) == 0 {
+		records = []dedupstore.Record{{Key: dedupstore.Key{ID: f.ID}, State: dedupstore.Absent}}
+	}
 	for i := range records {
-		if explain.IsStepOf(records, records[i].Key) {
+		r := &records[i]
+		known = known || r.State != dedupstore.Absent
+		if explain.IsStepOf(records, r.Key) { // it is told with its message
 			continue
 		}
-		x := a.explanation(&records[i], othersOf(records, i), names, payload)
-		x.Outbox, x.DeadLetters = viewsOfRows(rows), dead
-		all = append(all, x)
+		others := records
+		if f.Group != "" && f.Handler != "" { // nobody has looked under other names
+			others = explain.Others(ctx, store, r.Key)
+		}
+		if !a.forPeople() {
+			one := a.explanation(r, others, x.names, x.payload)
+			one.Outbox, one.DeadLetters = viewsOfRows(rows), x.dead
+			*told = append(*told, one)
+			continue
+		}
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		a.tell(r, others, x.names, x.payload)
 	}
-	return errors.Join(items(a, all), missing)
+	if a.forPeople() {
+		a.tellLetters(f.ID, x.dead)
+		if scopes > 0 && !whole {
+			fmt.Fprintf(a.log, "Looked in the %s that the store remembers; --all looks through all records.\n",
+				plural(scopes, "scope"))
+		}
+	}
+	return records, known || len(rows)+len(x.dead) > 0, missing
+}
+
+func (a *app) tellLetters(id string, dead []letterView) {
+	for i, l := range dead {
+		if i == 0 {
+			fmt.Fprintf(a.out, "\n%s has dead letters\n", a.paint(safe(id, dedupstore.MaxID), bold))
+		}
+		fmt.Fprintf(a.out, "  %s of %s, since %s: %s, %q\n", safe(l.ID, 100), safe(l.Handler, 200), moment(l.At),
+			safe(l.Outcome, 20), safe(l.Reason, 500))
+	}
+}
+
+// inKnownScopes returns the records of a message in the scopes that the store remembers, and how many scopes those are.
+func (a *app) inKnownScopes(
+	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter,
+) (found []dedupstore.Record, scopes int, err error) {
+	keeper, ok := store.(dedupstore.ScopeKeeper)
+	if !ok {
+		return nil, 0, nil
+	}
+	uses, err := keeper.Scopes(ctx, "", "")
+	if err != nil { // then all records are looked through
+		return nil, 0, nil
+	}
+	keys := map[dedupstore.Key]bool{}
+	for _, u := range uses {
+		key := dedupstore.Key{Tenant: u.Tenant, Group: u.Group, Handler: u.Handler, ID: f.ID}
+		if f.Matches(&dedupstore.Record{Key: key, State: dedupstore.Running}) {
+			keys[key] = true
+		}
+	}
+	for some := range slices.Chunk(slices.Collect(maps.Keys(keys)), 1000) {
+		records, err := store.Look(ctx, some)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, r := range records {
+			if r.State != dedupstore.Absent {
+				found = append(found, r)
+			}
+		}
+	}
+	slices.SortFunc(found, lastFirst)
+	return found, len(keys), nil
 }
 
 // find returns the records of a message in all scopes that a filter names. There is one at least: it may be absent.
@@ -202,13 +298,12 @@ func sorted(found map[dedupstore.Key]dedupstore.Record) (records []dedupstore.Re
 	for _, r := range found {
 		records = append(records, r)
 	}
-	slices.SortFunc(records, func(a, b dedupstore.Record) int {
-		if c := b.Claimed.Compare(a.Claimed); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Key.String(), b.Key.String())
-	})
+	slices.SortFunc(records, lastFirst)
 	return records
+}
+
+func lastFirst(a, b dedupstore.Record) int {
+	return cmp.Or(b.Claimed.Compare(a.Claimed), strings.Compare(a.Key.String(), b.Key.String()))
 }
 
 // tell explains a record to people.

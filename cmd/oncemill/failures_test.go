@@ -205,3 +205,47 @@ func TestStats_FailuresByReason(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, &out, &log)
 	}
 }
+
+// unlisted is a store whose records cannot be listed.
+type unlisted struct{ *dedupstore.Memory }
+
+func (unlisted) List(context.Context, dedupstore.Filter, string) (dedupstore.Page, error) {
+	return dedupstore.Page{}, errors.New("looked through all records")
+}
+
+// An ID without a scope is looked up in the scopes that the store remembers, and nowhere else if one has it.
+func TestExplain_LooksInKnownScopes(t *testing.T) {
+	t.Parallel()
+	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := unlisted{memory}
+	for _, group := range []string{"billing", "shipping"} {
+		scope := dedupstore.Scope{Tenant: "acme", Group: group, Handler: "h"}
+		a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "acme", Group: group, Handler: "h", ID: "of " + group},
+			Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		})
+		noted := store.NoteScopes(t.Context(), []dedupstore.ScopeUse{{Scope: scope, First: time.Now(), Last: time.Now()}})
+		if err := errors.Join(err, noted); err != nil || a.Status != dedupstore.AcquiredRun {
+			t.Fatal(a.Status, err)
+		}
+	}
+	var out, log strings.Builder
+	a := &app{out: &out, log: &log, settings: settings{output: "table"}}
+	look := func(f dedupstore.Filter) error {
+		_, _, err := a.explainOne(t.Context(), store, f, explaining{}, true, nil)
+		return err
+	}
+	if err := look(dedupstore.Filter{ID: "of shipping"}); err != nil ||
+		!strings.HasPrefix(out.String(), "of shipping in acme:shipping:h") || !strings.Contains(log.String(), "2 scopes") {
+		t.Errorf("%v: %s%s", err, &out, &log)
+	}
+	if err := look(dedupstore.Filter{ID: "of nobody"}); err == nil {
+		t.Error("an ID that no scope knows is not looked for in all records")
+	}
+	if err := look(dedupstore.Filter{ID: "of shipping", Group: "billing"}); err == nil {
+		t.Error("a filter of the scope is not heeded")
+	}
+}

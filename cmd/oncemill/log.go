@@ -37,7 +37,7 @@ and tells the last changes, the latest at the end.`,
 					return fmt.Errorf("audit log: %w", err)
 				}
 				n, err := operate.ReadLog(f, func(e operate.Entry) {
-					if strings.Contains(e.Who, who) && (action == "" || e.Action == action) &&
+					if strings.Contains(e.Who, who) && (action == "" || string(e.Action) == action) &&
 						strings.Contains(e.What, what) && !e.Time.Before(from) && (to.IsZero() || e.Time.Before(to)) {
 						all = append(all, e)
 					}
@@ -57,7 +57,7 @@ and tells the last changes, the latest at the end.`,
 			t := table{{"TIME", "WHO", "ACTION", "IN", "WHAT", "RESULT", "WHY", "ERROR"}}
 			for _, e := range all {
 				t = append(t, []string{
-					moment(e.Time), safe(e.Who, 40), safe(e.Action, 20), safe(e.Where, 40), safe(e.What, 80),
+					moment(e.Time), safe(e.Who, 40), safe(string(e.Action), 20), safe(e.Where, 40), safe(e.What, 80),
 					safe(e.Result, 20), safe(e.Why, 60), safe(e.Error, 80),
 				})
 			}

@@ -439,6 +439,17 @@ var seeds = map[string]func(g *seeder){
 		g.check(g.store.NoteDuplicates(context.Background(),
 			[]dedupstore.Duplicates{{Key: g.key, Count: 3, Last: time.Now(), Retention: window}}))
 	},
+	"chain": func(g *seeder) { // a message whose ID is derived, and what it has led to
+		g.key.ID = producer.DeriveID("orders", "customer-7", "4711")
+		g.ends(g.claims(window, "billing-1:417"), dedupstore.Finish{
+			Outcome: dedupstore.Outcome{
+				Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "receipt-4711", Topic: "receipts"}},
+			},
+			Retention: window, Published: true,
+		})
+		g.key.Group, g.key.Handler, g.key.ID = "mail", "send", "receipt-4711"
+		g.finish(dedupstore.Failed, "no such mailbox")
+	},
 	"markup": func(g *seeder) { g.finish(dedupstore.Failed, "bad \x1b[31mescape\x07 and <b>markup</b>") },
 	"many": func(g *seeder) {
 		for i := range 30 {

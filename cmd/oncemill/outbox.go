@@ -148,7 +148,10 @@ func (a *app) rowList(ctx context.Context, f *rowFilter, limit int, check bool) 
 func (a *app) eachRow(ctx context.Context, box outbox.Inspector, f outbox.Filter, do func(*outbox.RowInfo) bool) error {
 	progress := a.progress("rows")
 	defer progress.end()
-	return operate.EachRow(ctx, box, f, func(rows int) { progress.add(rows, 0) }, do)
+	return operate.EachRow(ctx, box, f, func(rows int) bool {
+		progress.add(rows, 0)
+		return true
+	}, do)
 }
 
 func tableOfRows(rows []outbox.RowInfo, now time.Time) table {

@@ -83,7 +83,7 @@ func (a *app) changeRows(ctx context.Context, c *rowChange, ids []string) (err e
 	if err := c.read(time.Now()); err != nil {
 		return err
 	}
-	if err := c.check("outbox "+c.verb, len(ids) > 0 || !c.empty() || len(c.header) > 0); err != nil {
+	if err := c.check("outbox "+string(c.verb), len(ids) > 0 || !c.empty() || len(c.header) > 0); err != nil {
 		return err
 	}
 	box, err := a.box(ctx, false)

@@ -1,19 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
 )
 
@@ -21,9 +18,8 @@ import (
 type redriving struct {
 	dlq
 	consent
-	groups bool
-	topic  string
-	does   operate.Redrive
+	topic string
+	does  operate.Redrive
 }
 
 func (a *app) redrive() *cobra.Command {
@@ -43,13 +39,13 @@ in the acks of a durable consumer (NATS), which removes letters from a work
 queue, or in a topic of markers (Kafka). A redrive that was cut off goes on.
 
 It begins with 20 messages, and stops if more than a quarter of what it sent
-fails again. Every group of the source topic gets what is sent.`,
+fails again. Every group of the source topic gets what is sent: "oncemill
+explain" of a message tells which those are.`,
 		Example: "  oncemill dlq redrive dead.billing --reason \"card service\" --dry-run\n" +
 			"  oncemill dlq redrive dead.billing --group billing --rate 50 --why \"mended\"\n" +
 			"  oncemill dlq redrive dead.billing --id order-17 --id order-23",
 	}
 	flags := a.letterChange(cmd, r)
-	flags.BoolVar(&r.groups, "groups", false, "look through all records for who else gets the messages")
 	flags.Lookup("all").Usage = "also those that will not run, or would run as a first run"
 	return cmd
 }
@@ -78,7 +74,7 @@ func (a *app) letterChange(cmd *cobra.Command, r *redriving) *pflag.FlagSet {
 		}
 		named := r.verb == "redrive" || cmd.Flags().Changed("since") || cmd.Flags().Changed("before") ||
 			r.Reason+r.Key+r.Handler+r.Group != "" || len(r.IDs)+len(r.Outcomes) > 0
-		if err := r.check("dlq "+r.verb, named); err != nil {
+		if err := r.check("dlq "+string(r.verb), named); err != nil {
 			return err
 		}
 		if r.Group == "" && cmd.Flags().Changed("tenant") {
@@ -123,11 +119,6 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 	}
 	if err := a.showPrediction(p, o.Discards); err != nil {
 		return err
-	}
-	if r.groups {
-		if err := a.others(ctx, r, p); err != nil {
-			return err
-		}
 	}
 	counts := map[string]int{}
 	for of, n := range p.Sent {
@@ -191,27 +182,6 @@ func (a *app) showPrediction(p *operate.Prediction, discards bool) error {
 	a.table(t)
 	for _, why := range slices.Sorted(maps.Keys(p.Cannot)) {
 		fmt.Fprintf(a.log, "%s cannot be rerun: %s\n", plural(p.Cannot[why], "letter"), safe(why, 300))
-	}
-	return nil
-}
-
-// others tells which other scopes know a message of each source topic: they get what is sent.
-func (a *app) others(ctx context.Context, r *redriving, p *operate.Prediction) error {
-	for _, topic := range slices.Sorted(maps.Keys(p.Samples)) {
-		sample, scopes := p.Samples[topic], map[string]bool{}
-		unreadable, err := a.each(ctx, r.does.Store, dedupstore.Filter{ID: sample.ID}, func(found *dedupstore.Record) bool {
-			if key := found.Key; key != sample {
-				scopes[scopeOf(key)] = true
-			}
-			return true
-		})
-		if err != nil {
-			return err
-		}
-		a.leftOut(unreadable)
-		names := cmp.Or(strings.Join(slices.Sorted(maps.Keys(scopes)), ", "), "none")
-		fmt.Fprintf(a.log, "Other scopes that know message %s of %s, and get what is sent there: %s\n",
-			safe(sample.ID, 100), safe(topic, 200), names)
 	}
 	return nil
 }

@@ -95,6 +95,32 @@ var scopeCases = []testCase{
 		},
 	},
 	{
+		name: "scopes/of-all-groups",
+		why:  "an operator who knows the ID of a message only would have to look through all records",
+		test: func(k *kit) {
+			mine, other := k.used("charge", 1, 1), k.used("mail: é%", 2, 2)
+			other.Group += `2:é%"`
+			k.note(mine)
+			k.note(other)
+			all, err := k.scopes().Scopes(k.Context(), "", "")
+			if err != nil {
+				k.Fatalf("read all scopes: %v", err)
+			}
+			for _, u := range []dedupstore.ScopeUse{mine, other} {
+				if n := len(slices.DeleteFunc(slices.Clone(all), func(o dedupstore.ScopeUse) bool {
+					return o.Scope != u.Scope
+				})); n != 1 {
+					k.Errorf("%v is %d times among %v", u.Scope, n, all)
+				}
+			}
+			if len(all) < 2 || slices.ContainsFunc(all, func(u dedupstore.ScopeUse) bool {
+				return (dedupstore.Key{Tenant: u.Tenant, Group: u.Group, Handler: u.Handler, ID: "1"}).Validate() != nil
+			}) {
+				k.Errorf("all scopes are %v", all)
+			}
+		},
+	},
+	{
 		name: "scopes/of-any-names",
 		why:  "two handlers whose names a store takes for one hide each other's change of name",
 		test: func(k *kit) {

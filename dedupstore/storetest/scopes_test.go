@@ -15,6 +15,7 @@ type vague struct {
 	read func(u *dedupstore.ScopeUse)
 	any  bool // nothing is validated
 	own  bool // a read gets the tenant's groups as one
+	part bool // a read of all gets none
 }
 
 func (s vague) NoteScopes(ctx context.Context, uses []dedupstore.ScopeUse) error {
@@ -31,6 +32,9 @@ func (s vague) NoteScopes(ctx context.Context, uses []dedupstore.ScopeUse) error
 
 func (s vague) Scopes(ctx context.Context, tenant, group string) ([]dedupstore.ScopeUse, error) {
 	uses, err := s.Memory.Scopes(ctx, tenant, group)
+	if s.part && tenant == "" {
+		return nil, err
+	}
 	for i := range uses {
 		if s.read != nil {
 			s.read(&uses[i])
@@ -60,6 +64,7 @@ func TestScopes_EachCaseNoticesABrokenRule(t *testing.T) {
 		"the last use is the first one": {"scopes/first-and-last-use", vague{
 			read: func(u *dedupstore.ScopeUse) { u.Last = u.First }}},
 		"groups are one": {"scopes/of-one-group", vague{own: true}},
+		"all are none":   {"scopes/of-all-groups", vague{part: true}},
 		"names are cut": {"scopes/of-any-names", vague{
 			note: func(_ *dedupstore.Memory, u *dedupstore.ScopeUse) {
 				u.Handler = u.Handler[:min(len(u.Handler), 2)]

@@ -45,7 +45,7 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 		"failures":      {"failures", []string{"Failures", "Dead letters", "dead.billing"}, "card declined"},
 		"failures-list": {"failures?list=1", []string{"failed-000", "Rerun"}, ""},
 		"letters":       {"failures?letters=dead.billing", []string{"failed-003", "Redrive"}, ""},
-		"letter":        {"letter?in=dead.billing&id=letter-00", []string{"hunter2", "DEAD@100"}, ""},
+		"letter":        {"letter?in=dead.billing&at=100", []string{"hunter2", "failed-000"}, ""},
 		"outbox":        {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
 		"outbox-dead":   {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
 		"log":           {"log", []string{"Log", "Nobody has changed anything"}, ""},

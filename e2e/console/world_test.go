@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/console"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -25,7 +26,8 @@ type world struct {
 	url         string // of the overview
 	store       *dedupstore.Memory
 	box         *sqliteoutbox.Outbox
-	deadLetters *deadTopic
+	deadLetters *consumertest.Letters
+	reruns      *consumertest.Reruns
 
 	mu         sync.Mutex
 	audit      []console.Entry
@@ -41,11 +43,13 @@ func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (strin
 	if authorize == nil {
 		authorize = console.ViewOnly
 	}
-	w := &world{t: t, deadLetters: &deadTopic{}}
+	w := &world{t: t, deadLetters: &consumertest.Letters{}}
 	var err error
 	if w.store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{}); err != nil {
 		t.Fatal(err)
 	}
+	w.reruns = &consumertest.Reruns{Store: w.store}
+	w.deadLetters.To = w.reruns
 	w.box = newBox(t)
 	w.fill()
 	c, err := console.New(console.Config{
@@ -234,6 +238,7 @@ func (w *world) fill() {
 			n++
 		}
 	}
+	w.bury()
 	for i := range 3 {
 		w.end(key("charge", fmt.Sprintf("unknown-%d", i)), dedupstore.Outcome{Kind: dedupstore.Unknown,
 			Reason: "the lease expired in a started run of an irreversible handler"})
@@ -288,62 +293,13 @@ func (w *world) entries() []console.Entry {
 	return append([]console.Entry(nil), w.audit...)
 }
 
-// A deadTopic has dead letters in memory.
-type deadTopic struct {
-	mu       sync.Mutex
-	redriven int
-}
-
-func (l *deadTopic) all() (all []console.DeadLetter) {
+// bury adds the dead letters of the first failures, the oldest first.
+func (w *world) bury() {
 	for i := range 12 {
-		all = append(all, console.DeadLetter{
-			ID: fmt.Sprintf("letter-%02d", i), Original: fmt.Sprintf("failed-%03d", i),
-			Position: fmt.Sprintf("DEAD@%d", 100+i), At: time.Now().Add(-time.Duration(i) * 7 * time.Minute),
-			Handler: "charge", Topic: "orders.created", Outcome: "failed",
-			Reason: "card declined: insufficient funds", Attempts: 1 + i%3,
-			Header:  map[string]string{"Oncemill-Id": "failed", "X-Secret": "hunter2"},
-			Payload: []byte(`{"cents":1200}`),
-		})
+		r := w.look(key("charge", fmt.Sprintf("failed-%03d", i)))
+		l := consumertest.DeadLetter(r.Key, r.Fence, r.Outcome.Reason)
+		l.Position, l.Time = fmt.Sprint(100+i), time.Now().Add(-time.Duration(12-i)*7*time.Minute)
+		l.Header["x-secret"], l.Payload = "hunter2", []byte(`{"cents":1200}`)
+		w.deadLetters.Add(l)
 	}
-	return all
-}
-
-func (l *deadTopic) List(_ context.Context, f console.DeadLetterFilter, limit int) ([]console.DeadLetter, int, error) {
-	var found []console.DeadLetter
-	for _, d := range l.all() {
-		if f.Matches(&d) {
-			found = append(found, d)
-		}
-	}
-	n := min(limit, len(found))
-	return found[:n], len(found) - n, nil
-}
-
-func (l *deadTopic) Show(_ context.Context, id string) (found []console.DeadLetter, err error) {
-	for _, d := range l.all() {
-		if d.ID == id || d.Original == id {
-			found = append(found, d)
-		}
-	}
-	return found, nil
-}
-
-func (l *deadTopic) Predict(
-	context.Context, console.DeadLetterFilter,
-) (all []console.Prediction, plan any, err error) {
-	all = []console.Prediction{{
-		Reason: "card declined: insufficient funds", DeadLetters: 12, Run: 9, Unknown: 1, Skipped: 2,
-		To: []string{"orders"},
-	}}
-	return all, all, nil
-}
-
-func (l *deadTopic) Redrive(_ context.Context, r console.RedriveRequest) error {
-	on := r.On
-	on(console.Redriven{Sent: 5, Left: 5})
-	on(console.Redriven{Sent: 10, Refused: 2, Succeeded: 9, Failed: 1})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.redriven++
-	return nil
 }

@@ -53,6 +53,7 @@ var imported = []string{
 	module,
 	module + "/console",
 	module + "/consumer",
+	module + "/consumer/deadletters",
 	module + "/consumer/sourcetest",
 	module + "/dedupstore",
 	module + "/dedupstore/cassandrastore",
@@ -107,6 +108,7 @@ var given = map[string]map[int]string{
 			store     dedupstore.Inspector
 			mux       *http.ServeMux
 			authorize func(*http.Request, console.Action) (string, error)
+			letters   deadletters.Source
 		)`},
 	"docs/from/deduplicator.md": {0: `
 		var (

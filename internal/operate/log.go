@@ -8,11 +8,14 @@ import (
 	"time"
 )
 
+// An Action is what people do, and what a right is for.
+type Action string
+
 // An Entry is a line of the audit log, of the command or the console.
 type Entry struct {
 	Time   time.Time `json:"time"`
 	Who    string    `json:"who"`
-	Action string    `json:"action"`
+	Action Action    `json:"action"`
 	Where  string    `json:"in,omitempty"`
 	What   string    `json:"what,omitempty"` // the key of a record, or IDs in JSON
 	Fence  uint64    `json:"fence,omitempty"`

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/consumer/deadletters"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -21,12 +20,11 @@ const lookAt = 200
 
 // A Prediction is what would happen to letters, by reason.
 type Prediction struct {
-	Found   int                       // letters that are meant
-	Sent    map[Bound]int             // of these would be sent, or discarded
-	Cannot  map[string]int            // be rerun, by error
-	Samples map[string]dedupstore.Key // by topic, a message that would run
-	Missing []string                  // IDs of the choice that no letter has
-	Seen    time.Time                 // if there was no time for all: of the last letter that was read
+	Found   int            // letters that are meant
+	Sent    map[Bound]int  // of these would be sent, or discarded
+	Cannot  map[string]int // be rerun, by error
+	Missing []string       // IDs of the choice that no letter has
+	Seen    time.Time      // if there was no time for all: of the last letter that was read
 
 	reasons map[string]*Foreseen
 	seed    maphash.Seed
@@ -63,29 +61,12 @@ func (f *Foreseen) Left() int { return f.DeadLetters - f.Run - f.Unknown }
 // To has the topics that those which will run go to. The writer of the letters chose them.
 func (f *Foreseen) To() []string { return slices.Sorted(maps.Keys(f.topics)) }
 
-func (f *Foreseen) add(c *Case) {
-	f.DeadLetters++
-	*map[Fate]*int{
+// by has the counts by fate.
+func (f *Foreseen) by() map[Fate]*int {
+	return map[Fate]*int{
 		FateRuns: &f.Run, FateUnknown: &f.Unknown, FateSucceeded: &f.Succeeded, FateRunning: &f.Running,
 		FateDue: &f.Due, FateFailed: &f.Failed, FateDecided: &f.Decided, FateAbsent: &f.Absent, FateCannot: &f.Cannot,
-	}[c.Fate]++
-	if c.Fate.Runs() {
-		f.topics[c.again.Topic] = true
 	}
-}
-
-func (f *Foreseen) merge(by *Foreseen) {
-	f.DeadLetters += by.DeadLetters
-	f.Run += by.Run
-	f.Unknown += by.Unknown
-	f.Succeeded += by.Succeeded
-	f.Running += by.Running
-	f.Due += by.Due
-	f.Failed += by.Failed
-	f.Decided += by.Decided
-	f.Absent += by.Absent
-	f.Cannot += by.Cannot
-	maps.Copy(f.topics, by.topics)
 }
 
 // N is how many letters would be sent, or discarded.
@@ -116,7 +97,7 @@ func (p *Prediction) has(c *Case) bool {
 func (r *Redrive) Predict(ctx context.Context) (*Prediction, error) {
 	p := &Prediction{
 		seed: maphash.MakeSeed(), shown: map[uint64]struct{}{}, reasons: map[string]*Foreseen{},
-		Sent: map[Bound]int{}, Cannot: map[string]int{}, Samples: map[string]dedupstore.Key{},
+		Sent: map[Bound]int{}, Cannot: map[string]int{},
 		Missing: slices.Clone(r.IDs),
 	}
 	var some []deadletters.Letter
@@ -208,12 +189,13 @@ func (p *Prediction) add(r *Redrive, cases []Case) {
 		case of.Reason != reason:
 			of.Reason = pattern
 		}
-		of.add(c)
-		switch {
-		case c.Err != nil:
+		of.DeadLetters++
+		*of.by()[c.Fate]++
+		if c.Fate.Runs() {
+			of.topics[c.again.Topic] = true
+		}
+		if c.Err != nil {
 			p.Cannot[cmp.Or(errors.Unwrap(c.Err), c.Err).Error()]++ // without the message's ID
-		case len(p.Samples) < 3 && c.Fate.Runs():
-			p.Samples[c.again.Topic] = c.Key
 		}
 	}
 }
@@ -233,7 +215,11 @@ func (p *Prediction) Reasons() []*Foreseen {
 		Reason: fmt.Sprintf("%d %s", len(all)-mostReasons, OtherReasons), topics: map[string]bool{},
 	}
 	for _, f := range all[mostReasons:] {
-		rest.merge(f)
+		rest.DeadLetters += f.DeadLetters
+		for fate, n := range f.by() {
+			*rest.by()[fate] += *n
+		}
+		maps.Copy(rest.topics, f.topics)
 	}
 	return append(all[:mostReasons:mostReasons], rest)
 }

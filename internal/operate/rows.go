@@ -58,22 +58,22 @@ func CountRows(
 	return all, err
 }
 
-// EachRow calls do with the rows that a filter lets through, until it returns false. It calls looked with each page.
+// EachRow calls do with the rows that a filter lets through, and on with how many rows a page has looked at, before the
+// next page is read, until one of them returns false.
 func EachRow(
-	ctx context.Context, box outbox.Inspector, f outbox.Filter, looked func(rows int), do func(*outbox.RowInfo) bool,
+	ctx context.Context, box outbox.Inspector, f outbox.Filter, on func(looked int) bool, do func(*outbox.RowInfo) bool,
 ) error {
 	for after := ""; ; {
 		page, err := box.List(ctx, f, after)
 		if err != nil {
 			return err
 		}
-		looked(page.Looked)
 		for i := range page.Rows {
 			if !do(&page.Rows[i]) {
 				return nil
 			}
 		}
-		if after = page.Next; after == "" {
+		if after = page.Next; after == "" || !on(page.Looked) {
 			return nil
 		}
 	}
@@ -84,15 +84,15 @@ var ErrNoReplay = errors.New("this outbox cannot replay")
 
 // The verbs of a RowChange.
 const (
-	Requeue = "requeue"
-	Discard = "discard"
-	Replay  = "replay"
+	Requeue Action = "requeue"
+	Discard Action = "discard"
+	Replay  Action = "replay"
 )
 
 // A RowChange requeues, discards or replays rows of an outbox.
 type RowChange struct {
 	Box    outbox.Inspector
-	Verb   string
+	Verb   Action
 	Rows   []outbox.RowInfo     // that were shown
 	Replay outbox.ReplayRequest // of a replay; Do sets Before and Limit
 	Rate   int                  // rows a second at most

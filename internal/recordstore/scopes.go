@@ -48,13 +48,29 @@ func (s Scopes) NoteScopes(ctx context.Context, uses []dedupstore.ScopeUse) erro
 		of := dedupstore.Scope{Tenant: u.Tenant, Group: u.Group}
 		groups[of] = append(groups[of], u)
 	}
+	var known []dedupstore.ScopeUse
 	for of, uses := range groups {
 		if err := s.note(ctx, of.Tenant, of.Group, uses); err != nil {
 			return fmt.Errorf("%s: note scopes: %w", s.Package, err)
 		}
+		group := uses[0]
+		for _, u := range uses {
+			group = group.Widen(u)
+		}
+		group.Handler = of.String()
+		known = append(known, group)
+	}
+	if len(known) == 0 {
+		return nil
+	}
+	if err := s.note(ctx, directory, directory, known); err != nil {
+		return fmt.Errorf("%s: note groups: %w", s.Package, err)
 	}
 	return nil
 }
+
+// directory is the tenant and the group whose handlers are the groups that were noted. No other has such a name.
+const directory = "\x01"
 
 func (s Scopes) note(ctx context.Context, tenant, group string, uses []dedupstore.ScopeUse) error {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 100 * time.Millisecond}
@@ -124,6 +140,9 @@ func decodeSpans(data []byte) (map[string]span, error) {
 
 // Scopes implements [dedupstore.ScopeKeeper].
 func (s Scopes) Scopes(ctx context.Context, tenant, group string) (uses []dedupstore.ScopeUse, err error) {
+	if tenant+group == "" {
+		return s.all(ctx)
+	}
 	seen, err := s.Read(ctx, tenant, group)
 	if err != nil {
 		return nil, fmt.Errorf("%s: read scopes: %w", s.Package, err)
@@ -137,6 +156,26 @@ func (s Scopes) Scopes(ctx context.Context, tenant, group string) (uses []dedups
 			Scope: dedupstore.Scope{Tenant: tenant, Group: group, Handler: handler},
 			First: time.UnixMicro(at.First), Last: time.UnixMicro(at.Last),
 		})
+	}
+	return uses, nil
+}
+
+// all are the scopes of all groups.
+func (s Scopes) all(ctx context.Context) (uses []dedupstore.ScopeUse, err error) {
+	groups, err := s.Scopes(ctx, directory, directory)
+	if err != nil {
+		return nil, err
+	}
+	for _, of := range groups {
+		scope, err := dedupstore.ParseScope(of.Handler + "x")
+		if err != nil {
+			return nil, fmt.Errorf("%s: read groups: %w", s.Package, err)
+		}
+		some, err := s.Scopes(ctx, scope.Tenant, scope.Group)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, some...)
 	}
 	return uses, nil
 }

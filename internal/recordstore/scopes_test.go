@@ -13,6 +13,7 @@ import (
 // A value is the only one of a store in memory.
 type value struct {
 	ScopesValue
+	groups    ScopesValue
 	conflicts int // of the next writes
 	writes    int
 }
@@ -20,8 +21,17 @@ type value struct {
 func (v *value) scopes() Scopes {
 	return Scopes{
 		Package: "teststore",
-		Read:    func(context.Context, string, string) (ScopesValue, error) { return v.ScopesValue, nil },
-		Write: func(_ context.Context, _, _ string, data []byte, seen ScopesValue) error {
+		Read: func(_ context.Context, tenant, _ string) (ScopesValue, error) {
+			if tenant == directory {
+				return v.groups, nil
+			}
+			return v.ScopesValue, nil
+		},
+		Write: func(_ context.Context, tenant, _ string, data []byte, seen ScopesValue) error {
+			if tenant == directory {
+				v.groups = ScopesValue{data, 0}
+				return nil
+			}
 			if v.conflicts > 0 || seen.Number != v.Number {
 				v.conflicts--
 				return ErrConflict
