@@ -74,10 +74,13 @@ type soakStatus struct {
 // soakPolicies are two versions, which run side by side.
 var soakPolicies = []oncemill.Policy{
 	{Lease: 4 * time.Second, MaxAttempts: 20, Backoff: oncemill.Backoff{Min: 50 * time.Millisecond, Max: time.Second}},
-	{Lease: 6 * time.Second, MaxAttempts: 40, Backoff: oncemill.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}},
+	{Lease: 6 * time.Second, MaxAttempts: 40, Backoff: oncemill.Backoff{
+		Min: 200 * time.Millisecond, Max: 2 * time.Second,
+	}},
 }
 
-// TestSoak_Process is no test, but what [TestSoak] runs in processes. They work until SIGTERM, whatever their servers do.
+// TestSoak_Process is no test, but what [TestSoak] runs in processes. They work until SIGTERM, whatever their servers
+// do.
 func TestSoak_Process(t *testing.T) {
 	p := &soakProcess{soakTask: taskOf[soakTask](t), T: t}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
@@ -244,8 +247,8 @@ func (p *soakProcess) consumeKafka(ctx context.Context, once *consumer.Processor
 	return w.Run(ctx, cl)
 }
 
-// handle is the handler. It refuses a third of the orders for some seconds of each minute, fails now and then before its
-// effect or after it, and hangs once in 5,000 runs, for longer than a lease and whatever becomes of its context.
+// handle is the handler. It refuses a third of the orders for some seconds of each minute, and fails now and then before
+// its effect or after it. Once in 5,000 runs it hangs, perhaps for longer than a lease, whatever becomes of its context.
 func (p *soakProcess) handle(ctx context.Context, s *soakStore, run oncemill.Run) error {
 	hash := fnv.New32a()
 	hash.Write([]byte(run.Key.ID))
@@ -525,7 +528,8 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 		default:
 			continue
 		}
-		if err := writeLine(file, soakForgot{rec.Key.ID, rec.Outcome.Kind == dedupstore.Failed, time.Now()}); err != nil {
+		failed := rec.Outcome.Kind == dedupstore.Failed
+		if err := writeLine(file, soakForgot{rec.Key.ID, failed, time.Now()}); err != nil {
 			return err
 		}
 		if err := s.inspector.Change(ctx, rec, change); err != nil {

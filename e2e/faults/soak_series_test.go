@@ -138,31 +138,33 @@ func (s *soak) draw(names []string, of map[string][]soakSample) string {
 	colors := []string{"#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2"}
 	var svg strings.Builder
 	total := top + len(soakMeasures)*(height+50) + len(names)*18
-	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+
-		"\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n", left+width+30, total)
+	line := func(format string, args ...any) { fmt.Fprintf(&svg, format+"\n", args...) }
+	line(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`,
+		left+width+30, total)
+	line(`<rect width="100%%" height="100%%" fill="white"/>`)
 	y := top
 	for _, m := range soakMeasures {
 		most := 1
 		for _, x := range s.series {
 			most = max(most, m.of(x))
 		}
-		fmt.Fprintf(&svg, `<text x="%d" y="%d" font-weight="bold">%s</text>`+"\n", left, y-6, m.name)
-		fmt.Fprintf(&svg, `<text x="%d" y="%d" text-anchor="end">%d</text><text x="%d" y="%d" text-anchor="end">0</text>`+"\n",
-			left-6, y+10, most, left-6, y+height)
-		fmt.Fprintf(&svg, `<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#999"/>`+"\n", left, y, width, height)
+		line(`<text x="%d" y="%d" font-weight="bold">%s</text>`, left, y-6, m.name)
+		line(`<text x="%d" y="%d" text-anchor="end">%d</text>`, left-6, y+10, most)
+		line(`<text x="%d" y="%d" text-anchor="end">0</text>`, left-6, y+height)
+		line(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#999"/>`, left, y, width, height)
 		for i, name := range names {
 			fmt.Fprintf(&svg, `<polyline fill="none" stroke="%s" points="`, colors[i%len(colors)])
 			for _, x := range of[name] {
 				fmt.Fprintf(&svg, "%.1f,%.1f ", left+width*x.At.Seconds()/s.length.Seconds(),
 					float64(y+height)-float64(height*m.of(x))/float64(most))
 			}
-			fmt.Fprintln(&svg, `"/>`)
+			line(`"/>`)
 		}
-		fmt.Fprintf(&svg, `<text x="%d" y="%d" text-anchor="end">%v</text>`+"\n", left+width, y+height+14, s.length)
+		line(`<text x="%d" y="%d" text-anchor="end">%v</text>`, left+width, y+height+14, s.length)
 		y += height + 50
 	}
 	for i, name := range names {
-		fmt.Fprintf(&svg, `<text x="%d" y="%d" fill="%s">%s</text>`+"\n", left, y+18*i, colors[i%len(colors)], name)
+		line(`<text x="%d" y="%d" fill="%s">%s</text>`, left, y+18*i, colors[i%len(colors)], name)
 	}
 	return svg.String() + "</svg>\n"
 }

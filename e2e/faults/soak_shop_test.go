@@ -392,8 +392,18 @@ func (s *soakShop) readJournals() {
 	if err := s.Read(s.dir); err != nil {
 		s.Error(err)
 	}
+	old := filepath.Join(s.dir, "ended")
 	for _, name := range ended {
-		_ = os.Rename(name, filepath.Join(s.dir, "ended", filepath.Base(name))) // it may have died before it wrote one
+		_ = os.Rename(name, filepath.Join(old, filepath.Base(name))) // it may have died before it wrote one
+	}
+	kept, err := os.ReadDir(old)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.Error(err)
+	}
+	for _, f := range kept { // for the evidence
+		if info, err := f.Info(); err == nil && time.Since(info.ModTime()) > 5*time.Minute {
+			_ = os.Remove(filepath.Join(old, f.Name()))
+		}
 	}
 }
 

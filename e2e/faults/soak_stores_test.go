@@ -123,7 +123,8 @@ func soakPostgres(ctx context.Context, p *soakProcess) (*soakStore, error) {
 	return &soakStore{
 		store: inbox, inspector: store, fails: func(oncemill.Run) {},
 		effect: func(ctx context.Context, run oncemill.Run) error {
-			_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, pid) VALUES ($1, $2)`, run.Key.ID, os.Getpid())
+			_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, pid) VALUES ($1, $2)`,
+				run.Key.ID, os.Getpid())
 			if err != nil {
 				return err
 			}

@@ -41,6 +41,7 @@ type soak struct {
 	shops      []*soakShop
 	slots      []*soakSlot
 	log        *os.File
+	wrong      func(format string, args ...any) // called for each fault in the books
 
 	mu        sync.Mutex
 	numbers   int // of relays
@@ -97,7 +98,8 @@ func newSoak(t *testing.T, length time.Duration) *soak {
 	t.Helper()
 	s := &soak{
 		T: t, length: length, dir: cmp.Or(os.Getenv(soakDir), t.TempDir()),
-		recovered: map[string][]time.Duration{}, broken: map[string]int{}, killed: map[string]int{}, dead: map[int]time.Time{},
+		wrong: t.Errorf, recovered: map[string][]time.Duration{}, broken: map[string]int{}, killed: map[string]int{},
+		dead: map[int]time.Time{},
 	}
 	var err error
 	if err = os.MkdirAll(s.dir, 0o755); err == nil {
@@ -425,7 +427,7 @@ func (s *soakShop) unexplained(f ledger.Fault, a ledger.Account) {
 	s.found++
 	n := s.found
 	s.soak.mu.Unlock()
-	s.Errorf("%s: %s: %s: %s", s.name, f.ID, f.Kind, f.What)
+	s.wrong("%s: %s: %s: %s", s.name, f.ID, f.Kind, f.What)
 	if n > 20 {
 		return
 	}
@@ -474,6 +476,62 @@ func (s *soakShop) unexplained(f ledger.Fault, a ledger.Account) {
 	}
 }
 
+// An effect that nothing explains is noticed while the soak runs, and leaves all that was written about its order.
+func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "soak.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	var wrong []string
+	s := &soakShop{
+		soak: &soak{T: t, dir: t.TempDir(), log: log, dead: map[int]time.Time{},
+			wrong: func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }},
+		Ledger: ledger.New(nil), name: "JetStream × Redis", dir: t.TempDir(), inspector: store,
+		closed: ledger.Books{Extra: map[ledger.Why]int{}, Latest: map[ledger.Why]string{}},
+		read:   map[string]int64{}, forgot: map[string]time.Time{}, counts: map[string]int{},
+	}
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(soakProducer+".asked", `{"From":0,"To":2}`+"\n")
+	journal := ""
+	for n := range 2 {
+		id := soakID(s.name, n)
+		a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key: orderKey(id), Owner: "owner-of-the-key-" + id, Lease: time.Hour, Retention: time.Hour, MaxAttempts: 9,
+		})
+		if err == nil {
+			err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour,
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for fence := range n + 1 { // the second order has two effects
+			journal += fmt.Sprintf(`{"ID":%q,"Fence":%d,"Attempt":1,"Found":"absent","Effect":"2026-01-01T00:00:00Z",`+
+				`"End":"recorded"}`+"\n", id, fence+1)
+		}
+	}
+	write("1.journal", journal)
+	s.book(0)
+	if s.closed.Messages != 2 || s.closed.Effects != 3 || len(wrong) != 1 {
+		t.Errorf("%+v, %q", s.closed, wrong)
+	}
+	evidence, err := os.ReadFile(filepath.Join(s.soak.dir, "evidence-1-"+soakID(s.name, 1)+".txt"))
+	if n := strings.Count(string(evidence), `"End":"recorded"`); err != nil || n != 2 {
+		t.Errorf("the evidence has %d lines of the journal, %v:\n%s", n, err, evidence)
+	}
+}
+
 // line is what happened until now.
 func (s *soak) line() string {
 	var all []string
@@ -485,8 +543,8 @@ func (s *soak) line() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return fmt.Sprintf("%v; %s; %d killed, %d other faults; %d faults in the books", time.Since(s.began).Round(time.Second),
-		strings.Join(all, "; "), sum(s.killed), sum(s.broken), s.found)
+	return fmt.Sprintf("%v; %s; %d killed, %d other faults; %d faults in the books",
+		time.Since(s.began).Round(time.Second), strings.Join(all, "; "), sum(s.killed), sum(s.broken), s.found)
 }
 
 func sum(of map[string]int) (n int) {
@@ -564,6 +622,12 @@ func (s *soakShop) closeAll() {
 	s.closed.Add(b)
 	if s.box == nil {
 		return
+	}
+	var effects int
+	if err := s.db.QueryRowContext(s.Context(), `SELECT count(*) FROM effects`).Scan(&effects); err != nil {
+		s.Error(err)
+	} else if effects != s.closed.Effects {
+		s.wrong("%s: %d effects in the database, and %d in the books", s.name, effects, s.closed.Effects)
 	}
 	relays := ledger.New(nil)
 	for _, e := range s.relays {
