@@ -117,20 +117,14 @@ type openInbox interface {
 	dedupstore.ScopeKeeper
 }
 
-// A crashingFirsts is the whole inbox of PostgreSQL, with crash points around its claims.
-type crashingFirsts struct {
-	openFirsts
+// A crashingInbox is the whole inbox of a database, with crash points around its claims.
+type crashingInbox struct {
+	openInbox
 	p *crashProcess
 }
 
-// An openFirsts is an inbox that makes first runs without a claim.
-type openFirsts interface {
-	openInbox
-	dedupstore.FirstTransactor
-}
-
-func (s crashingFirsts) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return crashingStore{s.openFirsts, s.p}.Claim(ctx, requests)
+func (s crashingInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return crashingStore{s.openInbox, s.p}.Claim(ctx, requests)
 }
 
 func crashPool(ctx context.Context, dsn string, dial func(*pgxpool.Config)) (
@@ -166,7 +160,7 @@ func crashingPostgres(ctx context.Context, p *crashProcess) (*crashStore, error)
 		return nil, err
 	}
 	return &crashStore{
-		store: crashingFirsts{store.Inbox().(openFirsts), p},
+		store: crashingInbox{store.Inbox().(openInbox), p},
 		effect: func(ctx context.Context, run oncemill.Run) error {
 			_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ($1, $2)`, run.Key.ID, os.Getpid())
 			if err != nil {
@@ -193,16 +187,6 @@ func (b notedPGBox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.
 
 func (b notedPGBox) Settle(ctx context.Context, token string, results []outbox.Result) error {
 	return b.noted.Settle(ctx, token, results)
-}
-
-// A crashingInbox is the whole inbox of MariaDB, with crash points around its claims.
-type crashingInbox struct {
-	openInbox
-	p *crashProcess
-}
-
-func (s crashingInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return crashingStore{s.openInbox, s.p}.Claim(ctx, requests)
 }
 
 func crashMariaDB(dsn string, dial func(*mysql.Config)) (*sql.DB, *mysqlstore.Store, *mysqloutbox.Outbox, error) {

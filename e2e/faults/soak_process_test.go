@@ -229,12 +229,18 @@ func (p *soakProcess) consumeNATS(ctx context.Context, once *consumer.Processor,
 }
 
 func (p *soakProcess) consumeKafka(ctx context.Context, once *consumer.Processor, s *soakStore) error {
-	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, franz.Config{
+	config := franz.Config{
 		Handler: "charge", Order: franz.PerKey, MaxInFlight: 32, Grace: 3 * time.Second,
 		CommitEvery: 100 * time.Millisecond,
-	})
+	}
+	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
+		return p.handle(ctx, s, oncemill.FromContext(ctx))
+	}, config)
+	if p.Role == soakBatches {
+		w, err = franz.NewBatchWorker(once, func(ctx context.Context, _ []*kgo.Record) []error {
+			return p.handleBatch(ctx, s)
+		}, franz.BatchConfig{Config: config, MaxBatch: 16})
+	}
 	if err != nil {
 		return err
 	}

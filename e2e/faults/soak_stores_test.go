@@ -60,7 +60,8 @@ func init() {
 			short: "m", inbox: true, rate: 100, open: soakMariaDB, world: soakOnMariaDB,
 			roles: []soakRole{
 				{role: soakProducer}, {role: soakOperator}, {role: soakRelay}, {role: soakRelay, spared: true},
-				{role: soakWorker}, {role: soakWorker, version: 1}, {role: soakWorker, version: 1, spared: true},
+				{role: soakWorker}, {role: soakBatches, version: 1}, {role: soakWorker, version: 1, spared: true},
+				{role: soakBatches, spared: true},
 			},
 		},
 	}
