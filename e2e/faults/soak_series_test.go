@@ -87,8 +87,8 @@ func (c *soakSlot) use() (sample soakSample, ok bool) {
 	return sample, true
 }
 
-// printSeries writes the series and a picture of it, and prints for each process what it used: at most in the first
-// third after it had warmed up, and in the last.
+// printSeries writes the series and a picture of it, and prints for each process what it used: the median of a third
+// after it had warmed up, and of the last third.
 func (s *soak) printSeries(to *strings.Builder) {
 	s.Helper()
 	var csv strings.Builder
@@ -105,23 +105,23 @@ func (s *soak) printSeries(to *strings.Builder) {
 	}
 	slices.Sort(names)
 	warm := s.length / 6
-	fmt.Fprintf(to, "\nat most from %v to %v, and in the last third:\n%-50s", warm, s.length/2, "process")
+	fmt.Fprintf(to, "\nmedians from %v to %v, and of the last third:\n%-50s", warm, s.length/2, "process")
 	for _, m := range soakMeasures {
 		fmt.Fprintf(to, " %22s", m.name)
 	}
 	for _, name := range names {
 		fmt.Fprintf(to, "\n%-50s", name)
 		for _, m := range soakMeasures {
-			early, late := 0, 0
+			var early, late []int
 			for _, x := range of[name] {
 				switch {
 				case x.At > s.length*2/3:
-					late = max(late, m.of(x))
+					late = append(late, m.of(x))
 				case x.At > warm && x.At <= s.length/2:
-					early = max(early, m.of(x))
+					early = append(early, m.of(x))
 				}
 			}
-			fmt.Fprintf(to, " %22s", fmt.Sprintf("%d → %d", early, late))
+			fmt.Fprintf(to, " %22s", fmt.Sprintf("%d → %d", middle(early), middle(late)))
 		}
 	}
 	fmt.Fprintln(to)
@@ -130,6 +130,15 @@ func (s *soak) printSeries(to *strings.Builder) {
 			s.Error(err)
 		}
 	}
+}
+
+// middle is the median; 0 of none.
+func middle(of []int) int {
+	if len(of) == 0 {
+		return 0
+	}
+	slices.Sort(of)
+	return of[len(of)/2]
 }
 
 // draw draws a curve for each process, and a panel for each measure.

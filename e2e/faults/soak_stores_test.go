@@ -99,7 +99,7 @@ func soakRedis(_ context.Context, p *soakProcess) (*soakStore, error) {
 			p.noted = ledger.Keep(p.T, store, p.Journal)
 		}
 		p.noted.Store = store
-		s.store = notedRedis{store, p.noted}
+		s.store = forgettingRedis{notedRedis{store, p.noted}}
 		s.effect = func(_ context.Context, run oncemill.Run) error {
 			p.noted.Does(run)
 			return nil
@@ -107,6 +107,27 @@ func soakRedis(_ context.Context, p *soakProcess) (*soakStore, error) {
 		s.fails = p.noted.Fails
 	}
 	return s, nil
+}
+
+// A forgettingRedis is a notedRedis whose ledger does not grow: its journal has it all.
+type forgettingRedis struct{ notedRedis }
+
+func (s forgettingRedis) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := s.noted.Claim(ctx, requests)
+	for i, r := range results {
+		if r.Answer.Status != dedupstore.AcquiredRun {
+			s.noted.Forget(requests[i].Key.ID)
+		}
+	}
+	return results
+}
+
+func (s forgettingRedis) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	errs := s.noted.Settle(ctx, settlings)
+	for _, x := range settlings {
+		s.noted.Forget(x.Claim.Key.ID)
+	}
+	return errs
 }
 
 // receipt is what a run publishes. It is the same in each run of an order.

@@ -566,17 +566,20 @@ func (s *soak) finish(stopWork context.CancelFunc, ended func()) {
 			c.kill()
 		}
 	}
-	end := time.Now().Add(3 * time.Minute)
+	var waiting sync.WaitGroup
 	for _, shop := range s.shops {
-		for left := shop.left(); left != ""; left = shop.left() {
-			s.note("%s: %s", shop.name, left)
-			if time.Now().After(end) {
-				shop.Errorf("%s: %s", shop.name, left)
-				break
+		waiting.Go(func() {
+			end := time.Now().Add(3 * time.Minute)
+			for left := shop.left(); left != ""; left = shop.left() {
+				if time.Now().After(end) {
+					shop.Errorf("%s: %s", shop.name, left)
+					return
+				}
+				wait(s.Context(), time.Second)
 			}
-			wait(s.Context(), time.Second)
-		}
+		})
 	}
+	waiting.Wait()
 	stopWork()
 	ended()
 	for _, shop := range s.shops {

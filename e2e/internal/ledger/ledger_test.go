@@ -306,6 +306,12 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 			t.Errorf("the lease that was extended lasts %v", rest)
 		}
 	}
+	defer func() { // what is forgotten is in the journal
+		l.Forget("recorded", "open", "never seen")
+		if l.Message("recorded").Owners != 0 || l.Message("open").Owners != 1 {
+			t.Errorf("%v, %v", l.Message("recorded"), l.Message("open"))
+		}
+	}()
 	for _, known := range []*Ledger{l, other} {
 		if a := known.Message("buried"); a.DeadLetters != 1 || !a.Finished() || known.Message("open").Finished() {
 			t.Errorf("%v", a)
