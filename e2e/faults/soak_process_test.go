@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -253,8 +254,9 @@ func (p *soakProcess) consumeKafka(ctx context.Context, once *consumer.Processor
 	return w.Run(ctx, cl)
 }
 
-// handle is the handler. It refuses a third of the orders for some seconds of each minute, and fails now and then before
-// its effect or after it. Once in 5,000 runs it hangs, perhaps for longer than a lease, whatever becomes of its context.
+// handle is the handler. For some seconds of each minute it refuses a third of the orders. It fails now and then, before
+// its effect or after it. Once in 5,000 runs it hangs, perhaps for longer than a lease, whatever becomes of its
+// context.
 func (p *soakProcess) handle(ctx context.Context, s *soakStore, run oncemill.Run) error {
 	hash := fnv.New32a()
 	hash.Write([]byte(run.Key.ID))
@@ -264,6 +266,9 @@ func (p *soakProcess) handle(ctx context.Context, s *soakStore, run oncemill.Run
 	dice := rand.IntN(5000)
 	switch {
 	case dice == 0:
+		if err := p.hangs(); err != nil {
+			return err
+		}
 		lasts(time.Second + rand.N(9*time.Second))
 	case dice < 25:
 		return errors.New("the bank does not answer")
@@ -279,6 +284,20 @@ func (p *soakProcess) handle(ctx context.Context, s *soakStore, run oncemill.Run
 	}
 	return nil
 }
+
+// hangs notes that a handler is about to hang, in a file of the pair.
+func (p *soakProcess) hangs() error {
+	name := filepath.Join(filepath.Dir(p.Journal), soakHung)
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write([]byte{'\n'})
+	return errors.Join(err, file.Close())
+}
+
+// soakHung is a file with a byte for each handler that hung.
+const soakHung = "hung"
 
 func (p *soakProcess) handleBatch(ctx context.Context, s *soakStore) []error {
 	runs := oncemill.RunsFromContext(ctx)

@@ -699,6 +699,11 @@ func (s *soak) report() {
 			s.Errorf("%s: the books of %d orders were closed, of %d", shop.name, shop.closed.Messages, shop.asked)
 		}
 	}
+	for _, shop := range s.shops {
+		if info, err := os.Stat(filepath.Join(shop.dir, soakHung)); err == nil {
+			s.broken["handler hung for 1 to 10 s"] += int(info.Size())
+		}
+	}
 	fmt.Fprintf(&text, "\nSIGKILL: %d in all\n", sum(s.killed))
 	printCounts(&text, s.killed)
 	fmt.Fprintf(&text, "\nother faults: %d in all\n", sum(s.broken))
