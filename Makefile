@@ -4,7 +4,7 @@
 export PATH := $(PATH):/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help check test sim e2e fuzz proof bench lint measure weight site
+.PHONY: help check test sim e2e fuzz proof soak bench lint measure weight site
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ e2e: ## dashboards, alerts, traces and compose.yaml; with JAEGER=path-to-a-jaege
 
 fuzz: ## every fuzz target with 150,000 inputs: some ten minutes
 	@scripts/fuzz 150000x
+
+soak: export ONCEMILL_SOAK = $(or $(DURATION),10m)
+soak: ## everything fails while three pairs work: DURATION=10m; tables, series and evidence in build/soak
+	@scripts/proof soak
 
 proof: ## every long proof, one after the other
 	@scripts/proof

@@ -225,12 +225,18 @@ func (p *crashProcess) consumeNATS(ctx context.Context, once *consumer.Processor
 }
 
 func (p *crashProcess) consumeKafka(ctx context.Context, once *consumer.Processor, s *crashStore) error {
-	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, franz.Config{
+	config := franz.Config{
 		Handler: "charge", Order: franz.PerKey, MaxInFlight: 8, Grace: 5 * time.Second,
 		CommitEvery: 50 * time.Millisecond,
-	})
+	}
+	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
+		return p.handle(ctx, s, oncemill.FromContext(ctx))
+	}, config)
+	if p.Batch {
+		w, err = franz.NewBatchWorker(once, func(ctx context.Context, _ []*kgo.Record) []error {
+			return p.handleBatch(ctx, s)
+		}, franz.BatchConfig{Config: config, MaxBatch: 8})
+	}
 	if err != nil {
 		return err
 	}

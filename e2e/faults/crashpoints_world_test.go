@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"testing"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -265,25 +266,25 @@ func onKafka(r *crashRig) (w crashWorld) {
 		lags, err := adm.Lag(r.Context(), r.task.Topic)
 		return err == nil && lags.Ok() && lags[r.task.Topic].Lag.Total() == 0
 	}
-	w.letters = func() []string { return kafkaHeaders(r, k, adm, r.task.letters(), producer.HeaderOriginalID) }
-	w.receipts = func() []string { return kafkaHeaders(r, k, adm, r.task.receipts(), producer.HeaderID) }
+	w.letters = func() []string { return kafkaHeaders(r.T, k, adm, r.task.letters(), producer.HeaderOriginalID) }
+	w.receipts = func() []string { return kafkaHeaders(r.T, k, adm, r.task.receipts(), producer.HeaderID) }
 	return w
 }
 
 // kafkaHeaders are the values of a header in a topic.
-func kafkaHeaders(r *crashRig, k kafka, adm *kadm.Client, topic, header string) (all []string) {
-	r.Helper()
-	ends, err := adm.ListEndOffsets(r.Context(), topic)
+func kafkaHeaders(t *testing.T, k kafka, adm *kadm.Client, topic, header string) (all []string) {
+	t.Helper()
+	ends, err := adm.ListEndOffsets(t.Context(), topic)
 	if err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
 	left := 0
 	ends.Each(func(o kadm.ListedOffset) { left += int(o.Offset) })
-	cl := k.client(r.T, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	cl := k.client(t, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	for left > 0 {
-		fetches := cl.PollFetches(r.Context())
+		fetches := cl.PollFetches(t.Context())
 		if err := fetches.Err(); err != nil {
-			r.Fatal(err)
+			t.Fatal(err)
 		}
 		fetches.EachRecord(func(rec *kgo.Record) {
 			left--

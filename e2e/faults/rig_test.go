@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
@@ -29,12 +30,14 @@ import (
 // Nothing that the tests start outlives them.
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{}) // servers are down on purpose
+	_ = mysql.SetLogger(silent{})
 	goleak.VerifyTestMain(m)
 }
 
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
+func (silent) Print(...any)                           {}
 
 // proof says whether time does not matter.
 var proof = os.Getenv("ONCEMILL_PROOF") == "1"

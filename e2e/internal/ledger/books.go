@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Books are what a ledger comes to.
@@ -41,7 +42,6 @@ const (
 func (l *Ledger) Balance(deliveries int) Books {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := Books{Deliveries: deliveries, Extra: map[Why]int{}, Latest: map[Why]string{}}
 	copies := map[string]int{}
 	for _, id := range l.stream {
 		copies[id]++
@@ -49,8 +49,28 @@ func (l *Ledger) Balance(deliveries int) Books {
 	for id := range copies {
 		l.of(id) // nobody asked for it, if this is new
 	}
-	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
-		a := l.accounts[id]
+	b := l.balance(slices.Sorted(maps.Keys(l.accounts)), copies)
+	b.Deliveries = deliveries
+	b.order(l)
+	return b
+}
+
+// Close closes the books of some messages and forgets these: if one has an effect later, nobody has asked for it.
+func (l *Ledger) Close(ids ...string) Books {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.balance(ids, nil)
+	for _, id := range ids {
+		delete(l.accounts, id)
+	}
+	return b
+}
+
+// balance is the books of some messages, of which there are copies in the stream. The ledger is locked.
+func (l *Ledger) balance(ids []string, copies map[string]int) Books {
+	b := Books{Extra: map[Why]int{}, Latest: map[Why]string{}}
+	for _, id := range ids {
+		a, events := l.of(id), &evidence{id, l.events, map[int]bool{}}
 		if a.Asked {
 			b.Messages++
 		}
@@ -59,13 +79,25 @@ func (l *Ledger) Balance(deliveries int) Books {
 		case l.stream != nil:
 			b.sent(id, a, copies[id], sender{l.lease, l.events})
 		case a.Wanted != nil || len(a.Rows) > 0:
-			b.rows(id, a)
+			b.rows(id, a, events)
 		default:
-			b.runs(id, a, &evidence{id, l.events, map[int]bool{}})
+			b.runs(id, a, events)
 		}
 	}
-	b.order(l)
 	return b
+}
+
+// Add adds the books of other messages.
+func (b *Books) Add(other Books) {
+	b.Messages += other.Messages
+	b.Deliveries += other.Deliveries
+	b.Effects += other.Effects
+	b.DeadLetters += other.DeadLetters
+	for why, n := range other.Extra {
+		b.Extra[why] += n
+		b.Latest[why] = other.Latest[why]
+	}
+	b.Faults = append(b.Faults, other.Faults...)
 }
 
 func (b *Books) fault(id string, k Kind, format string, args ...any) {
@@ -116,8 +148,9 @@ func (b *Books) runs(id string, a *account, events *evidence) {
 	b.expects(id, a, effects)
 }
 
-// rows looks at effects that are rows. They are made once, whatever happens.
-func (b *Books) rows(id string, a *account) {
+// rows looks at effects that are rows. They are made once, whatever happens, and once more for each time that somebody
+// asked for it.
+func (b *Books) rows(id string, a *account, events *evidence) {
 	if a.Wanted == nil {
 		if len(a.Rows)+min(a.DeadLetters, 1) > 1 {
 			b.fault(id, Unexplained, "it made %q, and %d dead letters", a.Rows, a.DeadLetters)
@@ -134,7 +167,12 @@ func (b *Books) rows(id string, a *account) {
 		more[row]--
 	}
 	for _, row := range slices.Sorted(maps.Keys(more)) {
-		switch n := more[row]; {
+		n := more[row]
+		for n > 0 && events.take(0, time.Time{}, forever, Redriven) != "" {
+			b.again(id, Redriven, row)
+			n--
+		}
+		switch {
 		case n > 0:
 			b.fault(id, Unexplained, "%d more than it was to make of %s", n, row)
 		case n < 0:
@@ -177,6 +215,9 @@ func (b *Books) order(l *Ledger) {
 		last[p.Key] = max(last[p.Key], p.N)
 	}
 }
+
+// forever is after all events.
+var forever = time.Now().AddDate(100, 0, 0)
 
 // Of are the IDs of messages with a kind of fault.
 func (b Books) Of(k Kind) (ids []string) {

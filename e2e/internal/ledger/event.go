@@ -14,6 +14,8 @@ const (
 	Expired       Why = "its record was kept no longer"       // an Event
 	Redriven      Why = "somebody asked for it"               // an Event
 	HolderKilled  Why = "its process was killed in the run"   // an Event
+	HolderStopped Why = "its process was stopped in the run"  // an Event
+	StoreAway     Why = "the store did not answer in the run" // an Event
 	HandlerFailed Why = "its handler failed after its effect" // the handler said so
 	LostLease     Why = "the lease ended during the run"
 	LostOutcome   Why = "the outcome could not be recorded before the lease ended"

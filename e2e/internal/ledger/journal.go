@@ -36,6 +36,18 @@ func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 	return l
 }
 
+// Forget forgets messages none of whose runs goes on: what is in a journal need not stay in memory.
+func (l *Ledger) Forget(ids ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		goesOn := func(r *Run) bool { return r.End == "" }
+		if a := l.accounts[id]; a != nil && !slices.ContainsFunc(a.runs, goesOn) {
+			delete(l.accounts, id)
+		}
+	}
+}
+
 // An entry is a line of a journal: a run so far, or dead letters of a message.
 type entry struct {
 	*Run

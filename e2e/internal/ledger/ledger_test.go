@@ -103,6 +103,8 @@ func TestBooks_OneEventExplainsOneEffect(t *testing.T) {
 		"a loss after":           {forgot(2), []Event{{Why: LostRecord, From: at(8), To: at(9)}}, nil, 1},
 		"one rerun, one effect":  {reran(2), []Event{rerun}, map[Why]int{Redriven: 1}, 0},
 		"one rerun, two effects": {reran(3), []Event{rerun}, map[Why]int{Redriven: 1}, 1},
+		"forgotten, one effect":  {forgot(2), []Event{rerun}, map[Why]int{Redriven: 1}, 0},
+		"forgotten, two effects": {forgot(3), []Event{rerun}, map[Why]int{Redriven: 1}, 1},
 		"one kill":               {crashedTwice, []Event{killed}, map[Why]int{HolderKilled: 1, LostLease: 1}, 0},
 		"nothing was told":       {forgot(2), nil, nil, 1},
 	} {
@@ -145,6 +147,8 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 	t.Parallel()
 	loss := Event{Why: LostRecord, From: at(0.5), To: at(100)}
 	kill := Event{Why: HolderKilled, Holder: 1, From: at(0.5), To: at(0.6)}
+	stop := Event{Why: HolderStopped, Holder: 1, From: at(0.5), To: at(3)}
+	away := Event{Why: StoreAway, From: at(0.5), To: at(3)}
 	first := func(pid int, end End, failed bool) Run {
 		r := ran(1, "absent", 0, end)
 		r.PID, r.Failed = pid, failed
@@ -174,6 +178,11 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 		"without a claim, after a crash":           {first(1, "", false), second("", 2, 60), kill, ""},
 		"without a claim, after a failure":         {first(2, Released, true), second("", 2, 60), kill, ""},
 		"killed":                                   {first(1, "", false), later, kill, HolderKilled},
+		"stopped":                                  {first(1, "", false), later, stop, HolderStopped},
+		"stopped, and refused":                     {first(1, Refused, false), later, stop, HolderStopped},
+		"stopped, taken over too early":            {first(1, "", false), second("running", 2, 0.1), stop, ""},
+		"another process was stopped":              {first(2, "", false), later, stop, LostLease},
+		"the store was away":                       {first(2, "", false), later, away, StoreAway},
 		"killed, taken over too early":             {first(1, "", false), second("running", 2, 0.1), kill, ""},
 		"killed after its outcome":                 {first(1, Recorded, false), later, kill, ""},
 		"killed after its outcome, which is lost":  {first(1, Recorded, false), later, loss, LostRecord},
@@ -198,6 +207,12 @@ func TestBooks_Rows(t *testing.T) {
 		tell func(l *Ledger)
 		want []string
 	}{
+		"twice, and asked for": {func(l *Ledger) {
+			l.Happened(Event{Why: Redriven, ID: "m", From: at(0), To: at(1)})
+			l.Want("m", "a")
+			l.Found("m", "a")
+			l.Found("m", "a")
+		}, nil},
 		"as wanted":        {func(l *Ledger) { l.Want("m", "a", "b"); l.Found("m", "b"); l.Found("m", "a") }, nil},
 		"none wanted":      {func(l *Ledger) { l.Want("m") }, nil},
 		"none wanted, one": {func(l *Ledger) { l.Want("m"); l.Found("m", "a") }, []string{"m unexplained"}},
@@ -291,6 +306,12 @@ func TestLedger_NotesWhatTheStoreAnswers(t *testing.T) {
 			t.Errorf("the lease that was extended lasts %v", rest)
 		}
 	}
+	defer func() { // what is forgotten is in the journal
+		l.Forget("recorded", "open", "never seen")
+		if l.Message("recorded").Owners != 0 || l.Message("open").Owners != 1 {
+			t.Errorf("%v, %v", l.Message("recorded"), l.Message("open"))
+		}
+	}()
 	for _, known := range []*Ledger{l, other} {
 		if a := known.Message("buried"); a.DeadLetters != 1 || !a.Finished() || known.Message("open").Finished() {
 			t.Errorf("%v", a)
@@ -331,6 +352,23 @@ func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	if diff := cmp.Diff(want, b.Of(Missing)); diff != "" || len(b.Faults) != len(want) ||
 		b.Effects != 2 || b.DeadLetters != 1 || l.Done() != 2 {
 		t.Errorf("%v; missing (-want +got):\n%s", b, diff)
+	}
+}
+
+// What is closed is forgotten: an effect that comes later is one that nobody asked for.
+func TestLedger_Close(t *testing.T) {
+	t.Parallel()
+	l := New(nil)
+	for _, id := range []string{"m", "n"} {
+		l.Ask(id)
+		l.Over(id)
+		l.of(id).runs = []*Run{ran(1, dedupstore.Absent, 0, Recorded)}
+	}
+	b := l.Close("m")
+	l.Does(oncemill.Run{Key: dedupstore.Key{ID: "m"}})
+	b.Add(l.Balance(0))
+	if b.Messages != 2 || b.Effects != 3 || len(b.Faults) != 1 || b.Faults[0].Kind != Phantom {
+		t.Errorf("%+v", b)
 	}
 }
 

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -53,7 +54,7 @@ func explain(before, again Run, events *evidence) Why {
 	case again.Found == "":
 		return ""
 	case again.Found == dedupstore.Absent:
-		return events.take(0, before.Granted, again.Granted, LostRecord, Expired)
+		return events.take(0, before.Granted, again.Granted, LostRecord, Expired, Redriven)
 	case before.End == Recorded, again.Attempt <= before.Attempt:
 		return events.take(0, before.Granted, again.Granted, LostRecord, Redriven)
 	case before.Failed:
@@ -65,5 +66,5 @@ func explain(before, again Run, events *evidence) Why {
 	case before.End == "" && events.take(before.PID, before.Granted, again.Granted, HolderKilled) != "":
 		return HolderKilled
 	}
-	return LostLease
+	return cmp.Or(events.take(before.PID, before.Granted, again.Granted, HolderStopped, StoreAway), LostLease)
 }

@@ -1,0 +1,750 @@
+package faults_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/e2e/internal/ledger"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// ONCEMILL_SOAK is how long it lasts; without it, there is none. ONCEMILL_SOAK_DIR is where the tables, the series and
+// the evidence go.
+const (
+	soakLength = "ONCEMILL_SOAK"
+	soakDir    = "ONCEMILL_SOAK_DIR"
+	soakOnly   = "ONCEMILL_SOAK_ONLY" // a pair whose name has this text; empty: all
+)
+
+// closeAfter is how long the books of an order stay open at least. Nobody stands still for longer.
+const closeAfter = 45 * time.Second
+
+// A soak runs pairs while everything fails.
+type soak struct {
+	*testing.T
+	began      time.Time
+	length     time.Duration
+	dir        string
+	natsServer string
+	shops      []*soakShop
+	slots      []*soakSlot
+	log        *os.File
+	wrong      func(format string, args ...any) // called for each fault in the books
+
+	mu        sync.Mutex
+	numbers   int // of relays
+	recovered map[string][]time.Duration
+	broken    map[string]int    // what was done beside SIGKILL, by kind
+	killed    map[string]int    // by role
+	found     int               // faults in the books
+	dead      map[int]time.Time // when processes were killed, by ID
+	series    []soakSample
+}
+
+// note writes a line to the log.
+func (s *soak) note(format string, args ...any) {
+	fmt.Fprintf(s.log, "%s %s\n", time.Now().UTC().Format(clockFormat), fmt.Sprintf(format, args...))
+}
+
+// TestSoak has producers, relays, workers and operators of three pairs work while everything fails. Each extra effect
+// must be explained. See `make soak`.
+func TestSoak(t *testing.T) {
+	length, err := time.ParseDuration(cmp.Or(os.Getenv(soakLength), "0s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if length == 0 {
+		t.Skip("without " + soakLength)
+	}
+	s := newSoak(t, length)
+	harm, stopHarm := context.WithTimeout(t.Context(), length)
+	defer stopHarm()
+	work, stopWork := context.WithCancel(t.Context())
+	defer stopWork()
+	var keeping, others sync.WaitGroup
+	for _, slot := range s.slots {
+		keeping.Go(func() { slot.keep(work) })
+	}
+	others.Go(func() { s.signals(harm) })
+	for _, shop := range s.shops {
+		others.Go(func() { shop.breakServers(harm) })
+		others.Go(func() { shop.lose(harm) })
+		others.Go(func() { shop.books(harm) })
+	}
+	others.Go(func() { s.sample(harm) })
+	for n := range int(length / time.Minute) {
+		wait(harm, time.Until(s.began.Add(time.Duration(n+1)*time.Minute)))
+		t.Log(s.line())
+	}
+	<-harm.Done()
+	others.Wait()
+	s.finish(stopWork, keeping.Wait)
+	s.report()
+}
+
+func newSoak(t *testing.T, length time.Duration) *soak {
+	t.Helper()
+	s := &soak{
+		T: t, length: length, dir: cmp.Or(os.Getenv(soakDir), t.TempDir()),
+		wrong: t.Errorf, recovered: map[string][]time.Duration{}, broken: map[string]int{}, killed: map[string]int{},
+		dead: map[int]time.Time{},
+	}
+	var err error
+	if err = os.MkdirAll(s.dir, 0o755); err == nil {
+		s.log, err = os.Create(filepath.Join(s.dir, "soak.log"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.log.Close() })
+	s.natsServer = testserver.BuildProgram(t, "github.com/nats-io/nats-server/v2")
+	for _, name := range slices.Sorted(maps.Keys(soakPairs)) {
+		if !strings.Contains(name, os.Getenv(soakOnly)) {
+			continue
+		}
+		pair := soakPairs[name]
+		shop := &soakShop{
+			soak: s, Ledger: ledger.New(nil), name: name, pair: pair, dir: t.TempDir(),
+			task: soakTask{Pair: name, Rate: pair.rate}, closed: ledger.Books{Extra: map[ledger.Why]int{},
+				Latest: map[ledger.Why]string{}},
+			read: map[string]int64{}, forgot: map[string]time.Time{}, counts: map[string]int{},
+		}
+		if err := os.Mkdir(filepath.Join(shop.dir, "ended"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		pair.world(shop)
+		s.shops = append(s.shops, shop)
+		for i, role := range pair.roles {
+			s.slots = append(s.slots, &soakSlot{soakShop: shop, soakRole: role, place: i})
+		}
+	}
+	s.began = time.Now()
+	return s
+}
+
+// A soakSlot is a place for a process: when one dies, the next one comes.
+type soakSlot struct {
+	*soakShop
+	soakRole
+	place int
+
+	lock    sync.Mutex
+	process *testserver.Process // nil: there is none
+	number  int                 // of a relay
+	journal string
+	killed  bool
+	rests   bool      // see soakTask
+	stopped time.Time // since when; zero: it is not
+	lives   int
+}
+
+func (c *soakSlot) String() string { return fmt.Sprintf("%s: %s %d", c.name, c.role, c.place) }
+
+// keep keeps a process running until ctx ends, and then ends it well.
+func (c *soakSlot) keep(ctx context.Context) {
+	for ctx.Err() == nil {
+		p, err := c.start()
+		if err != nil {
+			c.Error(err)
+			return
+		}
+		select {
+		case <-p.Ended():
+		case <-ctx.Done():
+			c.end(p)
+		}
+		c.lock.Lock()
+		c.process = nil
+		killed := c.killed
+		c.lock.Unlock()
+		c.mu.Lock()
+		if c.role == soakWorker || c.role == soakBatches {
+			c.ended = append(c.ended, c.journal)
+		}
+		c.mu.Unlock()
+		if !killed && ctx.Err() == nil {
+			c.Errorf("%v ended by itself, with code %d\n%s", c, p.ExitCode(), p.Output())
+		}
+		if killed {
+			_ = os.RemoveAll(filepath.Dir(c.status()))
+		}
+	}
+}
+
+// status is the file with the process's status, beside its output.
+func (c *soakSlot) status() string {
+	return filepath.Join(c.dir, fmt.Sprintf("process-%d-%d", c.place, c.lives), "status")
+}
+
+func (c *soakSlot) start() (*testserver.Process, error) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	c.lives++
+	c.killed, c.stopped = false, time.Time{}
+	j := c.task
+	j.Role, j.Version, j.Status, j.Rests = c.role, c.version, c.status(), c.rests
+	name := fmt.Sprintf("%d-%d", c.place, c.lives)
+	switch c.role {
+	case soakProducer:
+		name = soakProducer + ".asked"
+	case soakOperator:
+		name = soakOperator + ".forgot"
+	case soakRelay:
+		c.soak.mu.Lock()
+		c.numbers++
+		c.number = c.numbers
+		c.soak.mu.Unlock()
+		j.Number = c.number
+		name += ".relay"
+	default:
+		name += ".journal"
+	}
+	j.Journal = filepath.Join(c.dir, name)
+	c.journal = j.Journal
+	dir := filepath.Dir(j.Status)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	p, err := testserver.StartProgram(dir, executable(c.T), taskArguments(c.T, "TestSoak_Process", j)...)
+	if err != nil {
+		return nil, err
+	}
+	c.process = p
+	return p, nil
+}
+
+// end ends a process with SIGTERM. It must end well.
+func (c *soakSlot) end(p *testserver.Process) {
+	c.resume()
+	of, err := os.FindProcess(p.Pid())
+	if err == nil {
+		err = of.Signal(syscall.SIGTERM)
+	}
+	if err != nil {
+		c.Error(err)
+	}
+	select {
+	case <-p.Ended():
+		if code := p.ExitCode(); code > 0 { // -1: it did not listen yet
+			c.Errorf("%v got SIGTERM and ended with code %d\n%s", c, code, p.Output())
+		}
+	case <-time.After(waitLimit):
+		c.Errorf("%v got SIGTERM and has not ended after %v\n%s", c, waitLimit, p.Output())
+		_ = p.Kill()
+	}
+}
+
+// kill kills the process, stopped or not.
+func (c *soakSlot) kill() {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	p := c.process
+	if p == nil || c.killed {
+		return
+	}
+	c.killed = true
+	e := ledger.Event{Why: ledger.HolderKilled, Holder: p.Pid(), From: time.Now()}
+	if err := p.Kill(); err != nil {
+		c.Error(err)
+	}
+	e.To = time.Now()
+	c.note("%v, process %d, killed", c, p.Pid())
+	c.soak.mu.Lock()
+	c.dead[p.Pid()] = e.From
+	c.soak.mu.Unlock()
+	c.happened(e, ledger.RelayKilled)
+	c.goesOn(p)
+	c.did(c.soak.killed, c.role)
+}
+
+// happened tells the books an event, and those of relays what it is to them.
+func (c *soakSlot) happened(e ledger.Event, ofRelay ledger.Why) {
+	if c.role != soakRelay {
+		c.Happened(e)
+		return
+	}
+	e.Why, e.Holder = ofRelay, c.number
+	c.relayHappened(e)
+}
+
+// stop stops the process for a time, unless it is.
+func (c *soakSlot) stop(d time.Duration) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.process == nil || c.killed || !c.stopped.IsZero() {
+		return
+	}
+	if err := c.process.Pause(); err != nil {
+		return // it has just ended, which keep sees
+	}
+	c.stopped = time.Now()
+	c.note("%v, process %d, stopped for %v", c, c.process.Pid(), d)
+	c.did(c.broken, "process stopped")
+	time.AfterFunc(d, c.resume)
+}
+
+func (c *soakSlot) resume() {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.process != nil && !c.stopped.IsZero() {
+		_ = c.process.Resume() // it may have been killed
+		c.goesOn(c.process)
+	}
+}
+
+// goesOn notes that the process is stopped no more. The slot is locked.
+func (c *soakSlot) goesOn(p *testserver.Process) {
+	if c.stopped.IsZero() {
+		return
+	}
+	e := ledger.Event{Why: ledger.HolderStopped, Holder: p.Pid(), From: c.stopped, To: time.Now()}
+	c.stopped = time.Time{}
+	c.happened(e, ledger.LeaseStopped)
+}
+
+// did counts what was done.
+func (s *soak) did(what map[string]int, kind string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	what[kind]++
+}
+
+// signals kills and stops anybody every 20 to 500 ms until ctx ends.
+func (s *soak) signals(ctx context.Context) {
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	for ctx.Err() == nil {
+		wait(ctx, 20*time.Millisecond+rand.N(480*time.Millisecond))
+		c := s.slots[rand.IntN(len(s.slots))]
+		switch {
+		case !c.spared && rand.IntN(3) > 0:
+			looking.Go(func() { c.recovers(ctx, c.role+" killed", c.kill) })
+		case rand.IntN(3) > 0:
+			c.stop(rand.N(500 * time.Millisecond))
+		default:
+			c.stop(rand.N(8 * time.Second))
+		}
+	}
+}
+
+// recovers does something, and measures how long it takes from its end until the pair has a further effect.
+func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
+	do()
+	end := time.Now()
+	if kind != soakOperator+" killed" {
+		before, known := int64(0), false
+		for ctx.Err() == nil {
+			n, err := s.progress()
+			if err == nil && known && n > before {
+				took := time.Since(end)
+				s.soak.mu.Lock()
+				s.recovered[kind] = append(s.recovered[kind], took)
+				s.soak.mu.Unlock()
+				return
+			}
+			if err == nil && !known {
+				before, known = n, true
+			}
+			wait(ctx, 20*time.Millisecond)
+		}
+	}
+}
+
+// breakServers breaks one server after the other until ctx ends.
+func (s *soakShop) breakServers(ctx context.Context) {
+	sum := 0
+	for _, f := range s.faults {
+		sum += f.weight
+	}
+	for {
+		wait(ctx, time.Second+rand.N(9*time.Second))
+		if ctx.Err() != nil {
+			return
+		}
+		n := rand.IntN(sum)
+		for _, f := range s.faults {
+			if n -= f.weight; n >= 0 {
+				continue
+			}
+			s.did(s.broken, f.kind)
+			s.note("%s: %s", s.name, f.kind)
+			s.recovers(ctx, f.kind, func() {
+				away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
+				f.do()
+				away.To = time.Now()
+				s.Happened(away)
+			})
+			break
+		}
+	}
+}
+
+// lose has proxies lose and delay answers now and then until ctx ends.
+func (s *soakShop) lose(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait(ctx, rand.N(6*time.Second))
+		p := s.proxies[rand.IntN(len(s.proxies))]
+		away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
+		kind := "answers lost"
+		if rand.IntN(2) == 0 {
+			kind = "answers delayed"
+			p.delays.Store(20)
+		} else {
+			p.drops.Store(100)
+		}
+		s.did(s.broken, kind)
+		wait(ctx, rand.N(4*time.Second))
+		p.drops.Store(0)
+		p.delays.Store(0)
+		away.To = time.Now()
+		s.Happened(away)
+	}
+}
+
+// books keeps the books until ctx ends.
+func (s *soakShop) books(ctx context.Context) {
+	for ctx.Err() == nil {
+		s.book(closeAfter)
+		wait(ctx, time.Second)
+	}
+}
+
+// unexplained keeps the evidence of a fault in the books. The first ones have a file.
+func (s *soakShop) unexplained(f ledger.Fault, a ledger.Account) {
+	s.soak.mu.Lock()
+	s.found++
+	n := s.found
+	s.soak.mu.Unlock()
+	s.wrong("%s: %s: %s: %s", s.name, f.ID, f.Kind, f.What)
+	if n > 20 {
+		return
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s\n%s: %s\n%s\n\nWhat the books have:\n%v\n", s.name, f.ID, f.Kind, f.What, a)
+	for _, run := range a.Runs {
+		fmt.Fprintf(&text, "%+v\n", run)
+	}
+	fmt.Fprint(&text, "\nWhat processes wrote:\n")
+	_ = filepath.WalkDir(s.dir, func(name string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil // it is gone
+		}
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return nil
+		}
+		for line := range strings.Lines(string(b)) {
+			if strings.Contains(line, f.ID) && len(line) < 4000 {
+				fmt.Fprintf(&text, "%s: %s", strings.TrimPrefix(name, s.dir), line)
+			}
+		}
+		return nil
+	})
+	if s.db != nil {
+		rows, err := s.db.QueryContext(s.Context(), `SELECT n, id, pid FROM effects WHERE id = '`+f.ID+`'`)
+		if err == nil {
+			for rows.Next() {
+				var n, pid int64
+				var id string
+				if rows.Scan(&n, &id, &pid) == nil {
+					fmt.Fprintf(&text, "effect %d of %s, by process %d\n", n, id, pid)
+				}
+			}
+			rows.Close()
+			err = rows.Err()
+		}
+		if err != nil {
+			fmt.Fprintf(&text, "effects: %v\n", err)
+		}
+	}
+	fmt.Fprint(&text, "\nWhat was done to everybody is in soak.log.\n")
+	name := filepath.Join(s.soak.dir, fmt.Sprintf("evidence-%d-%s.txt", n, f.ID))
+	if err := os.WriteFile(name, []byte(text.String()), 0o644); err != nil {
+		s.Error(err)
+	}
+}
+
+// An effect that nothing explains is noticed while the soak runs, and leaves all that was written about its order.
+func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "soak.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	var wrong []string
+	s := &soakShop{
+		soak: &soak{T: t, dir: t.TempDir(), log: log, dead: map[int]time.Time{},
+			wrong: func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }},
+		Ledger: ledger.New(nil), name: "JetStream × Redis", dir: t.TempDir(), inspector: store,
+		closed: ledger.Books{Extra: map[ledger.Why]int{}, Latest: map[ledger.Why]string{}},
+		read:   map[string]int64{}, forgot: map[string]time.Time{}, counts: map[string]int{},
+	}
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(soakProducer+".asked", `{"From":0,"To":2}`+"\n")
+	journal := ""
+	for n := range 2 {
+		id := soakID(s.name, n)
+		a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key: orderKey(id), Owner: "owner-of-the-key-" + id, Lease: time.Hour, Retention: time.Hour, MaxAttempts: 9,
+		})
+		if err == nil {
+			err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour,
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for fence := range n + 1 { // the second order has two effects
+			journal += fmt.Sprintf(`{"ID":%q,"Fence":%d,"Attempt":1,"Found":"absent","Effect":"2026-01-01T00:00:00Z",`+
+				`"End":"recorded"}`+"\n", id, fence+1)
+		}
+	}
+	write("1.journal", journal)
+	s.book(0)
+	if s.closed.Messages != 2 || s.closed.Effects != 3 || len(wrong) != 1 {
+		t.Errorf("%+v, %q", s.closed, wrong)
+	}
+	evidence, err := os.ReadFile(filepath.Join(s.soak.dir, "evidence-1-"+soakID(s.name, 1)+".txt"))
+	if n := strings.Count(string(evidence), `"End":"recorded"`); err != nil || n != 2 {
+		t.Errorf("the evidence has %d lines of the journal, %v:\n%s", n, err, evidence)
+	}
+}
+
+// line is what happened until now.
+func (s *soak) line() string {
+	var all []string
+	for _, shop := range s.shops {
+		shop.mu.Lock()
+		all = append(all, fmt.Sprintf("%s: %d asked, %d closed, %d open, %d extra",
+			shop.name, shop.asked, shop.closed.Messages, len(shop.open), shop.closed.Extras()))
+		shop.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("%v; %s; %d killed, %d other faults; %d faults in the books",
+		time.Since(s.began).Round(time.Second), strings.Join(all, "; "), sum(s.killed), sum(s.broken), s.found)
+}
+
+func sum(of map[string]int) (n int) {
+	for _, m := range of {
+		n += m
+	}
+	return n
+}
+
+// finish lets all be handled in peace, and closes all books.
+func (s *soak) finish(stopWork context.CancelFunc, ended func()) {
+	s.Helper()
+	for _, c := range s.slots {
+		c.resume()
+		if c.role == soakProducer || c.role == soakOperator {
+			c.lock.Lock()
+			c.rests = true
+			c.lock.Unlock()
+			c.kill()
+		}
+	}
+	var waiting sync.WaitGroup
+	for _, shop := range s.shops {
+		waiting.Go(func() {
+			end := time.Now().Add(3 * time.Minute)
+			for left := shop.left(); left != ""; left = shop.left() {
+				if time.Now().After(end) {
+					shop.Errorf("%s: %s", shop.name, left)
+					return
+				}
+				wait(s.Context(), time.Second)
+			}
+		})
+	}
+	waiting.Wait()
+	stopWork()
+	ended()
+	for _, shop := range s.shops {
+		shop.closeAll()
+	}
+}
+
+// left says what is left to do; "": nothing.
+func (s *soakShop) left() string {
+	s.book(closeAfter)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.open); n > 0 {
+		var keys []dedupstore.Key
+		for _, o := range s.open[:min(n, 3)] {
+			keys = append(keys, orderKey(o.id))
+		}
+		records, err := s.inspector.Look(s.Context(), keys)
+		return fmt.Sprintf("%d orders are not done, such as %+v (%v)", n, records, err)
+	}
+	if !s.drained() {
+		return "the broker has deliveries that are not acknowledged"
+	}
+	if s.box == nil {
+		return ""
+	}
+	stats, err := s.box.Stats(s.Context())
+	if err != nil || stats.Pending > 0 {
+		return fmt.Sprintf("the outbox has %d rows to publish (%v)", stats.Pending, err)
+	}
+	return ""
+}
+
+// closeAll closes the books of what nobody asked for, and those of relays.
+func (s *soakShop) closeAll() {
+	s.book(0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.Balance(0) // of what came later
+	for _, f := range b.Faults {
+		s.unexplained(f, s.Message(f.ID))
+	}
+	s.closed.Add(b)
+	if s.box == nil {
+		return
+	}
+	var effects int
+	if err := s.db.QueryRowContext(s.Context(), `SELECT count(*) FROM effects`).Scan(&effects); err != nil {
+		s.Error(err)
+	} else if effects != s.closed.Effects {
+		s.wrong("%s: %d effects in the database, and %d in the books", s.name, effects, s.closed.Effects)
+	}
+	relays := ledger.New(nil)
+	for _, e := range s.relays {
+		relays.Happened(e)
+	}
+	copies := s.copies()
+	relays.Ask(s.receiptsOf()...)
+	if err := relays.ReadRelays(s.dir); err != nil {
+		s.Error(err)
+	}
+	relays.Relayed(soakRelays().Lease, copies)
+	b = relays.Balance(0)
+	for _, f := range b.Faults {
+		s.unexplained(f, relays.Message(f.ID))
+	}
+	s.sent = b
+}
+
+// receiptsOf are the IDs of the receipts in the outbox.
+func (s *soakShop) receiptsOf() (ids []string) {
+	rows, err := s.db.QueryContext(s.Context(), `SELECT id FROM oncemill_outbox WHERE topic = '`+s.task.receipts()+`'`)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			s.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	if err := rows.Err(); err != nil {
+		s.Fatal(err)
+	}
+	return ids
+}
+
+// report logs the tables, and wants every extra effect to have one of the explanations that there are.
+func (s *soak) report() {
+	s.Helper()
+	var text strings.Builder
+	fmt.Fprintf(&text, "\n%v, with %d processes\n", s.length, len(s.slots))
+	for _, shop := range s.shops {
+		fmt.Fprintf(&text, "\n%s\n", shop.name)
+		fmt.Fprintf(&text, "  %-44s %10d\n", "orders", shop.asked)
+		fmt.Fprintf(&text, "  %-44s %10d\n", "effects", shop.closed.Effects)
+		for _, what := range slices.Sorted(maps.Keys(shop.counts)) {
+			fmt.Fprintf(&text, "  %-44s %10d\n", what, shop.counts[what])
+		}
+		printExtras(&text, "effect again", shop.closed)
+		printExtras(&text, "receipt sent again", shop.sent)
+		allowed := []ledger.Why{ledger.Redriven}
+		if !shop.pair.inbox {
+			allowed = []ledger.Why{
+				ledger.Redriven, ledger.HolderKilled, ledger.HolderStopped, ledger.StoreAway, ledger.HandlerFailed,
+				ledger.LostOutcome,
+			}
+		}
+		for why, n := range shop.closed.Extra {
+			if !slices.Contains(allowed, why) {
+				s.Errorf("%s: %d extra effects because %s, such as %s", shop.name, n, why, shop.closed.Latest[why])
+			}
+		}
+		if shop.closed.Messages != shop.asked {
+			s.Errorf("%s: the books of %d orders were closed, of %d", shop.name, shop.closed.Messages, shop.asked)
+		}
+	}
+	for _, shop := range s.shops {
+		if info, err := os.Stat(filepath.Join(shop.dir, soakHung)); err == nil {
+			s.broken["handler hung for 1 to 10 s"] += int(info.Size())
+		}
+	}
+	fmt.Fprintf(&text, "\nSIGKILL: %d in all\n", sum(s.killed))
+	printCounts(&text, s.killed)
+	fmt.Fprintf(&text, "\nother faults: %d in all\n", sum(s.broken))
+	printCounts(&text, s.broken)
+	var lost, late int64
+	for _, shop := range s.shops {
+		for _, p := range shop.proxies {
+			lost += p.dropped.Load()
+			late += p.later.Load()
+		}
+	}
+	fmt.Fprintf(&text, "  answers that were lost %d, delayed %d\n", lost, late)
+	fmt.Fprintf(&text, "\n%-40s %8s %12s %12s\n", "until the pair's next effect", "times", "median", "longest")
+	for _, kind := range slices.Sorted(maps.Keys(s.recovered)) {
+		all := s.recovered[kind]
+		slices.Sort(all)
+		fmt.Fprintf(&text, "%-40s %8d %12v %12v\n", kind, len(all), all[len(all)/2].Round(time.Millisecond),
+			all[len(all)-1].Round(time.Millisecond))
+	}
+	s.printSeries(&text)
+	s.Log(text.String())
+	if err := os.WriteFile(filepath.Join(s.dir, "soak.txt"), []byte(text.String()), 0o644); err != nil {
+		s.Error(err)
+	}
+}
+
+func printExtras(to *strings.Builder, what string, b ledger.Books) {
+	for _, why := range slices.Sorted(maps.Keys(b.Extra)) {
+		fmt.Fprintf(to, "  %-44s %10d\n", what+": "+string(why), b.Extra[why])
+	}
+	fmt.Fprintf(to, "  %-44s %10d\n", what+": unexplained", len(b.Of(ledger.Unexplained)))
+}
+
+func printCounts(to *strings.Builder, of map[string]int) {
+	for _, kind := range slices.Sorted(maps.Keys(of)) {
+		fmt.Fprintf(to, "  %-44s %10d\n", kind, of[kind])
+	}
+}
+
+// oneIn is true once in n times; never for 0.
+func oneIn(n int32) bool { return n > 0 && rand.Int32N(n) == 0 }
+
+// randomly is a time up to d.
+func randomly(d time.Duration) time.Duration { return rand.N(d) }
