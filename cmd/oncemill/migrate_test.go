@@ -18,7 +18,8 @@ func TestMigrate_DropsOldFunctionsOnRequest(t *testing.T) {
 	migrate := func(drops bool, args ...string) {
 		t.Helper()
 		var out, log bytes.Buffer
-		status := run(t.Context(), append([]string{"migrate", "--store", at}, args...), strings.NewReader(""), &out, &log)
+		args = append([]string{"migrate", "--store", at}, args...)
+		status := run(t.Context(), args, strings.NewReader(""), &out, &log)
 		if status != 0 || strings.Contains(out.String(), old) != drops {
 			t.Errorf("migrate %q ended with %d and said %q, %q; it should drop: %t", args, status, &out, &log, drops)
 		}
@@ -29,7 +30,8 @@ func TestMigrate_DropsOldFunctionsOnRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close(t.Context())
-	if _, err := db.Exec(t.Context(), `CREATE FUNCTION `+old+` RETURNS integer LANGUAGE sql AS 'SELECT 1'`); err != nil {
+	_, err = db.Exec(t.Context(), `CREATE FUNCTION `+old+` RETURNS integer LANGUAGE sql AS 'SELECT 1'`)
+	if err != nil {
 		t.Fatal(err)
 	}
 	migrate(false)
