@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,11 @@ type migrator interface {
 	Migrate(ctx context.Context) error
 }
 
+// A dropper is a store whose older versions have made what this one does not need.
+type dropper interface {
+	DropOld(ctx context.Context) (dropped []string, err error)
+}
+
 // A migration is what was found and done, for programs.
 type migration struct {
 	What   string `json:"what"`
@@ -22,22 +28,31 @@ type migration struct {
 	Found  int    `json:"found"`
 	Wanted int    `json:"wanted"`
 	Done   bool   `json:"done"`
-	SQL    string `json:"sql,omitempty"`
+
+	Dropped []string `json:"dropped,omitempty"` // by --drop-old
+
+	SQL string `json:"sql,omitempty"`
 }
 
 func (a *app) migrate() *cobra.Command {
-	var dryRun, show, ordered bool
+	var dryRun, show, ordered, dropOld bool
 	cmd := &cobra.Command{
 		Use:     "migrate",
 		GroupID: "mend",
 		Short:   "Make or update the tables of the store and the outbox",
 		Long: `migrate makes the tables of the store and the outbox that are named, or brings
 them to the version of this program. It only adds, and may be repeated.
-Migrate first, then update the programs.`,
+Migrate first, then update the programs.
+
+--drop-old also drops the functions that older versions made in PostgreSQL, and
+that their processes call. Use it when none of them runs any more.`,
 		Example: "  oncemill migrate --dry-run\n  oncemill migrate --show-sql > oncemill.sql",
 		Args:    arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all, err := a.migrations(cmd.Context(), dryRun || show, show, ordered)
+			if err == nil && dropOld && a.settings.Store != "" {
+				all[0].Dropped, err = a.dropOld(cmd.Context())
+			}
 			if err != nil {
 				return err
 			}
@@ -53,6 +68,9 @@ Migrate first, then update the programs.`,
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.Flags().BoolVar(&show, "show-sql", false, "print the statements, and change nothing")
 	cmd.Flags().BoolVar(&ordered, "ordered", false, "an outbox that is new keeps the order of keys; not in SQLite")
+	cmd.Flags().BoolVar(&dropOld, "drop-old", false, "drop what only older versions of the programs need")
+	cmd.MarkFlagsMutuallyExclusive("drop-old", "dry-run")
+	cmd.MarkFlagsMutuallyExclusive("drop-old", "show-sql")
 	return cmd
 }
 
@@ -101,6 +119,15 @@ func (a *app) migrations(ctx context.Context, dry, show, ordered bool) (all []mi
 	return all, nil
 }
 
+// dropOld drops what only older versions of the store need.
+func (a *app) dropOld(ctx context.Context) ([]string, error) {
+	opened, err := a.inspector(ctx)
+	if target, ok := opened.(dropper); ok && err == nil {
+		return target.DropOld(ctx)
+	}
+	return nil, err
+}
+
 // tell says a migration to people. What is no statement is a comment.
 func (m migration) tell(a *app, show bool) {
 	line := fmt.Sprintf("%s %s: version %d is there", m.What, m.At, m.Found)
@@ -116,6 +143,9 @@ func (m migration) tell(a *app, show bool) {
 		line += fmt.Sprintf(", migrated to version %d", m.Wanted)
 	default:
 		line += fmt.Sprintf(", to be migrated to version %d", m.Wanted)
+	}
+	if len(m.Dropped) > 0 {
+		line += "; dropped " + strings.Join(m.Dropped, ", ")
 	}
 	if show {
 		line = "-- " + line

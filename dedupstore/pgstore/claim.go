@@ -92,12 +92,18 @@ func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedup
 
 // claim answers requests of keys of which most are known, or most are not.
 func (f *form) claim(ctx context.Context, asked []*claiming, known bool) {
-	f.claimEach(ctx, asked, func(claims []*claiming, text text) error { return f.ask(ctx, claims, text, !known, known) })
+	f.claimEach(ctx, asked, func(claims []*claiming, text text) error {
+		return f.ask(ctx, claims, text, !known, known)
+	})
 	open := func(absent bool) []*claiming {
 		return slices.DeleteFunc(slices.Clone(asked), func(c *claiming) bool { return c.done || c.absent != absent })
 	}
-	f.claimEach(ctx, open(true), func(claims []*claiming, text text) error { return f.ask(ctx, claims, text, true, true) })
-	f.claimEach(ctx, open(false), func(claims []*claiming, text text) error { return f.takeOver(ctx, claims, text) })
+	f.claimEach(ctx, open(true), func(claims []*claiming, text text) error {
+		return f.ask(ctx, claims, text, true, true)
+	})
+	f.claimEach(ctx, open(false), func(claims []*claiming, text text) error {
+		return f.takeOver(ctx, claims, text)
+	})
 	for _, c := range open(true) { // somebody is making the record
 		c.answer(dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: c.Lease}, nil)
 	}

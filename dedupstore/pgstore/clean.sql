@@ -1,6 +1,6 @@
--- Deletes those of the records that have been picked which have expired, and heartbeats that mean nothing any more, at
--- most so many. It comes after the records are locked: a heartbeat that had a lock before is seen, and they stay in their
--- places. It returns how many it deleted.
+-- Deletes the records that have been picked, if they have expired, and heartbeats that mean nothing any more, at most
+-- so many. The records are locked: they stay in their places, and a heartbeat that had a lock before is seen. It
+-- returns how many it deleted.
 WITH gone AS (
 	DELETE FROM {records} x WHERE x.ctid = ANY ({picked}) AND {lives_until} <= statement_timestamp()
 	RETURNING x.id),

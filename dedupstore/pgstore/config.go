@@ -13,11 +13,11 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Schema is where the tables and functions are. At most 40 ASCII letters, digits and underscores, not beginning
+	// Schema is where the tables are. At most 40 ASCII letters, digits and underscores, not beginning
 	// with a digit; upper and lower case differ. Empty: where the search path of the connections leads.
 	Schema string
 
-	// Table is the name of the table of records, and the start of the names of its indexes and functions. Beside it are
+	// Table is the name of the table of records, and the start of the names of its indexes. Beside it are
 	// Table_beats, Table_duplicates, Table_scopes and Table_settings. It has the same form as Schema. Empty:
 	// "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
 	Table string

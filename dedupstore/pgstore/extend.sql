@@ -1,6 +1,6 @@
 -- Extends claims, each for itself, and returns the IDs of those that it has extended: what others have locked, or what
--- the owner has lost, it leaves out. It locks the record, and does not write it. Records are read one by one, each by its
--- ID: no plan reads other keys.
+-- the owner has lost, it leaves out. It locks the record, and does not write it. Records are read one by one, each by
+-- its ID: no plan reads other keys.
 INSERT INTO {beats} AS b (id, fence, state, lease_until, expires_at, unstarted)
 SELECT r.id, r.fence, r.state, r.t + u.lease * interval '1 microsecond', r.t + u.life * interval '1 microsecond',
 	CASE WHEN NOT u.started THEN r.fence END

@@ -1,6 +1,6 @@
--- Ends a run within the transaction that has the effects, if the claim holds, or else makes that transaction fail: a
--- number divided by zero stands before the commit. With the state 'done' the transaction has made the record itself, as it
--- would be, and this corrects it; else it was running. It waits for a heartbeat that has the record locked for a moment.
+-- Ends a run within the transaction that has the effects, if the claim holds, or else makes that transaction fail: it
+-- divides by zero before the commit. With the state 'done' the transaction has made the record itself, as it would be,
+-- and this corrects it; else it was running. It waits for a heartbeat that has the record locked for a moment.
 WITH finished AS (
 	UPDATE {records} x SET
 		state = $6::text, decided = x.fence, lease_until = a.ends,
@@ -10,8 +10,10 @@ WITH finished AS (
 		reason = nullif($12::text, ''), result = $13::bytea, stubs = $14::bytea, contents = $15::bytea,
 		took_ms = {took}, expires_at = expires, clean_at = {clean_at}
 	FROM (SELECT s.t, s.ends, coalesce(s.ends, s.t) + $8::bigint * interval '1 microsecond' AS expires
-		FROM (SELECT clock_timestamp() AS t, clock_timestamp() + $7::bigint * interval '1 microsecond' AS ends) AS s) AS a
+		FROM (SELECT clock_timestamp() AS t,
+			clock_timestamp() + $7::bigint * interval '1 microsecond' AS ends) AS s) AS a
 	WHERE x.id = $2::bytea AND x.owner = $3::text AND x.fence = $4::bigint AND x.state = $5::text
-		AND x.barred IS DISTINCT FROM $1::text AND ($5::text = 'done' OR x.expires_at > clock_timestamp() OR {lives_until} > clock_timestamp())
+		AND x.barred IS DISTINCT FROM $1::text
+		AND ($5::text = 'done' OR x.expires_at > clock_timestamp() OR {lives_until} > clock_timestamp())
 	RETURNING true)
 SELECT {verdict} FROM finished

@@ -1,8 +1,8 @@
--- Makes the claim of a key that has no record, and returns its fence; or nothing if there is one, or may be. It looks first, because ON CONFLICT waits for whoever is changing the record that is there.
--- Whoever makes a record has the lock of its key, so that nobody waits for another who does.
--- Where the table is of an older version, or may not be updated by this user, it is refused or does nothing: what it
--- claimed there could not be settled. The time is the clock's: in the simple protocol all claims of a batch are one statement,
--- and one of them may have waited.
+-- Makes the claim of a key that has no record, and returns its fence; or nothing if there is one, or may be. It looks
+-- first, because ON CONFLICT waits for whoever is changing the record that is there. Whoever makes a record has the
+-- lock of its key, so that nobody waits for another who does. Where the table is of an older version, or may not be
+-- updated by this user, it is refused or does nothing: what it claimed there could not be settled. The time is the
+-- clock's: in the simple protocol all claims of a batch are one statement, and one of them may have waited.
 INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key,
 	print, trace, holder, crashes)
 SELECT $1::bytea, date_part('epoch', a.t) * 1000000, a.t, a.t + $4::interval, a.t + $5::interval, a.t + $6::interval,

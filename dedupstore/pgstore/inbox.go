@@ -75,8 +75,8 @@ type statement struct {
 	args  []any
 }
 
-// ready comes before the settlements. It fails outside of the transaction that the inbox began, by a division by zero. The
-// message is acknowledged on the strength of this commit, whatever the handler has set for its effects.
+// ready comes before the settlements. Outside of the transaction that the inbox began it fails, by a division by zero.
+// The message is acknowledged on the strength of this commit, whatever the handler has set for its effects.
 const ready = `SELECT 1 / (current_setting('oncemill.tx', true) IS NOT DISTINCT FROM 'inbox')::integer,
 	set_config('enable_seqscan', 'off', true)` + beSafe
 
@@ -452,8 +452,8 @@ func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
 	}
 }
 
-// decide waits for the end of a transaction, and bars it if it has not settled: its last statements may still be on their
-// way to the server.
+// decide waits for the end of a transaction, and bars it if it has not settled: its last statements may still be on
+// their way to the server.
 func (i *inbox) decide(ctx context.Context, r *run) (verdict, error) {
 	m := *r.stands
 	var barred bool

@@ -20,8 +20,9 @@ import (
 // the record. An error that it returns after the commit does not undo it.
 //
 // Join last, commit at once, and return. From Join to commit the record is locked: nobody can take the key over, and
-// heartbeats change nothing; and statements use indexes where they can (enable_seqscan is off). If a transaction that stayed open for longer than the lease is rolled back, another owner
-// may come at once. Work after the commit is under no lease.
+// heartbeats change nothing. Statements use indexes where they can (enable_seqscan is off). If a transaction that
+// stayed open for longer than the lease is rolled back, another owner may come at once. Work after the commit is under
+// no lease.
 //
 // A joined run has no result, and duplicates get none. Write what it produces to an outbox in the transaction. If the
 // handler returns messages, the guard's Finish is refused with an error, and they are not published.

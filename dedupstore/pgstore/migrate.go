@@ -168,8 +168,8 @@ WHERE p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = to_r
 		'_(fresh|claim|settle|settle_in|extend|join|begin|decide|clean_up|change)_[0-9]+$')
 ORDER BY 1`
 
-// DropOld drops the functions that older versions of this package have made, and returns them. Call it when no process of
-// such a version runs any more: it could not claim or settle. It needs the rights of their owner.
+// DropOld drops the functions that older versions of this package have made, and returns them. Call it when no process
+// of such a version runs any more: it could not claim or settle. It needs the rights of their owner.
 func (s *Store) DropOld(ctx context.Context) (dropped []string, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, s.sql.oldFunctions, s.cfg.Table)

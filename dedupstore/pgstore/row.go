@@ -35,8 +35,8 @@ LEFT JOIN LATERAL (SELECT d.copies, d.last_at FROM {duplicates} d
 	WHERE d.id = x.id AND d.first_at = x.first_at OFFSET 0) d ON true`
 
 	// loadSQL reads the records of IDs as operations need them, lookSQL as people do.
-	loadSQL = rowSQL + `x.owner, x.print, x.settled, x.contents, NULL::bigint, NULL::timestamptz FROM {records} x` + beatSQL + `
-WHERE x.id = ANY ($1::bytea[])`
+	loadSQL = rowSQL + `x.owner, x.print, x.settled, x.contents, NULL::bigint, NULL::timestamptz
+FROM {records} x` + beatSQL + ` WHERE x.id = ANY ($1::bytea[])`
 	lookSQL = seenSQL + ` FROM {records} x` + beatSQL + copiesSQL + ` WHERE x.id = ANY ($1::bytea[])`
 
 	// lockSQL locks the records of IDs, but for those that others have locked.

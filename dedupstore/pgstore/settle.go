@@ -130,8 +130,9 @@ func (f *form) settleAll(ctx context.Context, what string, all []*update,
 	}
 }
 
-// extend makes the extensions of claims that hold, and that nobody has locked. Its commit waits for the disk, and so also
-// for the claim before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
+// extend makes the extensions of claims that hold, and that nobody has locked. Its commit waits for the disk, and so
+// also for the claim before it, whose commit may not have waited: what a heartbeat has marked as started is not
+// forgotten.
 func (f *form) extend(ctx context.Context, extensions []*update) error {
 	n := len(extensions)
 	leases, lives, started := make([]int64, n), make([]int64, n), make([]bool, n)

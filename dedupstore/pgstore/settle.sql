@@ -1,9 +1,10 @@
 -- Ends runs that have succeeded and produced nothing, as nearly all do, each for itself, and returns the IDs of those
--- that it has ended: what others have locked, and what takes a second look, it leaves out. Records are locked one by one,
--- each by its ID, and then written by all IDs: no plan reads other keys.
+-- that it has ended: what others have locked, and what takes a second look, it leaves out. Records are locked one by
+-- one, each by its ID, and then written by all IDs: no plan reads other keys.
 UPDATE {records} x SET
 	state = 'done', kind = 'succeeded', decided = x.fence, lease_until = NULL, result = q.result, took_ms = q.took,
-	settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, x.owner),
+	settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
+		x.owner),
 	expires_at = expires, clean_at = {clean_at}
 FROM (
 	SELECT r.id, r.t, r.t + u.kept * interval '1 microsecond' AS expires, u.result, u.took

@@ -84,6 +84,7 @@ type statements struct {
 func statementsFor(cfg Config) statements {
 	names := namesOf(cfg)
 	in := names.Replace
+	finish := uncommented(finishSQL)
 	return statements{
 		schema: in(schemaSQL), present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)),
@@ -91,8 +92,8 @@ func statementsFor(cfg Config) statements {
 		settle: in(uncommented(settleSQL)), extend: in(uncommented(extendSQL)),
 		first: in(uncommented(firstSQL)), firstMany: in(uncommented(firstManySQL)),
 		open: opening(cfg.Isolation), bar: in(barSQL),
-		finish: in(strings.NewReplacer("{took}", "$16::bigint", "{verdict}", "1 / count(*)").Replace(uncommented(finishSQL))),
-		join:   in(strings.NewReplacer("{took}", joinTook, "{verdict}", joinVerdict).Replace(uncommented(finishSQL))),
+		finish: in(strings.NewReplacer("{took}", "$16::bigint", "{verdict}", "1 / count(*)").Replace(finish)),
+		join:   in(strings.NewReplacer("{took}", joinTook, "{verdict}", joinVerdict).Replace(finish)),
 		look:   in(lookSQL), firsts: in(firstsSQL), list: in(listSQL), sizes: in(sizesSQL), count: in(countSQL),
 		countDuplicates: in(countDuplicatesSQL), wait: in(waitSQL), forget: in(forgetSQL), note: in(noteSQL),
 		pick: in(pickSQL), clean: in(uncommented(cleanSQL)), oldFunctions: in(oldFunctions),

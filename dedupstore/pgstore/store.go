@@ -78,8 +78,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 // share the record of a key.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
-// InboxSQL is Inbox for handlers that write with database/sql. They find the transaction by SQLTx. It costs two more
-// round trips a message.
+// InboxSQL is Inbox for handlers that write with database/sql. They find the transaction by SQLTx. It costs three
+// more round trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
 // repetitions is how often the store tries a statement of its own that PostgreSQL refuses because of others. That

@@ -2,9 +2,11 @@ package pgstore
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -53,4 +55,30 @@ func TestInbox_LeasesBesideACommitThatHangsLast(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What is no plain success is settled by two requests, and the record is locked between them.
+func TestSettle_WhoVanishesBetweenTwoRequestsKeepsNoRecord(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	s := newStore(t, direct, Config{})
+	pool, p := behind(t, direct)
+	c := runOf(t, s, "1")
+	var stuck atomic.Bool
+	p.inject(func(_ int, request string) fault {
+		if strings.Contains(request, "string_to_array") && stuck.CompareAndSwap(false, true) {
+			return lateRequest
+		}
+		return faithful
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	release := dedupstore.Release{Reason: "later"}
+	if err := dedupstore.SettleOne(ctx, unmigrated(t, pool, Config{}), c, release); err == nil || !stuck.Load() {
+		t.Fatalf("a settlement that got no answer returned %v; it was stuck: %t", err, stuck.Load())
+	}
+	if err := dedupstore.SettleOne(t.Context(), s, c, release); err == nil {
+		t.Error("the record is not locked")
+	}
+	until(t, "the record", func() bool { return dedupstore.SettleOne(t.Context(), s, c, release) == nil })
 }
