@@ -53,9 +53,10 @@ type TxRun struct {
 	// ends its process leaves no trace: use it for deliveries that somebody else counts, such as a broker.
 	//
 	// Meanwhile others find the key Busy, and so do others whose keys share a lock with it. They are told to wait for a
-	// whole lease. If the caller or its connection stands still for a lease, or 5 s if that is longer and claims were
-	// made before, the database ends the transaction. While the caller lives, that may take longer. The claim is of the first attempt, and nobody has to extend it. To count a
-	// run that failed, claim the key and settle that claim.
+	// whole lease. If the caller or its connection stands still for a lease, or 5 s if that is longer and the
+	// transaction has claimed runs, too, the database ends the transaction. While the caller lives, that may take
+	// longer. The claim is of the first attempt, and nobody has to extend it. To count a run that failed, claim the key
+	// and settle that claim.
 	//
 	// It does not take part if there is a record, or somebody else has the lock. If the answer to the commit of first
 	// runs only is lost, none of them takes part either: a claim then finds what is true.
@@ -118,7 +119,8 @@ func ValidateFinishes(settlements []Settlement, runs int) error {
 	}
 	for _, s := range settlements {
 		if _, ok := s.(Finish); !ok {
-			return invalid("Settlement", fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", s))
+			problem := fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", s)
+			return invalid("Settlement", problem)
 		}
 		if err := ValidateSettlement(s); err != nil {
 			return err

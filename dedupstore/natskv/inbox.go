@@ -51,8 +51,9 @@ func (i *Inbox) InTx(
 		err = context.Cause(ctx)
 	}
 	if len(claims) > maxBatch {
-		err = &dedupstore.InvalidError{Package: "natskv", Field: "runs", Problem: fmt.Sprintf("are %d, want at most %d: "+
-			"each writes a record, and a batch has so many messages", len(claims), maxBatch)}
+		problem := fmt.Sprintf("are %d, want at most %d: each writes a record, and a batch has so many messages",
+			len(claims), maxBatch)
+		err = &dedupstore.InvalidError{Package: "natskv", Field: "runs", Problem: problem}
 	}
 	if err != nil {
 		return nil, err

@@ -42,8 +42,7 @@ type run struct {
 // Publish publishes messages into the stream of the records, all of them or none, in one piece and in order. A run of
 // the inbox has at most 999 messages of 64 MB in all, a batch of runs one less for each further run, a call outside
 // 1,000. Their subjects must be the stream's, and not below Config.Subject. Messages must have an ID. Those that NATS
-// cannot carry, or the stream would refuse, are
-// an [*dedupstore.InvalidError], and nothing of the call is published.
+// cannot carry, or the stream would refuse, are an [*dedupstore.InvalidError], and nothing of the call is published.
 //
 // With the context of a run of the inbox it waits for the run's end, and asks the server for nothing. The messages are
 // published with the run's outcome, or not at all. They carry no Nats-Msg-Id: the record is what prevents a second run.

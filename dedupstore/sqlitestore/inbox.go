@@ -182,7 +182,7 @@ func notBegun(err error) error {
 // savepoint exists as long as a run's transaction does. It shows the store that it still writes in that transaction.
 const savepoint = "oncemill_run"
 
-// markSQL marks the records of runs in their transaction. The run's end overwrites the mark and a rollback removes it, so
+// markSQL marks the records of runs in their transaction. A run's end overwrites its mark and a rollback removes it, so
 // it stays only if the handler commits. Then nobody may run the message again: neither this process (undone), nor
 // another that claims the key later (record.claim).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`

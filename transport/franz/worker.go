@@ -99,8 +99,8 @@ func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchC
 		},
 	})
 	if err == nil && !once.Batches() {
-		w.config.Logger.Warn("franz: under a policy that parks, an inbox takes one record a transaction: each batch has "+
-			"one record; use NewWorker, or another policy", "handler", config.Handler)
+		w.config.Logger.Warn("franz: under a policy that parks, an inbox takes one record a transaction: each "+
+			"batch has one record; use NewWorker, or another policy", "handler", config.Handler)
 	}
 	return w, err
 }

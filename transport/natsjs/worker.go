@@ -105,8 +105,8 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 		Batch: func(ctx context.Context, messages []worker.Message) []error { return handleAll(ctx, messages, handle) },
 	})
 	if err == nil && !once.Batches() {
-		w.engine.config.Logger.Warn("natsjs: under a policy that parks, an inbox takes one message a transaction: each "+
-			"batch has one message; use NewWorker, or another policy", "handler", config.Handler)
+		w.engine.config.Logger.Warn("natsjs: under a policy that parks, an inbox takes one message a transaction: "+
+			"each batch has one message; use NewWorker, or another policy", "handler", config.Handler)
 	}
 	return w, err
 }
