@@ -142,7 +142,7 @@ func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupsto
 // uncommitted goes on after an error. It returns the runs that are attempted alone.
 func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone []int) {
 	_, undecided := errors.AsType[*dedupstore.UndecidedError](err)
-	handlers := err == t.failed //nolint:errorlint // itself: another transaction's error may be in it
+	handlers := err == t.failed                                          //nolint:errorlint // itself: another transaction's error may be in it
 	if !handlers && (undecided || errors.Is(err, dedupstore.ErrEnded)) { // it may be committed
 		for _, i := range which {
 			if !slices.Contains(t.worked, i) { // its key is another's
