@@ -5,12 +5,14 @@ go 1.26.0
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/internal/lineartest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	go.uber.org/goleak v1.3.0
 )
 
 require (
+	github.com/anishathalye/porcupine v1.3.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
@@ -31,6 +33,7 @@ require (
 
 replace (
 	github.com/oncemill/oncemill => ../..
+	github.com/oncemill/oncemill/internal/lineartest => ../../internal/lineartest
 	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../../internal/testserver/postgrestest
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../../outbox/pgoutbox
 )

@@ -82,6 +82,18 @@ func load(b *pgx.Batch, query string, ids [][]byte, found map[string]*sqlstore.R
 	})
 }
 
+// idsInto reads the IDs that a statement returns.
+func idsInto(all map[string]bool) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var id []byte
+		_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+			all[string(id)] = true
+			return nil
+		})
+		return err
+	}
+}
+
 // change makes operations under the locks of their records. Those that have to change what others have locked get
 // ErrContended. Texts for people are written as the function makes them.
 func (s *Store) change(ctx context.Context, ops []sqlstore.Operation, relaxed bool, text text) error {
@@ -92,14 +104,7 @@ func (s *Store) change(ctx context.Context, ops []sqlstore.Operation, relaxed bo
 		var b pgx.Batch
 		b.Queue(beginOwn)
 		b.Queue(useIndexes + beBrief)
-		b.Queue(s.sql.lock, ids).Query(func(rows pgx.Rows) error {
-			var id []byte
-			_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-				locked[string(id)] = true
-				return nil
-			})
-			return err
-		})
+		b.Queue(s.sql.lock, ids).Query(idsInto(locked))
 		load(&b, s.sql.load, ids, found, &now) // after the locks: a heartbeat that had one before is seen
 		if err := tx.send(ctx, &b); err != nil {
 			return err

@@ -176,14 +176,7 @@ func (f *form) quick(ctx context.Context, query string, settlings []*update, arg
 		clear(made)
 		var b pgx.Batch
 		b.Queue(useIndexes + durability(false))
-		b.Queue(query, append([]any{ids, owners, fences}, args...)...).Query(func(rows pgx.Rows) error {
-			var id []byte
-			_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-				made[string(id)] = true
-				return nil
-			})
-			return err
-		})
+		b.Queue(query, append([]any{ids, owners, fences}, args...)...).Query(idsInto(made))
 		return f.store.pool.SendBatch(ctx, &b).Close()
 	})
 	for _, s := range settlings {
