@@ -299,7 +299,8 @@ func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
 type checked struct{ *pagedStore }
 
 func (checked) Check(context.Context) (dedupstore.Report, error) {
-	return dedupstore.Report{Store: "redis", Warnings: []string{"records are evicted"}, Losses: []string{"records are evicted"}}, nil
+	evicted := []string{"records are evicted"}
+	return dedupstore.Report{Store: "redis", Warnings: evicted, Losses: evicted}, nil
 }
 
 // old is an outbox whose tables are those of an earlier version.

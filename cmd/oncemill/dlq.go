@@ -168,7 +168,9 @@ keeps them, except in a work queue. What is still to be redriven is what
 	return cmd
 }
 
-func (a *app) groupLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
+func (a *app) groupLetters(
+	ctx context.Context, source deadletters.Source, d *dlq, limit int,
+) (found, more int, err error) {
 	groups := map[letterGroup]*letterGroup{}
 	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
 		g := letterGroup{
@@ -247,7 +249,9 @@ func viewOfLetter(l *deadletters.Letter) letterView {
 	}
 }
 
-func (a *app) listLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
+func (a *app) listLetters(
+	ctx context.Context, source deadletters.Source, d *dlq, limit int,
+) (found, more int, err error) {
 	var all []letterView
 	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
 		if found++; found <= limit {
