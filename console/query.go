@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -239,19 +240,20 @@ func newestFirst(all []dedupstore.Record) {
 	})
 }
 
-// lookUp looks for an ID in the scopes that the loop knows.
+// lookUp looks for an ID in the scopes that the store or the loop knows.
 func (c *Console) lookUp(ctx context.Context, s Store, q *query) (there []dedupstore.Record, err error) {
-	var keys []dedupstore.Key
+	keys := operate.KeysIn(ctx, s.Inspector, q.Filter)
 	for _, scope := range c.now().store(s.Name).Counts.Scopes {
 		k := dedupstore.Key{Tenant: scope.Tenant, Group: scope.Group, Handler: scope.Handler, ID: q.ID}
-		if k.Validate() == nil && len(keys) < 1000 {
-			keys = append(keys, k)
+		if k.Validate() == nil {
+			keys[k] = true
 		}
 	}
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	records, err := s.Inspector.Look(ctx, keys)
+	all := slices.Collect(maps.Keys(keys))
+	records, err := s.Inspector.Look(ctx, all[:min(len(all), 1000)])
 	for i := range records {
 		if q.Matches(&records[i]) && q.matches(&records[i]) {
 			there = append(there, records[i])

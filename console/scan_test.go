@@ -324,3 +324,21 @@ func TestHealth_WithoutADoctor(t *testing.T) {
 		t.Error(body)
 	}
 }
+
+// A message is found at once in the scopes that the store remembers, also before the loop has seen any of them.
+func TestFind_LooksInTheScopesOfTheStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.mu.Lock()
+	s.store.page = 1
+	s.store.mu.Unlock()
+	use := dedupstore.ScopeUse{Scope: key("later").Scope(), First: time.Now(), Last: time.Now()}
+	if err := s.store.NoteScopes(t.Context(), []dedupstore.ScopeUse{use}); err != nil {
+		t.Fatal(err)
+	}
+	q := &query{In: "records", Filter: dedupstore.Filter{ID: "later"}}
+	f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, 0)
+	if err != nil || len(f.Records) != 1 || f.Records[0].Key.ID != "later" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}

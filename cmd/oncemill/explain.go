@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -237,21 +238,7 @@ func (a *app) tellLetters(id string, dead []letterView) {
 func (a *app) inKnownScopes(
 	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter,
 ) (found []dedupstore.Record, scopes int, err error) {
-	keeper, ok := store.(dedupstore.ScopeKeeper)
-	if !ok {
-		return nil, 0, nil
-	}
-	uses, err := keeper.Scopes(ctx, "", "")
-	if err != nil { // then all records are looked through
-		return nil, 0, nil
-	}
-	keys := map[dedupstore.Key]bool{}
-	for _, u := range uses {
-		key := dedupstore.Key{Tenant: u.Tenant, Group: u.Group, Handler: u.Handler, ID: f.ID}
-		if f.Matches(&dedupstore.Record{Key: key, State: dedupstore.Running}) {
-			keys[key] = true
-		}
-	}
+	keys := operate.KeysIn(ctx, store, f)
 	for some := range slices.Chunk(slices.Collect(maps.Keys(keys)), 1000) {
 		records, err := store.Look(ctx, some)
 		if err != nil {

@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -13,6 +14,24 @@ func StateOf(r *dedupstore.Record) string {
 		return string(r.Outcome.Kind)
 	}
 	return string(r.State)
+}
+
+// KeysIn are the keys of a message in all scopes that a store remembers, as far as a filter lets them through.
+func KeysIn(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) map[dedupstore.Key]bool {
+	keys := map[dedupstore.Key]bool{}
+	keeper, ok := store.(dedupstore.ScopeKeeper)
+	if !ok {
+		return keys
+	}
+	uses, _ := keeper.Scopes(ctx, "", "") // without an answer all records have to be looked through
+	f = dedupstore.Filter{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler, ID: f.ID}
+	for _, u := range uses {
+		key := dedupstore.Key{Tenant: u.Tenant, Group: u.Group, Handler: u.Handler, ID: f.ID}
+		if f.Matches(&dedupstore.Record{Key: key, State: dedupstore.Running}) && key.Validate() == nil {
+			keys[key] = true
+		}
+	}
+	return keys
 }
 
 // When reads a time, or how long ago it was. Empty: zero.
