@@ -657,7 +657,7 @@ func areListedAndShown(t *testing.T, r *deadRig) {
 		want   []string
 		not    string
 	}{
-		{"ls dead --check", exitFound, []string{"10       default/billing/charge  orders", "card refused"}, "order-"},
+		{"ls dead --check", exitFound, []string{"10         10        10        0 ", "billing / charge  card refused"}, "order-"},
 		{"ls dead --each --reason refused", 0, []string{"order-45", "card refused"}, "order-1 "},
 		{"ls dead --handler ship --check -o json", 0, []string{"[]"}, ""},
 		{"ls dead --each --limit 2 -o jsonl", 0, []string{`"fence":`, `"attempts":1`}, "secret"},
