@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,6 +197,61 @@ func TestBounds_BodiesHaveADeadline(t *testing.T) {
 }
 
 // Somebody who refreshes without end makes the scan hurry now and then only.
+// A busyStore takes a moment for each page, and says how long it was asked in sum.
+type busyStore struct {
+	*pagedStore
+	busy atomic.Int64
+}
+
+func (b *busyStore) List(ctx context.Context, f dedupstore.Filter, after string) (dedupstore.Page, error) {
+	const long = 50 * time.Millisecond
+	b.busy.Add(int64(long))
+	time.Sleep(long)
+	return b.pagedStore.List(ctx, f, after)
+}
+
+// Somebody who refreshes without end makes a store at most a twentieth busier.
+func TestRefresh_WithoutEndCostsLittle(t *testing.T) {
+	t.Parallel()
+	shares := [2]float64{}
+	for i, refreshes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1}}
+			for n := range 120 {
+				s.finishes(key(numbered("m", n)), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "refused"})
+			}
+			store := &busyStore{pagedStore: s.store}
+			c, err := New(Config{Stores: []Store{{Name: "records", Inspector: store}}, Findings: func(
+				context.Context) ([]Finding, error) {
+				return nil, nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- c.Run(ctx) }()
+			const long = 5 * time.Minute
+			for began := time.Now(); time.Since(began) < long; time.Sleep(250 * time.Millisecond) {
+				if c.asked.Store(time.Now().UnixMilli()); refreshes {
+					c.hurry("records")
+				}
+			}
+			stop()
+			<-ended
+			shares[i] = float64(store.busy.Load()) / float64(long)
+		})
+	}
+	t.Logf("busy %.3f of the time without, and %.3f with", shares[0], shares[1])
+	if shares[1]-shares[0] > 0.05 {
+		t.Errorf("it is busy %.3f of the time, and %.3f while somebody refreshes", shares[0], shares[1])
+	}
+}
+
 // A large store is not counted without a pause for as long as that takes.
 func TestRefresh_OfALargeStoreIsBounded(t *testing.T) {
 	t.Parallel()

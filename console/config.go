@@ -138,22 +138,19 @@ func (c Config) validate() error {
 		named[kind+name] = true
 		return nil
 	}
+	var err error
 	for _, s := range c.Stores {
-		if err := check("Config.Stores", s.Name, s.Inspector == nil); err != nil {
-			return err
-		}
+		err = cmp.Or(err, check("Config.Stores", s.Name, s.Inspector == nil))
 	}
 	for _, o := range c.Outboxes {
-		if err := check("Config.Outboxes", o.Name, o.Inspector == nil); err != nil {
-			return err
-		}
+		err = cmp.Or(err, check("Config.Outboxes", o.Name, o.Inspector == nil))
 	}
 	for _, d := range c.DeadLetters {
-		if err := check("Config.DeadLetters", d.Name, d.Source == nil); err != nil {
-			return err
-		}
+		err = cmp.Or(err, check("Config.DeadLetters", d.Name, d.Source == nil))
 	}
 	switch {
+	case err != nil:
+		return err
 	case c.Every < 100*time.Millisecond:
 		return invalid("Config.Every", fmt.Sprintf("is %v, want at least 100ms", c.Every))
 	case c.Rate < 1:

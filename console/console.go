@@ -54,7 +54,8 @@ func New(config Config) (*Console, error) {
 	}
 	c := &Console{
 		config: config, secret: make([]byte, 32), guard: http.NewCrossOriginProtection(),
-		queue: make(chan *task, mostQueued), turns: make(chan struct{}, mostReading), wake: map[string]chan struct{}{}, held: map[string]int{},
+		queue: make(chan *task, mostQueued), turns: make(chan struct{}, mostReading),
+		wake: map[string]chan struct{}{}, held: map[string]int{},
 	}
 	c.letters.forget()
 	rand.Read(c.secret)

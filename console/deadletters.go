@@ -161,7 +161,7 @@ func (c *Console) readLetters(ctx context.Context, t DeadLetterTopic, q letterQu
 	}
 	page := &letterPage{Looked: found.Looked, Total: found.Total, Full: len(found.Letters) == pageSize}
 	cases := make([]operate.Case, len(found.Letters))
-	if store, err := c.storeOf(t); err == nil {
+	if store, err := c.store(t.Store); err == nil {
 		var failed error
 		if cases, failed = operate.Cases(ctx, store.Inspector, found.Letters); failed != nil {
 			page.Problem = failed.Error()
@@ -176,9 +176,6 @@ func (c *Console) readLetters(ctx context.Context, t DeadLetterTopic, q letterQu
 	}
 	return page, nil
 }
-
-// storeOf is the store of the messages of a topic.
-func (c *Console) storeOf(t DeadLetterTopic) (Store, error) { return c.store(t.Store) }
 
 func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) error {
 	ctx, cancel := within(r)
@@ -202,7 +199,7 @@ func (c *Console) letter(w http.ResponseWriter, r *http.Request, v *visitor) err
 			c.sawPayload(r, v, t.Name, one.ID)
 		}
 		shown := viewOf(&one, "")
-		if s, err := c.storeOf(t); err == nil {
+		if s, err := c.store(t.Store); err == nil {
 			if cases, err := operate.Cases(ctx, s.Inspector, []deadletters.Letter{one}); err == nil {
 				shown = viewOf(&one, cases[0].Fate)
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -82,21 +83,11 @@ func (c *Console) livePart(snap *snapshot, screen string, q url.Values) (*livePa
 }
 
 func (s *snapshot) store(name string) *storeSeen {
-	for _, one := range s.Stores {
-		if one.Name == name {
-			return one
-		}
-	}
-	return nil
+	return s.Stores[slices.IndexFunc(s.Stores, func(one *storeSeen) bool { return one.Name == name })]
 }
 
 func (s *snapshot) outbox(name string) *outboxSeen {
-	for _, one := range s.Outboxes {
-		if one.Name == name {
-			return one
-		}
-	}
-	return nil
+	return s.Outboxes[slices.IndexFunc(s.Outboxes, func(one *outboxSeen) bool { return one.Name == name })]
 }
 
 // live sends the live part of a screen whenever there is a new one. It starts nothing: all streams wait for the loop.

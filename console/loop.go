@@ -82,29 +82,25 @@ type seen struct {
 	Lag      *lagSeen      // as above
 }
 
-// Failed sums the failures of all stores that are not archived.
-func (s *seen) Failed() (n int) {
-	for _, one := range s.Stores {
-		n += one.Failures.N - one.Failures.Unknown
+func sum[T any](all []T, of func(T) int) (n int) {
+	for _, one := range all {
+		n += of(one)
 	}
 	return n
+}
+
+// Failed sums the failures of all stores that are not archived.
+func (s *seen) Failed() int {
+	return sum(s.Stores, func(o *storeSeen) int { return o.Failures.Failed() })
 }
 
 // Unknown sums the unknown outcomes of all stores that are not archived.
-func (s *seen) Unknown() (n int) {
-	for _, one := range s.Stores {
-		n += one.Failures.Unknown
-	}
-	return n
+func (s *seen) Unknown() int {
+	return sum(s.Stores, func(o *storeSeen) int { return o.Failures.Unknown })
 }
 
 // Running sums the records whose handlers run.
-func (s *seen) Running() (n int) {
-	for _, one := range s.Stores {
-		n += one.Running.N
-	}
-	return n
-}
+func (s *seen) Running() int { return sum(s.Stores, func(o *storeSeen) int { return o.Running.N }) }
 
 // OldestClaim is when the oldest run was claimed that has not ended.
 func (s *seen) OldestClaim() (oldest time.Time) {
@@ -119,20 +115,12 @@ func (s *seen) OldestClaim() (oldest time.Time) {
 }
 
 // Pending sums the rows of all outboxes that are not published.
-func (s *seen) Pending() (n int) {
-	for _, one := range s.Outboxes {
-		n += one.Stats.Pending
-	}
-	return n
+func (s *seen) Pending() int {
+	return sum(s.Outboxes, func(o *outboxSeen) int { return o.Stats.Pending })
 }
 
 // Dead sums the dead rows of all outboxes.
-func (s *seen) Dead() (n int) {
-	for _, one := range s.Outboxes {
-		n += one.Stats.Dead
-	}
-	return n
-}
+func (s *seen) Dead() int { return sum(s.Outboxes, func(o *outboxSeen) int { return o.Stats.Dead }) }
 
 // Delay is how long the oldest row of all outboxes has been due.
 func (s *seen) Delay() (oldest time.Duration) {
@@ -344,7 +332,8 @@ func (c *Console) watchLag(ctx context.Context) {
 				for _, l := range all {
 					shown.Waiting += l.Waiting
 				}
-				shown.Sums = append(slices.Clone(shown.Sums[max(0, len(shown.Sums)+1-mostBeats):]), float64(shown.Waiting))
+				before := slices.Clone(shown.Sums[max(0, len(shown.Sums)+1-mostBeats):])
+				shown.Sums = append(before, float64(shown.Waiting))
 			}
 			now := shown
 			c.see(func(s *seen) { s.Lag = &now })

@@ -49,8 +49,8 @@ type plan struct {
 	letters  *operate.Redrive // of dead letters
 	Foreseen *operate.Prediction
 
-	total  int
-	things string
+	N      int        // how many things would change
+	Things string     // what they are: record, row or letter
 	form   url.Values // plans the same again
 
 	Counts  []amount // what would change, by scope and state
@@ -93,40 +93,26 @@ func (p *plan) What() string {
 	}
 }
 
-// N is how many things would change.
-func (p *plan) N() int { return p.total }
-
-// Things names what would change.
-func (p *plan) Things() string { return p.things }
-
 // sum counts what would change, and keeps what plans the same again.
 func (p *plan) sum() {
 	p.form = url.Values{"in": {p.In}}
 	switch {
 	case p.letters != nil:
-		p.things, p.total = "letter", p.Foreseen.N()
+		p.Things, p.N = "letter", p.Foreseen.N()
 		choice, _ := json.Marshal(p.letters.Letters) // texts and times always can
 		p.form = url.Values{"letters": {p.In}, "choice": {string(choice)}}
 	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
-		p.things, p.total = "row", len(p.Rows)
+		p.Things, p.N = "row", len(p.Rows)
 		p.form["topic"] = []string{p.Topic}
 		for i := range p.Rows {
 			p.form.Add("row", p.Rows[i].ID)
 		}
 	default:
-		p.things, p.total = "record", len(p.Records)
+		p.Things, p.N = "record", len(p.Records)
 		for i := range p.Records {
 			p.form.Add("key", p.Records[i].Key.String())
 		}
 	}
-}
-
-// Key is the only record of the plan; empty if there are several.
-func (p *plan) Key() string {
-	if len(p.Records) != 1 {
-		return ""
-	}
-	return p.Records[0].Key.String()
 }
 
 // allowed reports who it is if they may do this.
@@ -247,7 +233,7 @@ func (c *Console) showPlan(w http.ResponseWriter, r *http.Request, v *visitor) e
 		return err
 	}
 	return c.render(w, v, "plan", &page{
-		Title: plural(p.N(), p.Things()) + " to " + string(p.Action), At: p.screen(),
+		Title: plural(p.N, p.Things) + " to " + string(p.Action), At: p.screen(),
 		Body: struct {
 			*plan
 			ID      string
@@ -266,7 +252,7 @@ func (p *plan) Redrives() bool { return p.Action == Redrive }
 
 // screen is where the action belongs to.
 func (p *plan) screen() string {
-	if p.Things() == "row" {
+	if p.Things == "row" {
 		return "outbox"
 	}
 	return "failures"

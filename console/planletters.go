@@ -48,7 +48,7 @@ func (c *Console) planLetters(ctx context.Context, p *plan, form url.Values) err
 		return err
 	}
 	if !p.letters.Discards {
-		s, err := c.storeOf(t)
+		s, err := c.store(t.Store)
 		if err != nil {
 			return err
 		}

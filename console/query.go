@@ -27,32 +27,25 @@ var (
 	errNoTopic  = errors.New("no topic of dead letters is named so: see Config.DeadLetters")
 )
 
-// store finds a store; without a name the first one.
-func (c *Console) store(name string) (Store, error) {
-	for _, s := range c.config.Stores {
-		if name == "" || s.Name == name {
-			return s, nil
-		}
+// sourceOf finds the source with a name; without one it is the first.
+func sourceOf[T any](all []T, name string, nameOf func(T) string, missing error) (source T, err error) {
+	at := slices.IndexFunc(all, func(one T) bool { return name == "" || nameOf(one) == name })
+	if at < 0 {
+		return source, refuse(http.StatusNotFound, missing)
 	}
-	return Store{}, refuse(http.StatusNotFound, errNoStore)
+	return all[at], nil
+}
+
+func (c *Console) store(name string) (Store, error) {
+	return sourceOf(c.config.Stores, name, func(s Store) string { return s.Name }, errNoStore)
 }
 
 func (c *Console) box(name string) (Outbox, error) {
-	for _, o := range c.config.Outboxes {
-		if name == "" || o.Name == name {
-			return o, nil
-		}
-	}
-	return Outbox{}, refuse(http.StatusNotFound, errNoOutbox)
+	return sourceOf(c.config.Outboxes, name, func(o Outbox) string { return o.Name }, errNoOutbox)
 }
 
 func (c *Console) topic(name string) (DeadLetterTopic, error) {
-	for _, d := range c.config.DeadLetters {
-		if name == "" || d.Name == name {
-			return d, nil
-		}
-	}
-	return DeadLetterTopic{}, refuse(http.StatusNotFound, errNoTopic)
+	return sourceOf(c.config.DeadLetters, name, func(d DeadLetterTopic) string { return d.Name }, errNoTopic)
 }
 
 // A query says which records a page shows, and from where on.
@@ -196,7 +189,7 @@ func (c *Console) find(ctx context.Context, s Store, q *query, most int, long ti
 		all := slices.DeleteFunc(page.Records, func(r dedupstore.Record) bool {
 			return have[r.Key] || !q.matches(&r) || q.State == openFailures && c.config.Notes.of(s.Name, &r) != nil
 		})
-		newestFirst(all)
+		slices.SortFunc(all, operate.LastFirst)
 		skip = min(skip, len(all))
 		taken := all[skip:min(len(all), skip+max(0, most-len(f.Records)))]
 		f.Records = append(f.Records, taken...)
@@ -232,31 +225,12 @@ func (f *found) goOn(q *query, after string, skip int) {
 	f.Next = string(link("", append(q.pairs(), "after", after, "skip", skip, "looked", f.Looked)...))[len("./"):]
 }
 
-// newestFirst sorts by the last claim: stores keep no order, and a page should look the same when it is loaded again.
-func newestFirst(all []dedupstore.Record) {
-	slices.SortFunc(all, func(a, b dedupstore.Record) int {
-		return cmp.Or(b.Claimed.Compare(a.Claimed), strings.Compare(a.Key.String(), b.Key.String()))
-	})
-}
-
-// lookUp looks for an ID in the scopes that the loop knows.
-func (c *Console) lookUp(ctx context.Context, s Store, q *query) (there []dedupstore.Record, err error) {
-	var keys []dedupstore.Key
+// lookUp looks for an ID in the scopes that the store or the loop knows.
+func (c *Console) lookUp(ctx context.Context, s Store, q *query) ([]dedupstore.Record, error) {
+	var scopes []dedupstore.Scope
 	for _, scope := range c.now().store(s.Name).Counts.Scopes {
-		k := dedupstore.Key{Tenant: scope.Tenant, Group: scope.Group, Handler: scope.Handler, ID: q.ID}
-		if k.Validate() == nil && len(keys) < 1000 {
-			keys = append(keys, k)
-		}
+		scopes = append(scopes, dedupstore.Scope{Tenant: scope.Tenant, Group: scope.Group, Handler: scope.Handler})
 	}
-	if len(keys) == 0 {
-		return nil, nil
-	}
-	records, err := s.Inspector.Look(ctx, keys)
-	for i := range records {
-		if q.Matches(&records[i]) && q.matches(&records[i]) {
-			there = append(there, records[i])
-		}
-	}
-	newestFirst(there)
-	return there, err
+	found, _, err := operate.LookUp(ctx, s.Inspector, q.Filter, scopes...)
+	return slices.DeleteFunc(found, func(r dedupstore.Record) bool { return !q.matches(&r) }), err
 }

@@ -343,7 +343,8 @@ func TestPlan_ManyAtOnceTakeTurns(t *testing.T) {
 	var took time.Duration
 	all.Go(func() {
 		began := time.Now()
-		if status, body, _ := s.post("plan", form); status != http.StatusOK || !strings.Contains(body, `id="unseen-letters"`) {
+		status, body, _ := s.post("plan", form)
+		if status != http.StatusOK || !strings.Contains(body, `id="unseen-letters"`) {
 			t.Errorf("status %d\n%s", status, body)
 		}
 		took = time.Since(began)

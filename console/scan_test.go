@@ -299,7 +299,8 @@ func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
 type checked struct{ *pagedStore }
 
 func (checked) Check(context.Context) (dedupstore.Report, error) {
-	return dedupstore.Report{Store: "redis", Warnings: []string{"records are evicted"}, Losses: []string{"records are evicted"}}, nil
+	evicted := []string{"records are evicted"}
+	return dedupstore.Report{Store: "redis", Warnings: evicted, Losses: evicted}, nil
 }
 
 // old is an outbox whose tables are those of an earlier version.
@@ -321,5 +322,23 @@ func TestHealth_WithoutADoctor(t *testing.T) {
 	if !strings.Contains(body, `<span class="badge t-bad">error</span><b>store records</b>`) ||
 		!strings.Contains(body, "its schema has version 1, want 2") || !strings.Contains(body, `id="look"`) {
 		t.Error(body)
+	}
+}
+
+// A message is found at once in the scopes that the store remembers, also before the loop has seen any of them.
+func TestFind_LooksInTheScopesOfTheStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil).fill()
+	s.store.mu.Lock()
+	s.store.page = 1
+	s.store.mu.Unlock()
+	use := dedupstore.ScopeUse{Scope: key("later").Scope(), First: time.Now(), Last: time.Now()}
+	if err := s.store.NoteScopes(t.Context(), []dedupstore.ScopeUse{use}); err != nil {
+		t.Fatal(err)
+	}
+	q := &query{In: "records", Filter: dedupstore.Filter{ID: "later"}}
+	f, err := s.console.find(t.Context(), s.console.config.Stores[0], q, pageSize, 0)
+	if err != nil || len(f.Records) != 1 || f.Records[0].Key.ID != "later" {
+		t.Errorf("%+v, %v", f, err)
 	}
 }

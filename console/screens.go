@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -307,7 +308,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			body.Found = &found{Records: slices.DeleteFunc(records, func(r dedupstore.Record) bool {
 				return c.config.Notes.of(s.Name, &r) == nil // it has run since, or is gone
 			})}
-			newestFirst(body.Found.Records)
+			slices.SortFunc(body.Found.Records, operate.LastFirst)
 			body.Found.To = len(body.Found.Records)
 		} else if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
 			q.State = cmp.Or(q.State, openFailures)

@@ -125,8 +125,12 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 		if w.hurried && time.Since(w.rested) > mostHurry { // the rest of it comes as fast as ever
 			w.calm()
 		}
-		w.asked = pause(ctx, wait, c.wake[s.Name]) || w.asked
-		w.hurry()
+		for end := time.Now().Add(wait); ctx.Err() == nil; { // who asks meanwhile shortens no rest
+			w.asked = pause(ctx, time.Until(end), c.wake[s.Name]) || w.asked
+			if w.hurry(); w.hurried || !time.Now().Before(end) {
+				break
+			}
+		}
 	}
 }
 

@@ -71,7 +71,7 @@ func (c *Console) tell(t *task) {
 func tasksOf(notes *Notes) (all []*task) {
 	for _, n := range notes.tasks {
 		t := &task{taskNote: *n, plan: &plan{
-			Action: n.Action, In: n.In, About: n.About, things: n.Things, total: n.Total, form: n.Form,
+			Action: n.Action, In: n.In, About: n.About, Things: n.Things, N: n.Total, form: n.Form,
 		}}
 		if t.Ended.IsZero() {
 			t.Ended, t.Problem = n.Time, cutOff
@@ -92,7 +92,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		return err
 	}
 	t := &task{plan: p, taskNote: taskNote{
-		ID: rand.Text(), Form: p.form, Action: p.Action, In: p.In, About: p.About, Things: p.things, Total: p.total,
+		ID: rand.Text(), Form: p.form, Action: p.Action, In: p.In, About: p.About, Things: p.Things, Total: p.N,
 		Who: who, Why: strings.TrimSpace(r.PostFormValue("why")), Asked: time.Now(), Time: time.Now(),
 	}}
 	switch p.Action {
@@ -144,10 +144,8 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 func (c *Console) task(id string) *task {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, t := range c.tasks {
-		if t.ID == id {
-			return t
-		}
+	if at := slices.IndexFunc(c.tasks, func(t *task) bool { return t.ID == id }); at >= 0 {
+		return c.tasks[at]
 	}
 	return nil
 }
@@ -187,7 +185,7 @@ func (c *Console) work(ctx context.Context) {
 			halt()
 			c.letters.forget()
 			for _, s := range c.config.Stores { // what the page before shows has changed
-				if s.Name == t.plan.In && t.plan.Things() == "record" {
+				if s.Name == t.plan.In && t.plan.Things == "record" {
 					c.hurry(s.Name)
 				}
 			}
@@ -242,7 +240,7 @@ func (c *Console) stop(w http.ResponseWriter, r *http.Request, v *visitor) error
 }
 
 func (c *Console) do(ctx context.Context, t *task) error {
-	switch t.plan.Things() {
+	switch t.plan.Things {
 	case "letter":
 		return c.changeLetters(ctx, t)
 	case "row":

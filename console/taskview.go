@@ -90,7 +90,7 @@ func (c *Console) showTask(w http.ResponseWriter, r *http.Request, v *visitor) e
 	}
 	body.Task = c.viewTask(ctx, body.task)
 	return c.render(w, v, "task", &page{
-		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things()),
+		Title: title(string(body.Task.Plan.Action)) + " " + plural(body.Task.Total, body.Task.Plan.Things),
 		At:    body.Task.Plan.screen(), Live: string(link("live", "screen", "task", "id", id)), Snap: snap,
 		Body: struct {
 			*livePart

@@ -81,7 +81,7 @@ file. Other machines are served only with --login, and should be with TLS.`,
 	flags.StringSliceVar(&s.consumers, "consumer", nil, "show how far these are behind: STREAM/CONSUMER (NATS)\n"+
 		"or GROUP (Kafka)")
 	flags.StringVar(&s.search, "trace-search", "", "link to the traces of a message; {id} stands for its ID")
-	flags.StringVar(&s.notes, "notes", "", "keep notes on archived failures in this file; else in memory")
+	flags.StringVar(&s.notes, "notes", "", "keep archived failures and actions in this file; else in memory")
 	flags.StringVar(&s.audit, "audit-log", "", "append a line for each change to this file; else to stderr")
 	flags.IntVar(&s.rate, "rate", 100, "change so many records or rows a second at most")
 	return cmd

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -103,17 +102,6 @@ func (a *app) kafkaLetters(d *dlq, topic string, notice func(string)) (*franz.De
 	return letters, nil
 }
 
-// A letterGroup is what dead letters have in common.
-type letterGroup struct {
-	DeadLetters int       `json:"letters"`
-	Handler     string    `json:"handler"`
-	Topic       string    `json:"topic"`
-	Outcome     string    `json:"outcome"`
-	Reason      string    `json:"reason"`
-	First       time.Time `json:"first"`
-	Last        time.Time `json:"last"`
-}
-
 func (a *app) deadList() *cobra.Command {
 	d := &dlq{}
 	var each, check bool
@@ -121,9 +109,9 @@ func (a *app) deadList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls TOPIC",
 		GroupID: "look",
-		Short:   "Count dead letters by reason, handler and topic, or list each",
-		Long: `ls counts dead letters by reason, handler and topic. Reasons that differ in
-numbers, UUIDs and quoted parts only are one, with # for those.
+		Short:   "Count dead letters by reason, or list each",
+		Long: `ls counts dead letters by reason, those of the last hour and day apart. Reasons
+that differ in numbers, UUIDs and quoted parts only are one, with # for those.
 
 Letters that were redriven are among them for as long as the stream or topic
 keeps them, except in a work queue. What is still to be redriven is what
@@ -168,48 +156,26 @@ keeps them, except in a work queue. What is still to be redriven is what
 	return cmd
 }
 
-func (a *app) groupLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
-	groups := map[letterGroup]*letterGroup{}
+func (a *app) groupLetters(
+	ctx context.Context, source deadletters.Source, d *dlq, limit int,
+) (found, more int, err error) {
+	letters := operate.NewFailures(time.Now())
 	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
-		g := letterGroup{
-			Handler: l.Get(producer.HeaderHandler), Topic: l.Get(producer.HeaderTopic),
-			Outcome: l.Get(producer.HeaderOutcome), Reason: operate.Pattern(l.Get(producer.HeaderReason)),
-		}
-		of := groups[g]
-		if of == nil {
-			first := g
-			of = &first
-			of.First, of.Reason = l.Time, l.Get(producer.HeaderReason)
-			groups[g] = of
-		}
-		if of.Reason != l.Get(producer.HeaderReason) {
-			of.Reason = g.Reason
-		}
-		of.DeadLetters++
-		of.Last = l.Time
-		if l.Time.Before(of.First) {
-			of.First = l.Time
-		}
+		r := dedupstore.Record{Ended: l.Time}
+		r.Key.Tenant, r.Key.Group, r.Key.Handler, _ = headers.SplitScope(l.Get(producer.HeaderHandler))
+		r.Outcome.Kind = dedupstore.Kind(l.Get(producer.HeaderOutcome))
+		r.Outcome.Reason = l.Get(producer.HeaderReason)
+		letters.Add(&r)
 	})
 	if err != nil {
 		return 0, 0, err
 	}
-	all := slices.SortedFunc(maps.Values(groups), func(x, y *letterGroup) int {
-		return cmp.Or(cmp.Compare(y.DeadLetters, x.DeadLetters), strings.Compare(x.Reason, y.Reason),
-			strings.Compare(x.Handler, y.Handler), strings.Compare(x.Topic, y.Topic))
-	})
+	all := letters.Sorted()
 	shown := all[:min(limit, len(all))]
 	if !a.forPeople() {
 		return len(all), len(all) - len(shown), items(a, shown)
 	}
-	t := table{{"LETTERS", "HANDLER", "TOPIC", "OUTCOME", "FIRST", "LAST", "REASON"}}
-	for _, g := range shown {
-		t = append(t, []string{
-			fmt.Sprint(g.DeadLetters), safe(g.Handler, 60), safe(g.Topic, 60), safe(g.Outcome, 20), moment(g.First),
-			moment(g.Last), safe(g.Reason, 80),
-		})
-	}
-	a.table(t)
+	a.table(reasonTable(shown))
 	return len(all), len(all) - len(shown), nil
 }
 
@@ -247,7 +213,9 @@ func viewOfLetter(l *deadletters.Letter) letterView {
 	}
 }
 
-func (a *app) listLetters(ctx context.Context, source deadletters.Source, d *dlq, limit int) (found, more int, err error) {
+func (a *app) listLetters(
+	ctx context.Context, source deadletters.Source, d *dlq, limit int,
+) (found, more int, err error) {
 	var all []letterView
 	err = a.eachLetter(ctx, source, d, func(l deadletters.Letter) {
 		if found++; found <= limit {

@@ -69,8 +69,8 @@ func (d *doctor) lookAtGroup(ctx context.Context, admin *kadm.Client) error {
 		d.found = append(d.found, operate.Found(unwise, subject, "there is no such group: nobody has joined it or "+
 			"committed an offset; look whether the name is that of the consumers"))
 	case errors.Is(err, kerr.GroupAuthorizationFailed):
-		d.found = append(d.found, operate.Found(loses, subject, "the client's user may not use it, and workers refuse to "+
-			"begin: allow it to Read the group"))
+		d.found = append(d.found, operate.Found(loses, subject, "the client's user may not use it, and workers refuse "+
+			"to begin: allow it to Read the group"))
 	case err != nil:
 		return fmt.Errorf("kafka: %s: %w", subject, err)
 	case kind != "" && kind != "consumer":

@@ -65,8 +65,8 @@ func (d *doctor) lookAtDeadLetters(ctx context.Context, js jetstream.JetStream, 
 	subject := "dead letters " + d.dead
 	name, err := js.StreamNameBySubject(ctx, d.dead)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		d.found = append(d.found, operate.Found(loses, subject, "no stream has the subject, and workers refuse to begin; "+
-			"create one"))
+		d.found = append(d.found, operate.Found(loses, subject, "no stream has the subject, and workers refuse to "+
+			"begin; create one"))
 		return nil
 	}
 	if err != nil {

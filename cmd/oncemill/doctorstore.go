@@ -33,7 +33,8 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 	if d.found = append(d.found, found...); report.Store == "" { // it is refused
 		d.looked = append(d.looked, what)
 	} else {
-		d.looked = append(d.looked, fmt.Sprintf("%s (%s %s: %s)", what, report.Store, report.Version, report.Durability))
+		d.looked = append(d.looked,
+			fmt.Sprintf("%s (%s %s: %s)", what, report.Store, report.Version, report.Durability))
 	}
 	at, _, err := split(d.settings.Store, "prefix", "table", "schema")
 	if err != nil {

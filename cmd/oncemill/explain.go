@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/consumer/deadletters"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/explain"
+	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -180,7 +180,7 @@ func (a *app) explainOne(
 	}
 	scopes, whole := 0, false
 	if f.Group == "" || f.Handler == "" {
-		if records, scopes, err = a.inKnownScopes(ctx, store, f); err != nil {
+		if records, scopes, err = operate.LookUp(ctx, store, f); err != nil {
 			return nil, false, err
 		}
 	}
@@ -233,40 +233,6 @@ func (a *app) tellLetters(id string, dead []letterView) {
 	}
 }
 
-// inKnownScopes returns the records of a message in the scopes that the store remembers, and how many scopes those are.
-func (a *app) inKnownScopes(
-	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter,
-) (found []dedupstore.Record, scopes int, err error) {
-	keeper, ok := store.(dedupstore.ScopeKeeper)
-	if !ok {
-		return nil, 0, nil
-	}
-	uses, err := keeper.Scopes(ctx, "", "")
-	if err != nil { // then all records are looked through
-		return nil, 0, nil
-	}
-	keys := map[dedupstore.Key]bool{}
-	for _, u := range uses {
-		key := dedupstore.Key{Tenant: u.Tenant, Group: u.Group, Handler: u.Handler, ID: f.ID}
-		if f.Matches(&dedupstore.Record{Key: key, State: dedupstore.Running}) {
-			keys[key] = true
-		}
-	}
-	for some := range slices.Chunk(slices.Collect(maps.Keys(keys)), 1000) {
-		records, err := store.Look(ctx, some)
-		if err != nil {
-			return nil, 0, err
-		}
-		for _, r := range records {
-			if r.State != dedupstore.Absent {
-				found = append(found, r)
-			}
-		}
-	}
-	slices.SortFunc(found, lastFirst)
-	return found, len(keys), nil
-}
-
 // find returns the records of a message in all scopes that a filter names. There is one at least: it may be absent.
 func (a *app) find(ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter) ([]dedupstore.Record, error) {
 	key := dedupstore.Key{Tenant: f.Tenant, Group: f.Group, Handler: f.Handler, ID: f.ID}
@@ -298,12 +264,8 @@ func sorted(found map[dedupstore.Key]dedupstore.Record) (records []dedupstore.Re
 	for _, r := range found {
 		records = append(records, r)
 	}
-	slices.SortFunc(records, lastFirst)
+	slices.SortFunc(records, operate.LastFirst)
 	return records
-}
-
-func lastFirst(a, b dedupstore.Record) int {
-	return cmp.Or(b.Claimed.Compare(a.Claimed), strings.Compare(a.Key.String(), b.Key.String()))
 }
 
 // tell explains a record to people.

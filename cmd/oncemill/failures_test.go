@@ -201,7 +201,8 @@ func TestStats_FailuresByReason(t *testing.T) {
 	status := run(t.Context(), []string{"stats", "--reasons", "--store", "sqlite:" + path}, nil, &out, &log)
 	rows := strings.Split(out.String(), "\n")
 	if status != 0 || len(rows) != 4 || strings.Join(strings.Fields(rows[1])[:4], " ") != "2 2 2 0" ||
-		!strings.HasSuffix(rows[1], "billing / charge  card # refused") || !strings.HasSuffix(rows[2], "no such order") {
+		!strings.HasSuffix(rows[1], "billing / charge  card # refused") ||
+		!strings.HasSuffix(rows[2], "no such order") {
 		t.Errorf("status %d: %s%s", status, &out, &log)
 	}
 }
@@ -227,7 +228,8 @@ func TestExplain_LooksInKnownScopes(t *testing.T) {
 			Key:   dedupstore.Key{Tenant: "acme", Group: group, Handler: "h", ID: "of " + group},
 			Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
 		})
-		noted := store.NoteScopes(t.Context(), []dedupstore.ScopeUse{{Scope: scope, First: time.Now(), Last: time.Now()}})
+		use := dedupstore.ScopeUse{Scope: scope, First: time.Now(), Last: time.Now()}
+		noted := store.NoteScopes(t.Context(), []dedupstore.ScopeUse{use})
 		if err := errors.Join(err, noted); err != nil || a.Status != dedupstore.AcquiredRun {
 			t.Fatal(a.Status, err)
 		}
@@ -239,7 +241,8 @@ func TestExplain_LooksInKnownScopes(t *testing.T) {
 		return err
 	}
 	if err := look(dedupstore.Filter{ID: "of shipping"}); err != nil ||
-		!strings.HasPrefix(out.String(), "of shipping in acme:shipping:h") || !strings.Contains(log.String(), "2 scopes") {
+		!strings.HasPrefix(out.String(), "of shipping in acme:shipping:h") ||
+		!strings.Contains(log.String(), "2 scopes") {
 		t.Errorf("%v: %s%s", err, &out, &log)
 	}
 	if err := look(dedupstore.Filter{ID: "of nobody"}); err == nil {

@@ -53,8 +53,8 @@ type large struct {
 	failures atomic.Int64 // pages with a status of 500 and more
 }
 
-// TestProof_Millions measures what operators wait for where there are three million records in Redis, and a million dead
-// letters in JetStream and in Kafka. It takes some fifteen minutes.
+// TestProof_Millions measures what operators wait for where there are three million records in Redis, and a million
+// dead letters in JetStream and in Kafka. It takes some fifteen minutes.
 func TestProof_Millions(t *testing.T) {
 	if !proof {
 		t.Skip("ONCEMILL_PROOF is not 1")
@@ -157,7 +157,8 @@ func (l *large) explains() {
 	for i := range 11 {
 		var out, log bytes.Buffer
 		began := time.Now()
-		status := run(l.Context(), append([]string{"explain", fmt.Sprint("order-", 1_000_000+i)}, l.flags...), nil, &out, &log)
+		args := append([]string{"explain", fmt.Sprint("order-", 1_000_000+i)}, l.flags...)
+		status := run(l.Context(), args, nil, &out, &log)
 		took = append(took, time.Since(began))
 		if status != 0 || !strings.Contains(out.String(), "billing:charge") {
 			l.Fatalf("status %d: %s%s", status, &out, &log)
@@ -169,7 +170,8 @@ func (l *large) explains() {
 
 // letter is the dead letter of a failure.
 func (l *large) letter(n int) deadletters.Letter {
-	return consumertest.DeadLetter(largeKey(3*n+1), l.sample.Fence, fmt.Sprintf("card service: POST /charges/%d: 503", n))
+	reason := fmt.Sprintf("card service: POST /charges/%d: 503", n)
+	return consumertest.DeadLetter(largeKey(3*n+1), l.sample.Fence, reason)
 }
 
 func (l *large) onNATS() {
@@ -389,7 +391,8 @@ func (l *large) refreshes() {
 // mountAlone serves a console of the store alone.
 func (l *large) mountAlone() {
 	server := natstest.Start(l.T)
-	_, err := server.JetStream().CreateStream(l.Context(), jetstream.StreamConfig{Name: "DEAD", Subjects: []string{"dead"}})
+	_, err := server.JetStream().CreateStream(l.Context(),
+		jetstream.StreamConfig{Name: "DEAD", Subjects: []string{"dead"}})
 	l.must(err)
 	l.mount("--nats", server.URL())
 }

@@ -148,7 +148,8 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 		fmt.Fprintf(a.log, "%s discarded\n", plural(done.Sent, "letter"))
 	} else {
 		fmt.Fprintf(a.log, "%s redriven, %d left, %d refused; of those sent %d succeeded, %d failed again, %d have no "+
-			"outcome yet\n", plural(done.Sent, "letter"), done.Left, done.Refused, done.Succeeded, done.Failed, done.Open)
+			"outcome yet\n", plural(done.Sent, "letter"), done.Left, done.Refused, done.Succeeded, done.Failed,
+			done.Open)
 	}
 	if err != nil && done.Sent > 0 {
 		fmt.Fprintln(a.log, "To go on, say the same again.")

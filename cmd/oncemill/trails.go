@@ -56,8 +56,8 @@ func (t *trail) compacted(ctx context.Context, adm *kadm.Client, topic string) {
 		}
 		for _, c := range config.Configs {
 			if c.Key == "cleanup.policy" && strings.Contains(c.MaybeValue(), "compact") {
-				t.note("The topic is compacted (cleanup.policy " + c.MaybeValue() + "): Kafka keeps the last record of " +
-					"a key, and may have removed duplicates before it.")
+				t.note("The topic is compacted (cleanup.policy " + c.MaybeValue() + "): Kafka keeps the last record " +
+					"of a key, and may have removed duplicates before it.")
 			}
 		}
 	}
@@ -94,8 +94,8 @@ func (a *app) natsTrail(ctx context.Context, topic string) (*trail, error) {
 	t := &trail{size: int(info.State.Msgs)}
 	t.Source, err = natsjs.NewDeadLetters(js, subject, natsjs.DeadLettersConfig{Stream: name})
 	if window := info.Config.Duplicates; window > 0 {
-		t.note(fmt.Sprintf("The stream drops messages with an equal Nats-Msg-Id within %v: these duplicates are not in "+
-			"it.", window))
+		t.note(fmt.Sprintf("The stream drops messages with an equal Nats-Msg-Id within %v: these duplicates are not "+
+			"in it.", window))
 	}
 	if most := info.Config.MaxMsgsPerSubject; most > 0 {
 		t.note(fmt.Sprintf("The stream keeps the last %s of a subject, and may have removed duplicates before them.",

@@ -50,6 +50,9 @@ type Failures struct {
 	groups map[string]*Group
 }
 
+// Failed counts those that did not end as unknown.
+func (f Failures) Failed() int { return f.N - f.Unknown }
+
 // NewFailures has none yet.
 func NewFailures(now time.Time) *Failures { return &Failures{Began: now, groups: map[string]*Group{}} }
 

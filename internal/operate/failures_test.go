@@ -10,7 +10,8 @@ import (
 )
 
 func failure(id, reason string, at time.Time) *dedupstore.Record {
-	return &dedupstore.Record{Key: key(id), Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}, Ended: at}
+	outcome := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}
+	return &dedupstore.Record{Key: key(id), Outcome: outcome, Ended: at}
 }
 
 // Reasons without end are counted together.
@@ -26,8 +27,8 @@ func TestFailures_GroupsAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever the order of a store: what failed last comes first, a record that is seen twice once, and each failure counts
-// in the hour in which it ended.
+// Whatever the order of a store: what failed last comes first, a record that is seen twice once, and each failure
+// counts in the hour in which it ended.
 func TestFailures_TheLatestAndTheLastDay(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_800_000_000, 0)
@@ -45,6 +46,7 @@ func TestFailures_TheLatestAndTheLastDay(t *testing.T) {
 	}
 	g := f.Sorted()[0]
 	if len(f.Latest) != mostLatest || g.Day() != 48 || g.Hour() != 2 || g.N != 60 {
-		t.Errorf("%d of the latest; of %d %d in the last day, %d in the last hour", len(f.Latest), g.N, g.Day(), g.Hour())
+		t.Errorf("%d of the latest; of %d %d in the last day, %d in the last hour", len(f.Latest), g.N, g.Day(),
+			g.Hour())
 	}
 }

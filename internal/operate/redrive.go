@@ -175,8 +175,8 @@ func (r *Redrive) discard(ctx context.Context, plan *Prediction, done *Redriven)
 	return errors.Join(failed, err)
 }
 
-// choose returns what is sent of the letters that were taken, and how many are meant. What has become another case since
-// it was shown is left.
+// choose returns what is sent of the letters that were taken, and how many are meant. What has become another case
+// since it was shown is left.
 func (r *Redrive) choose(
 	ctx context.Context, taken []deadletters.Letter, plan *Prediction,
 ) (chosen []Case, matching int, err error) {

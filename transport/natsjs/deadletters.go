@@ -103,7 +103,8 @@ func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(d
 	return d.read(ctx, stream, from, state.LastSeq, r.Payload, do)
 }
 
-// Page implements [deadletters.Source]. It looks at the last sequences, and doubles their number until the page is full.
+// Page implements [deadletters.Source]. It looks at the last sequences, and doubles their number until the page is
+// full.
 func (d *DeadLetters) Page(
 	ctx context.Context, after string, most int, wanted func(*deadletters.Letter) bool,
 ) (p deadletters.Page, err error) {
