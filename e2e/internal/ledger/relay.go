@@ -163,7 +163,9 @@ func (l *Ledger) ReadRelays(dir string) error {
 			return err
 		}
 		if relays[s.Relay] == nil {
-			relays[s.Relay] = &reader{sendings: map[string][]Sending{}, leased: map[string]map[string]time.Time{}}
+			relays[s.Relay] = &reader{
+				sendings: map[string][]Sending{}, leased: map[string]map[string]time.Time{}, tokens: map[string][]string{},
+			}
 		}
 		relays[s.Relay].read(s)
 		return nil
@@ -197,11 +199,13 @@ type reader struct {
 	sendings map[string][]Sending
 	calls    []map[string]int                // by call: which sending of a message it is
 	leased   map[string]map[string]time.Time // since when messages are held, by ID and token
+	tokens   map[string][]string             // the IDs that were leased under a token
 }
 
 func (r *reader) read(l line) {
 	switch l.What {
 	case lineLeased:
+		r.tokens[l.Token] = l.IDs
 		for _, id := range l.IDs {
 			if r.leased[id] == nil {
 				r.leased[id] = map[string]time.Time{}
@@ -250,7 +254,10 @@ func (r *reader) settled(l line) {
 			}
 		}
 	}
-	for id := range r.leased {
-		delete(r.leased[id], l.Token)
+	for _, id := range r.tokens[l.Token] {
+		if delete(r.leased[id], l.Token); len(r.leased[id]) == 0 {
+			delete(r.leased, id)
+		}
 	}
+	delete(r.tokens, l.Token)
 }
