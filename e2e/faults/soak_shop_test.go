@@ -466,12 +466,12 @@ func (s *soakShop) close(age time.Duration) {
 
 // takeovers measures how long it took until runs were taken over whose processes were killed.
 func (s *soakShop) takeovers(runs []ledger.Run) {
-	s.soak.mu.Lock()
-	defer s.soak.mu.Unlock()
 	for i, run := range runs {
-		if at, killed := s.dead[run.PID]; killed && run.End == "" && i+1 < len(runs) && runs[i+1].Granted.After(at) {
-			kind := "(a run that SIGKILL cut off is taken over)"
-			s.recovered[kind] = append(s.recovered[kind], runs[i+1].Granted.Sub(at))
+		s.soak.mu.Lock()
+		at, killed := s.dead[run.PID]
+		s.soak.mu.Unlock()
+		if killed && run.End == "" && i+1 < len(runs) && runs[i+1].Granted.After(at) {
+			s.recoveredFrom("(a run that was cut off is taken over)", runs[i+1].Granted.Sub(at))
 		}
 	}
 }

@@ -348,10 +348,7 @@ func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
 		for ctx.Err() == nil {
 			n, err := s.progress()
 			if err == nil && known && n > before {
-				took := time.Since(end)
-				s.soak.mu.Lock()
-				s.recovered[kind] = append(s.recovered[kind], took)
-				s.soak.mu.Unlock()
+				s.recoveredFrom(kind, time.Since(end))
 				return
 			}
 			if err == nil && !known {
@@ -360,6 +357,15 @@ func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
 			wait(ctx, 20*time.Millisecond)
 		}
 	}
+}
+
+// recoveredFrom notes how long it took after something was done to a pair.
+func (s *soakShop) recoveredFrom(kind string, took time.Duration) {
+	_, store, _ := strings.Cut(s.name, "× ")
+	s.soak.mu.Lock()
+	defer s.soak.mu.Unlock()
+	kind = store + ": " + kind
+	s.recovered[kind] = append(s.recovered[kind], took)
 }
 
 // breakServers breaks one server after the other until ctx ends.
@@ -716,11 +722,11 @@ func (s *soak) report() {
 		}
 	}
 	fmt.Fprintf(&text, "  answers that were lost %d, delayed %d\n", lost, late)
-	fmt.Fprintf(&text, "\n%-40s %8s %12s %12s\n", "until the pair's next effect", "times", "median", "longest")
+	fmt.Fprintf(&text, "\n%-50s %8s %12s %12s\n", "until the pair's next effect", "times", "median", "longest")
 	for _, kind := range slices.Sorted(maps.Keys(s.recovered)) {
 		all := s.recovered[kind]
 		slices.Sort(all)
-		fmt.Fprintf(&text, "%-40s %8d %12v %12v\n", kind, len(all), all[len(all)/2].Round(time.Millisecond),
+		fmt.Fprintf(&text, "%-50s %8d %12v %12v\n", kind, len(all), all[len(all)/2].Round(time.Millisecond),
 			all[len(all)-1].Round(time.Millisecond))
 	}
 	s.printSeries(&text)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -163,7 +162,9 @@ func (l *Ledger) ReadRelays(dir string) error {
 			return err
 		}
 		if relays[s.Relay] == nil {
-			relays[s.Relay] = &reader{sendings: map[string][]Sending{}, leased: map[string]map[string]time.Time{}}
+			relays[s.Relay] = &reader{
+				sendings: map[string][]Sending{}, leases: map[string][]lease{}, tokens: map[string][]string{},
+			}
 		}
 		relays[s.Relay].read(s)
 		return nil
@@ -195,18 +196,24 @@ func (l *Ledger) Relayed(lease time.Duration, stream []string) {
 // A reader reads the notes of one relay.
 type reader struct {
 	sendings map[string][]Sending
-	calls    []map[string]int                // by call: which sending of a message it is
-	leased   map[string]map[string]time.Time // since when messages are held, by ID and token
+	calls    []map[string]int    // by call: which sending of a message it is
+	leases   map[string][]lease  // that are not settled, by message ID, in their order
+	tokens   map[string][]string // the IDs that were leased under a token
+}
+
+// A lease of a message. One sends it once.
+type lease struct {
+	token string
+	since time.Time
+	sent  bool
 }
 
 func (r *reader) read(l line) {
 	switch l.What {
 	case lineLeased:
+		r.tokens[l.Token] = l.IDs
 		for _, id := range l.IDs {
-			if r.leased[id] == nil {
-				r.leased[id] = map[string]time.Time{}
-			}
-			r.leased[id][l.Token] = l.At
+			r.leases[id] = append(r.leases[id], lease{token: l.Token, since: l.At})
 		}
 	case lineSent:
 		r.sent(l)
@@ -223,8 +230,13 @@ func (r *reader) sent(l line) {
 	}
 	for _, id := range l.IDs {
 		r.calls[l.Call][id] = len(r.sendings[id])
-		since := slices.SortedFunc(maps.Values(r.leased[id]), time.Time.Compare)
-		r.sendings[id] = append(r.sendings[id], Sending{Relay: l.Relay, Leased: since[0], Sent: l.At})
+		of := r.leases[id]
+		i := slices.IndexFunc(of, func(h lease) bool { return !h.sent })
+		if i < 0 {
+			i = len(of) - 1
+		}
+		of[i].sent = true
+		r.sendings[id] = append(r.sendings[id], Sending{Relay: l.Relay, Leased: of[i].since, Sent: l.At})
 	}
 }
 
@@ -250,7 +262,11 @@ func (r *reader) settled(l line) {
 			}
 		}
 	}
-	for id := range r.leased {
-		delete(r.leased[id], l.Token)
+	for _, id := range r.tokens[l.Token] {
+		r.leases[id] = slices.DeleteFunc(r.leases[id], func(h lease) bool { return h.token == l.Token })
+		if len(r.leases[id]) == 0 {
+			delete(r.leases, id)
+		}
 	}
+	delete(r.tokens, l.Token)
 }

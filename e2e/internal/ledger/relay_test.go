@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,6 +109,36 @@ func TestLedger_ReadsWhatRelaysWrote(t *testing.T) {
 	}
 	if len(b.Extra) != 0 || b.Effects != 5 || len(l.Message("twice").Sendings) != 2 {
 		t.Errorf("%v: %+v", b, l.Message("twice").Sendings)
+	}
+}
+
+// A relay that leases a row again, after a lease that it did not settle, sends it under the new lease.
+func TestLedger_EachLeaseOfARelaySendsOnce(t *testing.T) {
+	t.Parallel()
+	l, dir := New(nil), t.TempDir()
+	text := ""
+	for _, s := range []struct {
+		what, token string
+		second      float64
+	}{
+		{"leased", "x", 1}, {"sent", "", 2}, {"answered", "", 2.5}, // the database is away
+		{"leased", "y", 9}, {"sent", "", 10}, {"answered", "", 10.5}, {"settled", "y", 11},
+	} {
+		text += fmt.Sprintf(`{"Relay":1,"What":%q,"At":%q,"IDs":["m"],"Token":%q,"Call":%.0f}`+"\n", s.what,
+			at(s.second).Format(time.RFC3339Nano), s.token, s.second)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "1.relay"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.ReadRelays(dir); err != nil {
+		t.Fatal(err)
+	}
+	var got []time.Time
+	for _, s := range l.Message("m").Sendings {
+		got = append(got, s.Leased)
+	}
+	if diff := cmp.Diff([]time.Time{at(1), at(9)}, got); diff != "" {
+		t.Errorf("leases of the sendings (-want +got):\n%s", diff)
 	}
 }
 
