@@ -40,8 +40,8 @@ func (l *losing) lose(seed uint64) {
 	})
 }
 
-// A spoken store leaves out what the model does not know. A claim that meets a lock is Busy without a fence. A Finish of
-// another kind than the owner's first is lost: see sqlstore.Settle.
+// A spoken store leaves out what the model does not know. A claim that meets a lock is Busy without a fence. A Finish
+// of another kind than the owner's first is lost: see sqlstore.Settle.
 type spoken struct {
 	dedupstore.Store
 	kinds *sync.Map // by owner: of its first Finish
@@ -100,7 +100,8 @@ func histories(t *testing.T, change func(*Store)) (*losing, func(seed uint64) li
 	for range lineartest.Workers {
 		s := unmigrated(t, pool, Config{})
 		change(s)
-		crowd.Stores = append(crowd.Stores, lineartest.Impatient{Store: spoken{s, &kinds}, Timeout: 60 * time.Millisecond})
+		crowd.Stores = append(crowd.Stores,
+			lineartest.Impatient{Store: spoken{s, &kinds}, Timeout: 60 * time.Millisecond})
 	}
 	return &l, func(seed uint64) lineartest.History {
 		l.lose(seed)
