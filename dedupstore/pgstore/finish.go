@@ -1,6 +1,8 @@
 package pgstore
 
 import (
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
@@ -9,14 +11,16 @@ import (
 func finishArgs(token string, was dedupstore.State, c dedupstore.Claim, f dedupstore.Finish) []any {
 	o := &f.Outcome
 	state, contents := dedupstore.Finished, []byte(nil)
-	var delay *int64 // until the lease of a publish step ends
+	var lease pgtype.Interval // of a publish step
+	life := sqlstore.Micros(f.Retention)
 	if f.Publishes() {
 		state, contents = dedupstore.Publishing, sqlstore.EncodeContents(o.Produced)
-		delay = new(sqlstore.Micros(c.Lease))
+		lease = interval(sqlstore.Micros(c.Lease))
+		life += lease.Microseconds
 	}
 	return []any{
-		token, idOf(c.Key.String()), c.Owner, int64(c.Fence), string(was), string(state), delay,
-		sqlstore.Micros(f.Retention), string(o.Kind), o.Exhausted, o.Truncated, encodeText(o.Reason),
+		token, idOf(c.Key.String()), c.Owner, int64(c.Fence), string(was), string(state), lease,
+		interval(life), string(o.Kind), o.Exhausted, o.Truncated, encodeText(o.Reason),
 		resultOf(f.Outcome), sqlstore.EncodeStubs(o.Produced), contents, millis(f.Took),
 	}
 }

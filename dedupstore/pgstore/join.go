@@ -90,7 +90,7 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 
 const (
 	// joinTook is how long a run took, in milliseconds. Its fence says about when it began.
-	joinTook = `(extract(epoch FROM a.t) * 1000)::bigint - x.fence / 1000`
+	joinTook = `(extract(epoch FROM statement_timestamp()) * 1000)::bigint - x.fence / 1000`
 
 	// joinVerdict is no number if the run has been settled, by this transaction or one before.
 	joinVerdict = `CASE WHEN count(*) = 0 AND (SELECT x.decided = $4::bigint AND $3::text = ANY (x.settled)
