@@ -45,7 +45,7 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Counters != nil {
 		all.Go(func() { c.watchTraffic(ctx) })
 	}
-	if c.config.Findings != nil || len(c.config.Stores)+len(c.config.Outboxes) > 0 {
+	if c.config.Findings != nil {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
 	if c.config.Lag != nil {
@@ -267,11 +267,8 @@ func (c *Console) hurry(source string) {
 	}
 }
 
-// findings asks who is configured, or the stores and outboxes themselves. One that does not answer hides no other.
+// findings asks the stores and outboxes themselves. One that does not answer hides no other.
 func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
-	if c.config.Findings != nil {
-		return c.config.Findings(ctx)
-	}
 	add := func(found []Finding, failed error) { all, err = append(all, found...), errors.Join(err, failed) }
 	for _, s := range c.config.Stores {
 		_, found, err := operate.CheckStore(ctx, "store "+s.Name, s.Inspector)
@@ -286,7 +283,7 @@ func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
 func (c *Console) watchFindings(ctx context.Context) {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, findingsTimeout)
-		all, err := c.findings(within)
+		all, err := c.config.Findings(within)
 		cancel()
 		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
 		c.see(func(s *seen) { s.Findings = found })

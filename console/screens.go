@@ -37,7 +37,7 @@ func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) err
 		Body: struct {
 			*livePart
 			Configured bool
-		}{body, snap.Findings != nil},
+		}{body, c.config.Findings != nil},
 	})
 }
 

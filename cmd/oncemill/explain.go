@@ -81,7 +81,6 @@ produced, and those that these have led to.`,
 		Example: "  oncemill explain order-17\n" +
 			"  oncemill explain order-17 --group billing --handler charge --run-id receipt\n" +
 			"  oncemill explain --derive orders customer-7 2026-11-29",
-		Args: arguments(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case x.derive && len(args) < 2:
@@ -89,9 +88,10 @@ produced, and those that these have led to.`,
 			case x.derive:
 				x.follow = true
 				f.ID = producer.DeriveID(args[0], args[1:]...)
-			case len(args) > 1:
-				return usagef("explain: accepts 1 arg(s), received %d; see oncemill explain --help", len(args))
 			default:
+				if err := arguments(cobra.ExactArgs(1))(cmd, args); err != nil {
+					return err
+				}
 				f.ID = args[0]
 			}
 			if deadTopic != "" {

@@ -58,7 +58,7 @@ func (a *app) deadDiscard() *cobra.Command {
 		Long: `discard puts dead letters aside: no redrive sends them. JetStream removes them
 from the stream. Kafka cannot remove single records: they are marked, and stay
 until the topic's retention ends. Records are not changed.`,
-		Example: "  oncemill dlq discard dead.billing --outcome rejected,mismatch --before 168h --why \"looked at\"",
+		Example: "  oncemill dlq discard dead.billing --outcome rejected --before 168h",
 	}
 	a.letterChange(cmd, r)
 	return cmd

@@ -24,7 +24,7 @@ func (a *app) stats() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "stats",
 		GroupID: "look",
-		Short:   "Count records by scope and state, failures by reason, and what waits for consumers",
+		Short:   "Count records by scope and state, or failures by reason",
 		Example: "  oncemill stats\n  oncemill stats --reasons --watch\n" +
 			"  oncemill stats --consumer ORDERS/billing --nats nats://127.0.0.1",
 		Args: arguments(cobra.NoArgs),
