@@ -66,7 +66,9 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 		turns: make(chan struct{}, 1),
 	}
 	// under a policy that parks, a run must leave a trace before its handler starts
-	g.first.taken = inbox != nil && policy.ExpiredLease != Park && inbox.TakesFirst()
+	if inbox != nil && policy.ExpiredLease != Park {
+		g.first.inbox = inbox
+	}
 	g.heartbeat = newHeartbeat(g)
 	if g.unwatch, err = meter.Oldest(g.heartbeat.oldest); err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)

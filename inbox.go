@@ -42,9 +42,9 @@ func (r *run) committed(w *transacted) *ending {
 
 // first is what a guard knows of first calls, which need no claim before their transaction.
 type first struct {
-	taken bool          // by the inbox, under a policy that lets it
-	wary  atomic.Uint32 // of how many of them one needs none; 0: all
-	calls atomic.Uint32 // while the guard is wary
+	inbox dedupstore.Transactor // nil: the policy lets none be taken
+	wary  atomic.Uint32         // of how many of them one needs none; 0: all
+	calls atomic.Uint32         // while the guard is wary
 }
 
 // How wary a guard is after a first call that was a duplicate, and after many in a row. They rarely come alone, as when
@@ -56,7 +56,7 @@ const (
 
 // may reports whether a call needs no claim.
 func (f *first) may(call *Call) bool {
-	if !f.taken || !call.First || call.Rerun != 0 {
+	if f.inbox == nil || !call.First || call.Rerun != 0 || !f.inbox.TakesFirst() {
 		return false
 	}
 	wary := f.wary.Load()

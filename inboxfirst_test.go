@@ -16,14 +16,15 @@ import (
 // A firstInbox makes first runs without a claim, as long as no time passes in them: it makes their record at the end.
 type firstInbox struct {
 	*inboxRig
-	firsts atomic.Int64
-	fails  error // of the next commits of first runs
+	firsts  atomic.Int64
+	fails   error // of the next commits of first runs
+	refuses bool  // first runs, as before it knows its server
 }
 
 func newFirstInbox(t testing.TB) *firstInbox { return &firstInbox{inboxRig: newInbox(t)} }
 
 // TakesFirst implements [dedupstore.Transactor].
-func (*firstInbox) TakesFirst() bool { return true }
+func (i *firstInbox) TakesFirst() bool { return !i.refuses }
 
 // InTx implements [dedupstore.Transactor].
 func (i *firstInbox) InTx(
@@ -72,6 +73,23 @@ func (i *firstInbox) InTx(
 			return settlements, err
 		})
 	return answers, err
+}
+
+// An inbox may learn from its server that it takes first runs.
+func TestGuard_AsksTheInboxForEachFirstCall(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		for want, refuses := range []bool{true, false} {
+			inbox.refuses = refuses
+			if _, err := g.Run(t.Context(), firstly(fmt.Sprint(want)), (&counter{}).run); err != nil {
+				t.Fatal(err)
+			}
+			if n := int(inbox.firsts.Load()); n != want {
+				t.Errorf("the inbox got %d first runs, want %d", n, want)
+			}
+		}
+	})
 }
 
 // A batch of first calls is one transaction. What is known is left out; when one call fails all is rolled back, and each

@@ -40,7 +40,8 @@ type Transactor interface {
 	// the store reads a record until it tells, at most for a claim's lease. The runs must have different owners.
 	InTx(ctx context.Context, runs []TxRun, work TxWork) ([]Answer, error)
 
-	// TakesFirst reports whether InTx takes first runs. Without it, claim them.
+	// TakesFirst reports whether InTx takes first runs. Without it, claim them. It may depend on the server, which a store
+	// knows after its first operation.
 	TakesFirst() bool
 }
 
