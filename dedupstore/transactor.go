@@ -55,9 +55,9 @@ type TxRun struct {
 	//
 	// Meanwhile others find the key Busy, and so do others whose keys share a lock with it. They are told to wait for a
 	// whole lease. If the caller or its connection stands still for a lease, or 5 s if that is longer and the
-	// transaction has claimed runs, too, the database ends the transaction. While the caller lives, that may take
-	// longer. The claim is of the first attempt, and nobody has to extend it. To count a run that failed, claim the key
-	// and settle that claim.
+	// transaction has claimed runs, too, or in MariaDB a minute if that is longer, the database ends the transaction.
+	// While the caller lives, that may take longer. The claim is of the first attempt, and nobody has to extend it. To
+	// count a run that failed, claim the key and settle that claim.
 	//
 	// It does not take part if there is a record, or somebody else has the lock. If the answer to the commit of first
 	// runs only is lost, none of them takes part either: a claim then finds what is true.

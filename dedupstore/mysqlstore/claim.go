@@ -3,7 +3,6 @@ package mysqlstore
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
@@ -22,15 +22,19 @@ type claiming struct {
 	absent  bool // there was no record when it was to be changed
 }
 
-// Claim implements [dedupstore.Store]. It waits only for another writer of the same record.
+func newClaiming(r *dedupstore.Request, result *dedupstore.ClaimResult) *claiming {
+	key := r.Key.String()
+	return &claiming{Request: r, id: idOf(key), key: key, result: result}
+}
+
+// Claim implements [dedupstore.Store]. In MySQL it waits for a transaction that makes the record.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	unusable := s.usable(ctx)
 	var all []*claiming
 	for i := range requests {
 		if results[i].Err = cmp.Or(requests[i].Validate(), unusable); results[i].Err == nil {
-			key := requests[i].Key.String()
-			all = append(all, &claiming{Request: &requests[i], id: idOf(key), key: key, result: &results[i]})
+			all = append(all, newClaiming(&requests[i], &results[i]))
 		}
 	}
 	together(all, func(batch []*claiming) error { return s.claim(ctx, batch) },
@@ -38,27 +42,50 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	return results
 }
 
-// contendedWait is the wait of a Busy for a record that another transaction has locked, or is making.
+// contendedWait is the wait of a Busy for a record that another transaction has locked.
 const contendedWait = 5 * time.Millisecond
 
 var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
 
-// claim answers requests. It looks before it inserts, because an insert would wait for the lock of a record that is
-// there. Only requests that change a record lock it, and look again.
+// makingFor is how long claims wait for records that others are making: most of these are other claims, and then the
+// answer tells more. A first run takes as long as its handler.
+const makingFor = 50 * time.Millisecond
+
+// claim answers requests.
 func (s *Store) claim(ctx context.Context, batch []*claiming) error {
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: makingFor / 4}
+	for until := time.Now().Add(makingFor); ; {
+		locked, err := s.claimFree(ctx, batch)
+		if err != nil || len(locked) == 0 {
+			return err
+		}
+		if time.Now().After(until) || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
+			for _, c := range locked {
+				c.result.Answer = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: c.Lease}
+			}
+			return nil
+		}
+		batch = locked
+	}
+}
+
+// claimFree answers requests, but not those whose records somebody else is making: it returns them. It looks before it
+// inserts, because an insert would lock a record that is there. Only requests that change a record lock it, and look
+// again. If an insert meets a lock, halves of the batch find out where.
+func (s *Store) claimFree(ctx context.Context, batch []*claiming) (locked []*claiming, err error) {
 	var made time.Time // when records were made here
-	for limit := contendedFor; ; {
+	for {
 		ids := make([]string, len(batch))
 		for i, c := range batch {
 			ids[i] = c.id
 		}
 		found, now, err := s.load(ctx, s.db, ids, "")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		changing := look(batch, found, made, now)
 		if err := s.change(ctx, changing); err != nil {
-			return err
+			return nil, err
 		}
 		var absent []*claiming
 		for _, c := range batch {
@@ -72,26 +99,27 @@ func (s *Store) claim(ctx context.Context, batch []*claiming) error {
 			}
 		}
 		if batch = absent; len(batch) == 0 {
-			return nil
+			return nil, nil
 		}
-		var all bool
-		made, all, err = s.insert(ctx, batch, limit)
-		making := false
-		if number(err) == errStatementTime && len(batch) == 1 {
-			limit *= 2 // the server may be slow
-			making, err = s.beingMade(ctx, batch[0].id)
-		}
-		switch {
-		case making:
-			batch[0].result.Answer = contended
-			return nil
-		case err != nil:
+		var n int
+		err = sqlstore.Again(ctx, refuses, func() (err error) {
+			made, n, err = s.insert(ctx, s.db, batch)
 			return err
-		case all:
+		})
+		switch half := len(batch) / 2; {
+		case number(err) == errLockTimeout && half > 0:
+			some, err := s.claimFree(ctx, batch[:half])
+			others, failure := s.claimFree(ctx, batch[half:])
+			return append(some, others...), errors.Join(err, failure)
+		case number(err) == errLockTimeout:
+			return batch, nil
+		case err != nil:
+			return nil, err
+		case n == len(batch):
 			for _, c := range batch {
 				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
 			}
-			return nil
+			return nil, nil
 		}
 	}
 }
@@ -141,32 +169,21 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 	return next, nil
 }
 
-// beingMade reports whether another transaction is making a record.
-func (s *Store) beingMade(ctx context.Context, id string) (bool, error) {
-	query := fmt.Appendf(nil, "SELECT 1 FROM `%s` WHERE id = ", s.config.Table)
-	err := sqlstore.EachRow(ctx, s.db, string(sqlstore.AppendRow(query, id))+" FOR UPDATE NOWAIT",
-		func(*sql.Rows) error { return nil })
-	if number(err) == errLockTimeout {
-		return true, nil
-	}
-	return false, err
-}
-
 const insertColumns = "id, record_key, state, owner, fence, attempts, lease_until, expires_at, scheme, fingerprint, " +
 	"trace, first_at, claimed_at, holder"
 
 // insert makes the records of keys that have none. It goes by the order of the keys, so that two inserts never wait for
-// each other in a circle. It returns when it did, by the server's clock, and whether it made all. LAST_INSERT_ID(x) is
-// how a statement that returns no rows returns x. If another transaction is making one of the records, MariaDB ends the
-// statement after the limit, with errStatementTime; MySQL waits.
+// each other in a circle. It returns when it did, by the server's clock, and how many. LAST_INSERT_ID(x) is how a
+// statement that returns no rows returns x. If another transaction is making one of the records, MariaDB ends the
+// statement with errLockTimeout at once, MySQL after innodb_lock_wait_timeout.
 func (s *Store) insert(
-	ctx context.Context, batch []*claiming, limit time.Duration,
-) (made time.Time, all bool, err error) {
+	ctx context.Context, q sqlstore.Querier, batch []*claiming,
+) (made time.Time, n int, err error) {
 	order := slices.Clone(batch)
 	slices.SortStableFunc(order, func(a, b *claiming) int { return strings.Compare(a.id, b.id) })
 	var b []byte
 	if s.mariadb.Load() {
-		b = fmt.Appendf(b, "SET STATEMENT max_statement_time = %g FOR ", limit.Seconds())
+		b = append(b, noWait...)
 	}
 	b = append(b, "INSERT IGNORE INTO `"+s.config.Table+"` ("+insertColumns+") VALUES "...)
 	const now = sqlstore.MySQLNow
@@ -182,18 +199,14 @@ func (s *Store) insert(
 			later(c.Lease), later(c.Lease+c.Retention), c.Fingerprint.Scheme, c.Fingerprint.Sum, c.Trace, now, now,
 			c.Holder)
 	}
-	err = s.again(ctx, func() error {
-		result, err := s.db.ExecContext(ctx, string(b))
-		if err != nil {
-			return err
-		}
-		id, err := result.LastInsertId()
-		if err != nil {
-			return err
-		}
-		n, err := result.RowsAffected()
-		made, all = time.UnixMicro(id), id > 0 && n == int64(len(batch))
-		return err
-	})
-	return made, all, err
+	result, err := q.ExecContext(ctx, string(b))
+	if err != nil {
+		return made, 0, err
+	}
+	id, err := result.LastInsertId()
+	if err != nil {
+		return made, 0, err
+	}
+	changed, err := result.RowsAffected()
+	return time.UnixMicro(id), int(changed), err
 }

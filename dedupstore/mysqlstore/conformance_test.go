@@ -116,6 +116,9 @@ func inboxSubject(t *testing.T, db, other *sql.DB, table string) storetest.Inbox
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.usable(t.Context()); err != nil { // it knows the server
+		t.Fatal(err)
+	}
 	l := &losses{lost: map[*sql.Tx]bool{}}
 	s.commit = l.commit
 	subject := storetest.InboxSubject{

@@ -40,7 +40,6 @@ const (
 	errStatementLog    = 1665
 	errReadOnlyTx      = 1792
 	errReadOnlyMode    = 1836
-	errStatementTime   = 1969 // MariaDB, max_statement_time
 )
 
 // number is that of an error that the server returned; 0: it did not.
@@ -53,9 +52,11 @@ func number(err error) uint16 {
 
 // conflicts reports whether the server refused a transaction, or a statement of it, because of others.
 func conflicts(err error) bool {
-	n := number(err)
-	return n == errDeadlock || n == errLockTimeout || n == errChanged || errors.Is(err, errDeadlocked)
+	return refuses(err) || number(err) == errLockTimeout || errors.Is(err, errDeadlocked) || errors.Is(err, errApart)
 }
+
+// refuses reports whether the server refused a statement at once, because of others.
+func refuses(err error) bool { return number(err) == errDeadlock || number(err) == errChanged }
 
 // noRoom marks an error that says that the server has no room. It may be that of a handler's statement.
 func noRoom(err error) error {

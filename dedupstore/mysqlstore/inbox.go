@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,8 +26,8 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the form of the store that settles in the handler's transaction. The handler finds it by [Tx]. Claims
-// are those of the store: both forms share the record of a key. Others wait for a handler's commit only, because
-// nothing before it writes the record.
+// are those of the store: both forms share the record of a key. Others wait for a handler's commit only: before it
+// nothing writes the record of a claim, and nobody waits for that of a first run.
 //
 // The transaction is READ COMMITTED, whatever the server's default is: it locks no gaps, and sees what others commit.
 // Where a handler decides by what it reads, it reads with FOR UPDATE.
@@ -39,7 +40,8 @@ type running struct{ tx *sql.Tx }
 type holder struct{ db *sql.DB }
 
 // Tx returns the transaction that the inbox began before it called the handler. The inbox commits it when the handler
-// returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox].
+// returns nil, and rolls back when it returns an error. It panics outside a run of [Store.Inbox]. Prepare statements
+// with it: those that were prepared on the pool are of another *sql.DB.
 //
 // Return the errors of its statements. After a deadlock, which ends the transaction, or a lock timeout the inbox rolls
 // back what the handler has written before and after it, and calls the handler again. After a deadlock it does so
@@ -63,7 +65,7 @@ func Tx(ctx context.Context) *sql.Tx {
 }
 
 const (
-	// savepoint exists as long as a run's transaction does.
+	// savepoint exists as long as the transaction of a claimed run does.
 	savepoint = "oncemill_run"
 
 	// leastSilence is how long a handler may make no statement at least, however short the lease is.
@@ -83,44 +85,119 @@ const (
 func (s inbox) InTx(
 	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
 ) ([]dedupstore.Answer, error) {
-	claims, err := dedupstore.ClaimsOf(runs)
-	if err == nil {
-		err = s.usable(ctx)
+	if err := s.usable(ctx); err != nil {
+		return nil, err
 	}
+	t, err := transactionOf(runs, s.TakesFirst())
 	if err != nil {
 		return nil, err
 	}
+	switch err := s.repeat(ctx, t, work); {
+	case errors.Is(err, errTaken):
+		for _, m := range t.firsts { // a commit may have got no answer
+			m.claim.Fence = 0
+		}
+		return s.answers(ctx, t.members)
+	case err != nil:
+		return nil, err
+	case slices.ContainsFunc(t.firsts, func(m *member) bool { return m.claim.Fence == 0 }):
+		answers, _ := s.answers(ctx, t.members) // what is committed is: a claim finds out what could not be answered
+		return answers, nil
+	}
+	return nil, nil
+}
+
+// repeat does work in transactions until the server does not refuse one because of others.
+func (s *Store) repeat(ctx context.Context, t *transaction, work dedupstore.TxWork) error {
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
 	for range sqlstore.Tries {
 		if ctx.Err() != nil {
 			break
 		}
-		err := s.once(ctx, claims, work)
+		err := s.once(ctx, t, work)
 		if errors.Is(err, ErrTxEnded) {
 			s.config.Logger.ErrorContext(ctx, "mysqlstore: the inbox's transaction ended before its run; what was "+
-				"committed has no outcome", "key", claims[0].Key.String(), "error", err)
-			return nil, err
+				"committed has no outcome", "key", t.members[0].claim.Key.String(), "error", err)
+			return err
 		}
 		if !conflicts(err) {
-			return nil, noRoom(err)
+			return noRoom(err)
 		}
 		conflict = &dedupstore.ConflictError{Err: err}
 		pace.Sleep(ctx, pace.Jitter(pauses.Next()))
 	}
 	if conflict != nil {
-		return nil, conflict
+		return conflict
 	}
-	return nil, context.Cause(ctx)
+	return context.Cause(ctx)
 }
 
-// TakesFirst implements [dedupstore.Transactor]. Others would wait for the lock of a record that is being made.
-func (inbox) TakesFirst() bool { return false }
+// A transaction is what the inbox is asked to do in one.
+type transaction struct {
+	members []member
+	claims  []dedupstore.Claim // that were made before
+	claimed []*member          // of these
+	firsts  []*member          // the others
+	sift    bool               // some of them cannot take part
+	at      func() time.Time   // the server's
+}
+
+// A member is a run of a transaction.
+type member struct {
+	claim  dedupstore.Claim // of a first run without fence until the transaction has made its record
+	first  *claiming        // nil: the claim was made before
+	apart  bool             // a first run that cannot take part
+	record *row             // before its settlement
+	finish dedupstore.Settlement
+}
+
+func transactionOf(runs []dedupstore.TxRun, takesFirst bool) (*transaction, error) {
+	err := dedupstore.ValidateRuns(runs)
+	if !takesFirst {
+		_, err = dedupstore.ClaimsOf(runs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t := &transaction{members: make([]member, len(runs))}
+	for i := range runs {
+		r, m := &runs[i], &t.members[i]
+		if r.First == nil {
+			m.claim = r.Claim
+			t.claims, t.claimed = append(t.claims, r.Claim), append(t.claimed, m)
+			continue
+		}
+		m.first = newClaiming(r.First, nil)
+		m.claim = dedupstore.Claim{Key: r.First.Key, Lease: r.First.Lease}
+		t.firsts = append(t.firsts, m)
+	}
+	return t, nil
+}
+
+// takes returns the claims of the runs that take part.
+func (t *transaction) takes() []dedupstore.Claim {
+	claims := make([]dedupstore.Claim, 0, len(t.members))
+	for i := range t.members {
+		if c := &t.members[i].claim; c.Fence != 0 {
+			claims = append(claims, *c)
+		}
+	}
+	return claims
+}
+
+// ends notes how the runs that take part end.
+func (t *transaction) ends(settlements []dedupstore.Settlement) {
+	for i := range t.members {
+		if m := &t.members[i]; m.claim.Fence != 0 {
+			m.finish, settlements = settlements[0], settlements[1:]
+		}
+	}
+}
 
 // once runs work in one transaction.
-func (s *Store) once(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
-	records, at, err := s.unsettled(ctx, s.db, claims, "")
-	if err != nil || records == nil {
+func (s *Store) once(ctx context.Context, t *transaction, work dedupstore.TxWork) error {
+	if settled, err := s.prepare(ctx, t); settled || err != nil {
 		return err
 	}
 	taken, more, err := s.place(ctx)
@@ -133,57 +210,102 @@ func (s *Store) once(ctx context.Context, claims []dedupstore.Claim, work dedups
 		return s.failed("begin", err)
 	}
 	defer conn.Close()
-	restored := false
+	inside, restored := context.WithValue(ctx, holder{s.db}, more), false
 	defer func() {
 		if !restored {
 			restore(ctx, conn)
 		}
 	}()
+	return conn.Raw(func(raw any) (err error) {
+		restored, err = s.on(inside, raw, t, work)
+		return err
+	})
+}
+
+// on runs work in a transaction on a connection. It reports whether that has its session back.
+func (s *Store) on(
+	ctx context.Context, raw any, t *transaction, work dedupstore.TxWork,
+) (restored bool, err error) {
+	tx, over, err := transactionOn(raw)
+	if err != nil {
+		return false, s.failed("begin", err)
+	}
+	defer over()
+	defer func() {
+		if !restored { // also when work panics
+			rollBack(ctx, tx)
+		}
+	}()
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
 	defer end()
 	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
-	tx, err := begin(life, conn, claims[0].Lease)
-	if tx != nil {
-		defer rollBack(ctx, tx) // also when work panics; after the commit it ends tx, within endTimeout
+	lease := t.members[0].claim.Lease
+	silence := min(max(lease+time.Second-1, leastSilence), mostSilence)
+	_, err = tx.ExecContext(life, fmt.Sprintf(setUp, silence/time.Second))
+	if err == nil {
+		err = s.mark(life, tx, t)
 	}
 	switch {
 	case !begins():
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
+	case errors.Is(err, errTaken):
+		return false, err
 	case err != nil:
-		return s.failed("begin", err)
+		return false, s.failed("begin", err)
 	}
-	inside := context.WithValue(ctx, holder{s.db}, more)
-	settlements, failure := work(txctx.With(txctx.With(inside, tx), &running{tx}), claims)
-	limit := max(claims[0].Lease, leastCommit)
+	claims := t.takes()
+	settlements, failure := work(txctx.With(txctx.With(ctx, tx), &running{tx}), claims)
+	limit := max(lease, leastCommit)
 	if failure != nil {
 		limit = endTimeout
+	} else {
+		failure = dedupstore.ValidateFinishes(settlements, len(claims))
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	_, err = tx.ExecContext(bounded, "RELEASE SAVEPOINT "+savepoint)
-	if failure != nil || err != nil {
-		return s.undone(bounded, tx, failure, err)
+	if failure != nil {
+		return false, s.undone(bounded, tx, failure, s.stands(bounded, tx, t))
 	}
-	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
-		return err
-	}
-	settled, err := s.settleIn(bounded, tx, claims, records, settlements, at())
-	switch {
-	case err != nil:
-		return s.failed("settle", err)
-	case !settled: // nobody but a copy of this transaction may have
+	t.ends(settlements)
+	switch err = s.settleIn(bounded, tx, t); {
+	case errors.Is(err, dedupstore.ErrClaimLost): // only a copy of this transaction may have settled
 		rollBack(ctx, tx)
-		if records, _, err := s.unsettled(bounded, s.db, claims, ""); err != nil || records == nil {
-			return err
+		if settled, err := s.prepare(bounded, t); settled || err != nil {
+			return false, err
 		}
-		return dedupstore.ErrClaimLost
+		return false, dedupstore.ErrClaimLost
+	case err != nil:
+		return false, s.undone(bounded, tx, nil, err)
 	}
 	err = s.commit(bounded, tx)
-	if restored = err == nil; restored || conflicts(err) {
-		return err
+	if err == nil || conflicts(err) {
+		return err == nil, err
 	}
 	rollBack(ctx, tx)
-	return s.resolve(context.WithoutCancel(ctx), claims[0], err)
+	if len(t.claims) == 0 {
+		return false, errTaken
+	}
+	return false, s.resolve(context.WithoutCancel(ctx), t.claims[0], err)
+}
+
+// prepare looks at what there is before a transaction. It reports whether all runs were settled before.
+func (s *Store) prepare(ctx context.Context, t *transaction) (settled bool, err error) {
+	if len(t.claims) > 0 {
+		records, at, err := s.unsettled(ctx, s.db, t.claims, "")
+		switch {
+		case err != nil:
+			return false, err
+		case records == nil && len(t.firsts) > 0:
+			return false, dedupstore.ErrClaimLost
+		case records == nil:
+			return true, nil
+		}
+		t.at = at
+		for i, m := range t.claimed {
+			m.record = records[i]
+		}
+	}
+	return false, s.siftFirsts(ctx, t)
 }
 
 // place waits until one more handler may run, and returns the place that it takes, and the extra one of runs inside it.
@@ -206,17 +328,32 @@ func (s *Store) place(ctx context.Context) (taken, more chan struct{}, err error
 	}
 }
 
-// begin begins a transaction.
-func begin(ctx context.Context, conn *sql.Conn, lease time.Duration) (*sql.Tx, error) {
-	silence := min(max(lease+time.Second-1, leastSilence), mostSilence)
-	if _, err := conn.ExecContext(ctx, fmt.Sprintf(setUp, silence/time.Second)); err != nil {
-		return nil, err
+// mark leaves in a transaction what is gone when it has ended: the records of first runs, or a savepoint.
+func (s *Store) mark(ctx context.Context, tx *sql.Tx, t *transaction) error {
+	made, err := s.makeFirsts(ctx, tx, t)
+	switch {
+	case made || err != nil:
+		return err
+	case len(t.claims) == 0:
+		return errTaken
 	}
-	tx, err := conn.BeginTx(ctx, nil)
-	if err == nil {
-		_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
+	// without this one the transaction begins with the handler's first statement, which may be another such
+	if _, err := tx.ExecContext(ctx, "START TRANSACTION"); err != nil {
+		return err
 	}
-	return tx, err
+	_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
+	return err
+}
+
+// stands makes sure that a transaction is the one that was begun.
+func (s *Store) stands(ctx context.Context, tx *sql.Tx, t *transaction) error {
+	for _, m := range t.firsts {
+		if m.claim.Fence != 0 {
+			return s.isThere(ctx, tx, m)
+		}
+	}
+	_, err := tx.ExecContext(ctx, "RELEASE SAVEPOINT "+savepoint)
+	return err
 }
 
 const (
@@ -233,14 +370,17 @@ const (
 	tearDown = "SET autocommit = 1, SESSION " + accessMode + " = 0, SESSION wait_timeout = @oncemill_wait, " +
 		"SESSION completion_type = @oncemill_completion"
 
+	// chained is true if the session does not tell any more what has ended its transaction.
+	chained = "(@@autocommit OR @@completion_type <> 'NO_CHAIN')"
+
 	accessMode = "/*!80003 transaction_read_only */ /*M! tx_read_only */"
 )
 
-// undone returns why a run's transaction was rolled back: because of the handler's failure, or of err, for which its
-// savepoint could not be released. That the savepoint is gone proves nothing, whatever the handler returned: both a
-// commit and a deadlock remove it, and there may have been a commit after the deadlock.
+// undone returns why a run's transaction was rolled back: because of the handler's failure, or of err, with which the
+// server answered the first statement after it. That its mark is gone proves nothing, whatever the handler returned: both
+// a commit and a deadlock remove it, and there may have been a commit after the deadlock.
 func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) error {
-	switch gone := number(err) == errNoSavepoint; {
+	switch gone := number(err) == errNoSavepoint || errors.Is(err, errGone); {
 	case gone && (s.mariadb.Load() || conflicts(failure)) && s.deadlocked(ctx, tx): // nobody has tried it on MySQL
 		return joined(errDeadlocked, failure)
 	case gone, errors.Is(err, sql.ErrTxDone): // another run could make the effects once more
@@ -256,7 +396,7 @@ func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) erro
 // READ ONLY as the session is, unless the statement says otherwise, as COMMIT AND CHAIN does.
 func (s *Store) deadlocked(ctx context.Context, tx *sql.Tx) bool {
 	var chains bool // the next one after a commit is as that was, too
-	err := tx.QueryRowContext(ctx, "SELECT @@autocommit OR @@completion_type <> 'NO_CHAIN'").Scan(&chains)
+	err := tx.QueryRowContext(ctx, "SELECT "+chained).Scan(&chains)
 	if err != nil || chains {
 		return false
 	}
@@ -322,49 +462,50 @@ func (s *Store) unsettled(
 	return records, func() time.Time { return now.Add(time.Since(start)) }, nil
 }
 
-// rollBack takes endTimeout at most: the driver's own Rollback would wait for a server that stands still.
+// rollBack takes endTimeout at most. A connection on which it does not succeed is closed afterwards.
 func rollBack(ctx context.Context, tx *sql.Tx) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	_, _ = tx.ExecContext(bounded, "ROLLBACK")
-	_ = tx.Rollback()
 }
 
-// settleIn writes the outcomes, unless a claim does not hold any more.
-func (s *Store) settleIn(ctx context.Context, tx *sql.Tx, claims []dedupstore.Claim, records []*row,
-	settlements []dedupstore.Settlement, now time.Time) (settled bool, err error) {
-	if len(claims) == 1 { // one statement does
-		return s.finish(ctx, tx, claims[0], records[0], settlements[0], now)
+// settleIn writes the outcomes. Its first statement finds out whether the transaction is the one that was begun. It
+// returns ErrClaimLost if a claim does not hold any more.
+func (s *Store) settleIn(ctx context.Context, tx *sql.Tx, t *transaction) error {
+	finished, err := s.finishFirsts(ctx, tx, t)
+	if err == nil && !finished {
+		err = s.stands(ctx, tx, t)
 	}
-	records, at, err := s.unsettled(ctx, tx, claims, " FOR UPDATE")
-	if err != nil || records == nil {
-		return false, noClaim(err)
+	switch {
+	case err != nil || len(t.claims) == 0:
+		return err
+	case len(t.claims) == 1: // one statement does
+		return s.finish(ctx, tx, t.claimed[0], t.at())
+	}
+	records, at, err := s.unsettled(ctx, tx, t.claims, " FOR UPDATE")
+	if err != nil {
+		return err
+	}
+	if records == nil {
+		return dedupstore.ErrClaimLost
 	}
 	for i, rec := range records {
-		next, err := rec.Settle(claims[i], settlements[i], at())
+		next, err := rec.Settle(t.claims[i], t.claimed[i].finish, at())
 		if err != nil {
-			return false, noClaim(err)
+			return err
 		}
 		rec.Stored = *next
 	}
-	return true, s.save(ctx, tx, records)
+	return s.save(ctx, tx, records)
 }
 
-// noClaim is an error that is not ErrClaimLost.
-func noClaim(err error) error {
-	if errors.Is(err, dedupstore.ErrClaimLost) {
-		return nil
-	}
-	return err
-}
-
-// finish writes the outcome if the claim still holds.
-func (s *Store) finish(ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec *row, f dedupstore.Settlement,
-	now time.Time) (settled bool, err error) {
+// finish writes the outcome if the claim still holds, and else returns ErrClaimLost.
+func (s *Store) finish(ctx context.Context, tx *sql.Tx, m *member, now time.Time) error {
+	c, rec := &m.claim, m.record
 	rec.Expires = now.Add(time.Hour) // the statement looks at what heartbeats have made of it
-	next, err := rec.Settle(c, f, now)
+	next, err := rec.Settle(*c, m.finish, now)
 	if err != nil {
-		return false, err
+		return err
 	}
 	o, id, blobs := &next.Outcome, idOf(c.Key.String()), blobsOf(next)
 	b := fmt.Appendf(nil, "UPDATE `%s` SET ", s.config.Table)
@@ -386,10 +527,16 @@ func (s *Store) finish(ctx context.Context, tx *sql.Tx, c dedupstore.Claim, rec 
 	b = append(sqlstore.AppendRow(append(b[:len(b)-2], " WHERE id = "...), id), " AND (owner, fence, state) = "...)
 	b = sqlstore.AppendRow(b, c.Owner, c.Fence, string(dedupstore.Running))
 	b = append(b, " AND expires_at > "+sqlstore.MySQLNow...)
-	if n, err := sqlstore.Change(ctx, tx, string(b)); n == 0 || err != nil {
-		return false, err
+	if m.first != nil {
+		b = append(append([]byte(noWait), b...), unchained...)
 	}
-	return true, s.saveLarge(ctx, tx, id, next)
+	switch n, err := sqlstore.Change(ctx, tx, string(b)); {
+	case err != nil:
+		return err
+	case n == 0:
+		return dedupstore.ErrClaimLost
+	}
+	return s.saveLarge(ctx, tx, id, next)
 }
 
 // commit is a statement, because that has a context.

@@ -37,12 +37,14 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 				t.Parallel()
 				db := newDB(t)
 				s := newStore(t, db)
-				err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"),
-					func(ctx context.Context) (dedupstore.Settlement, error) {
+				for way, run := range oneRun {
+					err := run(t, s, request(way), func(ctx context.Context) (dedupstore.Settlement, error) {
 						return success, errors.Join(effect(ctx, "1"), end(ctx), result)
 					})
-				if !errors.Is(err, dedupstore.ErrEnded) || result != nil && !errors.Is(err, boom) {
-					t.Errorf("the transaction returned %v, want ErrEnded", err)
+					mustExec(t, db, "DROP TABLE IF EXISTS made")
+					if !errors.Is(err, dedupstore.ErrEnded) || result != nil && !errors.Is(err, boom) {
+						t.Errorf("the transaction of a %s run returned %v, want ErrEnded", way, err)
+					}
 				}
 				if n := db.Stats().InUse; n != 0 {
 					t.Errorf("%d connections are in use", n)
@@ -290,29 +292,31 @@ func TestInbox_DeadlocksAreRepeatedWhateverTheHandlerSays(t *testing.T) {
 				t.Parallel()
 				db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"wait_timeout": "777"} })
 				s := newStore(t, db)
-				calls := 0
-				err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-					if calls++; calls > 1 {
-						return success, effect(ctx, "1")
-					}
-					err := effect(ctx, "1")
-					if err == nil {
-						err = deadlock(ctx, t, db)
-					}
-					if number(err) != errDeadlock {
-						t.Fatalf("the handler saw %v, want a deadlock", err)
-					}
-					if goesOn {
-						if err := effect(ctx, "1"); err != nil {
-							t.Error(err)
+				for way, run := range oneRun {
+					calls := 0
+					err := run(t, s, request(way), func(ctx context.Context) (dedupstore.Settlement, error) {
+						if calls++; calls > 1 {
+							return success, effect(ctx, way)
 						}
+						err := effect(ctx, way)
+						if err == nil {
+							err = deadlock(ctx, t, db)
+						}
+						if number(err) != errDeadlock {
+							t.Fatalf("the handler saw %v, want a deadlock", err)
+						}
+						if goesOn {
+							if err := effect(ctx, way); err != nil {
+								t.Error(err)
+							}
+						}
+						return success, result(err)
+					})
+					if err != nil || calls != 2 {
+						t.Errorf("%v after %d calls, want nil after 2", err, calls)
 					}
-					return success, result(err)
-				})
-				if err != nil || calls != 2 {
-					t.Errorf("%v after %d calls, want nil after 2", err, calls)
+					wantEffects(t, db, way, 1)
 				}
-				wantEffects(t, db, "1", 1)
 				wantSessions(t, db)
 			})
 		}
@@ -381,17 +385,19 @@ func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
 func TestInbox_WritesAfterACommitAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"COMMIT", "CREATE TABLE made (n INT)", "START TRANSACTION", "ROLLBACK"} {
-		db := newDB(t)
-		s := newStore(t, db)
-		_ = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-			_ = exec(ctx, end)
-			if err := effect(ctx, "1"); number(err) != errReadOnlyTx {
-				t.Errorf("a write after %s returned %v", end, err)
-			}
-			_ = exec(ctx, "COMMIT")
-			return success, nil
-		})
-		wantEffects(t, db, "1", 0)
+		for way, run := range oneRun {
+			db := newDB(t)
+			s := newStore(t, db)
+			_ = run(t, s, request("1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+				_ = exec(ctx, end)
+				if err := effect(ctx, "1"); number(err) != errReadOnlyTx {
+					t.Errorf("a write of a %s run after %s returned %v", way, end, err)
+				}
+				_ = exec(ctx, "COMMIT")
+				return success, nil
+			})
+			wantEffects(t, db, "1", 0)
+		}
 	}
 }
 

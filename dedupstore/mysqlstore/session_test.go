@@ -88,23 +88,25 @@ func TestInbox_ACommitIsSeenWhateverTheCompletionType(t *testing.T) {
 	for _, before := range []string{"", "SET completion_type = 1"} {
 		db := newDB(t, func(c *mysql.Config) { c.Params = map[string]string{"completion_type": "1"} })
 		s := newStore(t, db)
-		runs := 0
-		err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-			runs++
-			if before != "" {
-				if _, err := Tx(ctx).ExecContext(ctx, before); err != nil {
-					t.Error(err)
+		for way, run := range oneRun {
+			runs := 0
+			err := run(t, s, request(way), func(ctx context.Context) (dedupstore.Settlement, error) {
+				runs++
+				if before != "" {
+					if _, err := Tx(ctx).ExecContext(ctx, before); err != nil {
+						t.Error(err)
+					}
 				}
+				if err := effect(ctx, way); err != nil {
+					return nil, err
+				}
+				_, err := Tx(ctx).ExecContext(ctx, "COMMIT")
+				return success, err
+			})
+			if err == nil || runs != 1 || !strings.Contains(err.Error(), "ended") {
+				t.Errorf("%s, with %q: %d runs, %v; want one that has ended its transaction", way, before, runs, err)
 			}
-			if err := effect(ctx, "1"); err != nil {
-				return nil, err
-			}
-			_, err := Tx(ctx).ExecContext(ctx, "COMMIT")
-			return success, err
-		})
-		if err == nil || runs != 1 || !strings.Contains(err.Error(), "ended") {
-			t.Errorf("with %q: %d runs, %v; want one that has ended its transaction", before, runs, err)
+			wantEffects(t, db, way, 1)
 		}
-		wantEffects(t, db, "1", 1)
 	}
 }

@@ -139,6 +139,16 @@ func roundTrips(t *testing.T) map[string]int64 {
 	c = ask(claim(), dedupstore.AcquiredRun)
 	run := count(func() { inTx(c, nothing) })
 	made["run in an inbox"] = run
+	first := claim()
+	made["first run in an inbox, without a claim"] = count(func() {
+		answers, err := store.Inbox().InTx(ctx, []dedupstore.TxRun{{First: &first}},
+			func(context.Context, []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+				return []dedupstore.Settlement{success}, nil
+			})
+		if must(err); answers != nil {
+			t.Fatalf("a first run is answered %+v", answers)
+		}
+	})
 	for what, handle := range map[string]func(context.Context) error{
 		"statement of a handler":                 execute("INSERT INTO effects VALUES ('paid')"),
 		"statement of a handler, with arguments": execute("INSERT INTO effects VALUES (?)", "paid"),
