@@ -46,7 +46,7 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 		return &rec, nil // to be made
 	}
 	states := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
-	if !slices.Contains(states, rec.State) {
+	if !slices.Contains(states, rec.State) && now.Before(rec.Expires) {
 		return nil, recordError(c.key, "was written by another version of the store, or by something else")
 	}
 	next, c.result.Answer = rec.Claim(*c.Request, now)
@@ -150,12 +150,12 @@ func (f *form) ask(ctx context.Context, claims []*claiming, text text, fresh, lo
 		}
 		var open []*claiming
 		for _, c := range order {
-			at, is := made[c.key]
+			at, is := made[c.Owner]
 			if !is {
 				open = append(open, c)
 				continue
 			}
-			delete(made, c.key) // of two claims of a key, the first has it
+			delete(made, c.Owner) // of two claims of an owner, the first has it
 			_, a := dedupstore.Stored{}.Claim(*c.Request, at)
 			c.answer(a, nil)
 		}
@@ -230,10 +230,10 @@ func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming, text text, made
 			query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces, holders)
 		}
 		query.Query(func(rows pgx.Rows) error {
-			var key string
+			var owner string
 			var fence int64
-			_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
-				made[key] = time.UnixMicro(fence)
+			_, err := pgx.ForEachRow(rows, []any{&owner, &fence}, func() error {
+				made[owner] = time.UnixMicro(fence)
 				return nil
 			})
 			return err

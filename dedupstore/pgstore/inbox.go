@@ -49,8 +49,9 @@ type run struct {
 type member struct {
 	claim dedupstore.Claim // of a first run without fence until its record is made
 	id    []byte
-	ours  bool      // the claim was granted here, and this is its first transaction: no need to look
-	first *claiming // nil: the claim was made before
+	ours  bool            // the claim was granted here, and this is its first transaction: no need to look
+	first *claiming       // nil: the claim was made before
+	kind  dedupstore.Kind // of the outcome; empty: the work has not returned
 }
 
 // takes notes who takes part, and returns their claims.
@@ -211,6 +212,7 @@ func (i *inbox) newRun(members []member) *run {
 	r := &run{store: i.store, members: members, began: time.Now(), token: firstToken}
 	for n := range members {
 		m := &members[n]
+		m.kind = ""
 		if m.first != nil {
 			m.claim.Fence = 0
 			continue
@@ -300,6 +302,9 @@ func (i *inbox) once(ctx context.Context, r *run, work dedupstore.TxWork) error 
 	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
 		return err
 	}
+	for n, m := range r.taking {
+		m.kind = settlements[n].(dedupstore.Finish).Outcome.Kind
+	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(r.stands.claim.Lease, leastCommit))
 	defer cancel()
 	err = s.commit(bounded, settlements)
@@ -385,7 +390,9 @@ func judge(claimed []member, found map[string]*sqlstore.Row, now time.Time) verd
 		rec := cmp.Or(found[string(m.id)], &sqlstore.Row{})
 		switch {
 		case rec.Decided == m.claim.Fence && slices.Contains(rec.Settled, m.claim.Owner):
-			all[settled]++
+			if m.kind == "" || m.kind == rec.Outcome.Kind {
+				all[settled]++
+			}
 		case sqlstore.OwnedBy(rec.Stored, m.claim) && rec.State == dedupstore.Running && now.Before(rec.Expires):
 			all[open]++
 		}

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -32,7 +33,7 @@ func together[O any](ctx context.Context, all []O, exec func([]O, text) error, f
 	}
 	switch {
 	case err == nil:
-	case codeOf(err) != "" && len(all) > 1:
+	case (codeOf(err) != "" || unreadable(err)) && len(all) > 1:
 		for one := range slices.Chunk(all, 1) {
 			together(ctx, one, exec, fail)
 		}
@@ -41,6 +42,12 @@ func together[O any](ctx context.Context, all []O, exec func([]O, text) error, f
 			fail(o, cmp.Or(ctx.Err(), err))
 		}
 	}
+}
+
+// unreadable reports whether a row has a value that this program cannot read.
+func unreadable(err error) bool {
+	_, is := errors.AsType[pgx.ScanArgError](err)
+	return is
 }
 
 // A transaction is one of the store's own, of READ COMMITTED: under REPEATABLE READ, which the database may have by
@@ -111,6 +118,9 @@ func (s *Store) change(ctx context.Context, ops []sqlstore.Operation, relaxed bo
 		}
 		changed := sqlstore.Decide(ops, found, locked, now)
 		if len(changed) == 0 {
+			var end pgx.Batch
+			end.Queue("commit")
+			_ = tx.send(ctx, &end) // of nothing; else a rollback would outlive ctx
 			return nil
 		}
 		return s.save(ctx, tx, changed, now, relaxed, text)
@@ -134,8 +144,8 @@ func (s *Store) save(
 		relaxed = relaxed && r.State == dedupstore.Running
 	}
 	var b pgx.Batch
+	b.Queue(s.sql.save, saveArgs(changed, now, text)...) // first: until the server has all of it, its idle limit holds
 	b.Queue(useIndexes + durability(relaxed))
-	b.Queue(s.sql.save, saveArgs(changed, now, text)...)
 	b.Queue("commit")
 	return tx.send(ctx, &b)
 }

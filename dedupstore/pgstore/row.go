@@ -122,6 +122,9 @@ func (c *scanner) scan(rows pgx.Rows) error {
 	if (s.State == dedupstore.Publishing || s.State == dedupstore.Finished) && !slices.Contains(kinds, o.Kind) {
 		r.Err = recordError(r.Key, fmt.Sprintf("has an outcome of the kind %q", o.Kind))
 	}
+	if !c.now.Before(s.Expires) {
+		r.Err = nil // it counts as none
+	}
 	return nil
 }
 
