@@ -71,11 +71,16 @@ func (r *run) start(ctx context.Context) (e *ending, started bool) {
 	default:
 		e = r.unrenewed(ctx, err)
 	}
-	g.heartbeat.remove(l)
-	if !l.isLost() { // the error may be ErrClaimLost of another claim, in whose handler this is
+	return r.unstarted(e), false
+}
+
+// unstarted is the ending of a run whose handler does not start.
+func (r *run) unstarted(e *ending) *ending {
+	r.guard.heartbeat.remove(&r.lease)
+	if !r.lease.isLost() { // the error may be ErrClaimLost of another claim, in whose handler this is
 		e.left = giveBack
 	}
-	return e, false
+	return e
 }
 
 // handle calls the handler under its lease, and measures how long it took.

@@ -156,11 +156,14 @@ func (b *together) start(which []int) (started []int) {
 	}
 	starting.Wait()
 	for n, i := range which {
-		if did[n] {
+		r, ctx := &b.runs[i], b.contexts[i]
+		switch {
+		case did[n] && !r.lease.wasCancelled():
 			started = append(started, i)
 			continue
+		case did[n]: // its lease has ended while another was being started
+			endings[n] = r.unstarted(r.unrenewed(ctx, errUnanswered))
 		}
-		r, ctx := &b.runs[i], b.contexts[i]
 		res, err := r.end(ctx, r.settle(ctx, endings[n]))
 		b.ended(r, res, err)
 	}

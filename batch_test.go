@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -264,5 +265,36 @@ func TestStartBatch_WhatHandlersKeepStaysTheirs(t *testing.T) {
 		}
 		close(over)
 		zombies.Wait()
+	})
+}
+
+// A muteStore answers no extension of "mute", and none at all after the first of another key.
+type muteStore struct {
+	dedupstore.Store
+	answered atomic.Bool
+}
+
+func (s *muteStore) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	if extensions[0].Claim.Key.ID == "mute" || !s.answered.CompareAndSwap(false, true) {
+		<-ctx.Done()
+		return slices.Repeat([]error{ctx.Err()}, len(extensions))
+	}
+	return s.Store.Extend(ctx, extensions)
+}
+
+// A lease may end while a neighbour's run is being marked as started: then its handler does not start.
+func TestStartBatch_WhoseLeaseEndsBeforeTheOthersAreStartedDoesNotRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, &muteStore{Store: newStore(t)}, oncemill.Irreversible())
+		ends := together(t, g, func(_ context.Context, calls []int) []error {
+			t.Errorf("calls %v run", calls)
+			return nil
+		}, "started", "mute")
+		for i, res := range ends {
+			if res.Status == oncemill.StatusDone {
+				t.Errorf("call %d ended with %+v", i, res)
+			}
+		}
+		g.Close()
 	})
 }
