@@ -125,15 +125,23 @@ func FuzzDecode(f *testing.F) {
 type twice struct{ dedupstore.Store }
 
 func (s twice) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
-	_, _ = work(ctx)
-	settlement, err := work(ctx)
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return dedupstore.SettleOne(ctx, s, c, settlement)
+	_, _ = work(ctx, claims)
+	settlements, err := work(ctx, claims)
+	if err != nil {
+		return nil, err
+	}
+	return nil, dedupstore.SettleOne(ctx, s, claims[0], settlements[0])
 }
+
+func (twice) TakesFirst() bool { return false }
+
+var _ dedupstore.Transactor = twice{}
 
 // sliceError cannot be compared.
 type sliceError []string

@@ -25,27 +25,35 @@ type transaction struct{ written []producer.Message }
 
 type txKey struct{}
 
+var _ dedupstore.Transactor = (*inbox)(nil)
+
 func (i *inbox) InTx(
-	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
-) error {
-	var tx transaction
-	s, err := work(context.WithValue(ctx, txKey{}, &tx))
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	claims, err := dedupstore.ClaimsOf(runs)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	var tx transaction
+	settlements, err := work(context.WithValue(ctx, txKey{}, &tx), claims)
+	if err != nil {
+		return nil, err
 	}
 	if i.commit != nil {
-		return i.commit
+		return nil, i.commit
 	}
-	if err := dedupstore.SettleOne(ctx, i, c, s); err != nil {
-		return err
+	if err := dedupstore.SettleOne(ctx, i, claims[0], settlements[0]); err != nil {
+		return nil, err
 	}
 	i.committed = append(i.committed, tx.written...)
 	if i.undecided {
 		i.undecided = false
-		return &dedupstore.UndecidedError{Err: errDown}
+		return nil, &dedupstore.UndecidedError{Err: errDown}
 	}
-	return nil
+	return nil, nil
 }
+
+func (*inbox) TakesFirst() bool { return false }
 
 // write joins the transaction of the context.
 func write(ctx context.Context, messages ...producer.Message) error {
