@@ -53,8 +53,8 @@ type holder struct{ db *sql.DB }
 // Do not call Commit or Rollback, and use no statement that commits by itself, such as CREATE TABLE. The server refuses
 // what the handler writes after it (error 1792), and the store notices when the handler has returned ([ErrTxEnded]) and
 // parks the run as unknown, but what was committed stays. It does not notice if the process or the connection ends
-// before that, or if the handler uses COMMIT AND CHAIN, START TRANSACTION READ WRITE or SET autocommit: the message
-// then runs again. Leave the session's variables as they are.
+// before that, or if the handler uses COMMIT AND CHAIN, COMMIT RELEASE, START TRANSACTION READ WRITE or SET autocommit:
+// the message then runs again. Leave the session's variables and its database as they are.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
@@ -94,10 +94,16 @@ func (s inbox) InTx(
 	}
 	switch err := s.repeat(ctx, t, work); {
 	case errors.Is(err, errTaken):
-		for _, m := range t.firsts { // a commit may have got no answer
+		lost := false // the answer to a commit
+		for _, m := range t.firsts {
+			lost = lost || m.claim.Fence != 0
 			m.claim.Fence = 0
 		}
-		return s.answers(ctx, t.members)
+		answers, err := s.answers(ctx, t.members)
+		if lost {
+			err = nil // of nothing that is known not to be committed
+		}
+		return answers, err
 	case err != nil:
 		return nil, err
 	case slices.ContainsFunc(t.firsts, func(m *member) bool { return m.claim.Fence == 0 }):
@@ -233,7 +239,9 @@ func (s *Store) on(
 	defer over()
 	defer func() {
 		if !restored { // also when work panics
-			rollBack(ctx, tx)
+			if rollBack(ctx, tx) != nil { // as when the handler has left rows open: the server rolls back then
+				_ = raw.(driver.Conn).Close()
+			}
 		}
 	}()
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
@@ -462,11 +470,13 @@ func (s *Store) unsettled(
 	return records, func() time.Time { return now.Add(time.Since(start)) }, nil
 }
 
-// rollBack takes endTimeout at most. A connection on which it does not succeed is closed afterwards.
-func rollBack(ctx context.Context, tx *sql.Tx) {
+// rollBack takes endTimeout at most. After an error the connection has to be closed: whatever restores the session would
+// commit.
+func rollBack(ctx context.Context, tx *sql.Tx) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	_, _ = tx.ExecContext(bounded, "ROLLBACK")
+	_, err := tx.ExecContext(bounded, "ROLLBACK")
+	return err
 }
 
 // settleIn writes the outcomes. Its first statement finds out whether the transaction is the one that was begun. It
