@@ -170,7 +170,8 @@ func (p *process) send(kind, id, name string, apply func(late bool) (answer func
 		w.after(d, func() {
 			if !p.dead && p.step("before "+name) && w.roll("arrives "+name, 2) == 0 {
 				delete(p.history.server.locked, keyOf(id))
-				return // else it is on its way
+				p.leave() // also one whose commit hung
+				return    // else it is on its way
 			}
 			answer := apply(late)
 			if !answers {

@@ -83,6 +83,17 @@ func (p *process) die(where string) {
 	})
 }
 
+// leave ends the transactions of a process that is dead, but for those whose commits are on their way: the database
+// notices.
+func (p *process) leave() {
+	for _, tx := range p.open2 {
+		if _, locked := p.history.server.locked[tx.claims[0].Key]; !locked && !tx.over {
+			tx.over = true
+			p.history.server.leave(tx)
+		}
+	}
+}
+
 // end lets go of everything that stands at the border.
 func (p *process) end() {
 	p.dead = true
@@ -90,12 +101,7 @@ func (p *process) end() {
 		release()
 	}
 	p.kill(errDead)
-	for _, tx := range p.open2 { // the database notices
-		if _, locked := p.history.server.locked[tx.claims[0].Key]; !locked && !tx.over {
-			tx.over = true
-			p.history.server.leave(tx)
-		}
-	}
+	p.leave()
 	for _, c := range p.calls {
 		for _, g := range c.grants {
 			if g != nil {
