@@ -28,7 +28,7 @@ type Transactor interface {
 	// Any other error but *UndecidedError means that nothing is committed, and that the records are as they were:
 	//   - the error of the last call of work, itself and not wrapped, or with ErrFull around it if the database's disk
 	//     is full;
-	//   - ErrClaimLost, as of Settle, if a claim is lost;
+	//   - ErrClaimLost, as Settle returns it, if a claim is lost;
 	//   - an error that is ErrEnded, if the transaction has ended before work, and was or may have been committed. Then
 	//     effects may be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;

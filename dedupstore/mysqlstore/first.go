@@ -85,8 +85,8 @@ func (s *Store) siftFirsts(ctx context.Context, t *transaction) error {
 	return nil
 }
 
-// makeFirsts makes the records of first runs, as of runs that have begun. Nobody sees them before the commit. It
-// reports whether there are some.
+// makeFirsts inserts running records for first runs. Nobody sees them before the commit. It reports whether it has
+// inserted any.
 func (s *Store) makeFirsts(ctx context.Context, tx *sql.Tx, t *transaction) (made bool, err error) {
 	var left []*member
 	seen := map[string]bool{}

@@ -385,8 +385,8 @@ const (
 )
 
 // undone returns why a run's transaction was rolled back: because of the handler's failure, or of err, with which the
-// server answered the first statement after it. That its mark is gone proves nothing, whatever the handler returned: both
-// a commit and a deadlock remove it, and there may have been a commit after the deadlock.
+// server answered the first statement after it. That its mark is gone proves nothing, whatever the handler returned:
+// both a commit and a deadlock remove it, and there may have been a commit after the deadlock.
 func (s *Store) undone(ctx context.Context, tx *sql.Tx, failure, err error) error {
 	switch gone := number(err) == errNoSavepoint || errors.Is(err, errGone); {
 	case gone && (s.mariadb.Load() || conflicts(failure)) && s.deadlocked(ctx, tx): // nobody has tried it on MySQL
@@ -470,7 +470,7 @@ func (s *Store) unsettled(
 	return records, func() time.Time { return now.Add(time.Since(start)) }, nil
 }
 
-// rollBack takes endTimeout at most. After an error the connection has to be closed: whatever restores the session would
+// rollBack takes endTimeout at most. After an error the connection has to be closed: what restores the session would
 // commit.
 func rollBack(ctx context.Context, tx *sql.Tx) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)

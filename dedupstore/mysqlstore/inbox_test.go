@@ -70,9 +70,10 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 			err := dedupstore.InTxOne(ctx, s.Inbox(), outer, func(ctx context.Context) (dedupstore.Settlement, error) {
 				begun.Done()
 				begun.Wait()
-				return success, dedupstore.InTxOne(ctx, s.Inbox(), inner, func(context.Context) (dedupstore.Settlement, error) {
-					return success, nil
-				})
+				return success, dedupstore.InTxOne(ctx, s.Inbox(), inner,
+					func(context.Context) (dedupstore.Settlement, error) {
+						return success, nil
+					})
 			})
 			if err != nil {
 				t.Errorf("run %d: %v", i, err)
@@ -103,15 +104,17 @@ func TestInbox_RunsInHandlersLeaveHeartbeatsAConnection(t *testing.T) {
 				outer, inner := runOf(t, s, fmt.Sprint("outer-", i)), runOf(t, s, fmt.Sprint("inner-", i))
 				outers = append(outers, outer)
 				all.Go(func() {
-					err := dedupstore.InTxOne(ctx, s.Inbox(), outer, func(ctx context.Context) (dedupstore.Settlement, error) {
-						begun.Done()
-						begun.Wait()
-						return success, dedupstore.InTxOne(ctx, s.Inbox(), inner, func(context.Context) (dedupstore.Settlement, error) {
-							inside <- struct{}{}
-							<-end
-							return success, nil
+					err := dedupstore.InTxOne(ctx, s.Inbox(), outer,
+						func(ctx context.Context) (dedupstore.Settlement, error) {
+							begun.Done()
+							begun.Wait()
+							return success, dedupstore.InTxOne(ctx, s.Inbox(), inner,
+								func(context.Context) (dedupstore.Settlement, error) {
+									inside <- struct{}{}
+									<-end
+									return success, nil
+								})
 						})
-					})
 					if err != nil {
 						t.Errorf("run %d: %v", i, err)
 					}
@@ -217,21 +220,22 @@ func TestInbox_RealDeadlocksAreRepeated(t *testing.T) {
 	for i := range 2 {
 		c := runOf(t, s, fmt.Sprint(i))
 		calls.Go(func() {
-			errs[i] = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				runs[i]++
-				add := func(id int) error {
-					_, err := Tx(ctx).ExecContext(ctx, "UPDATE accounts SET balance = balance + 1 WHERE id = ?", id)
-					return err
-				}
-				if err := add(1 + i); err != nil {
-					return nil, err
-				}
-				if runs[i] == 1 {
-					both <- struct{}{}
-					meet()
-				}
-				return success, add(2 - i)
-			})
+			errs[i] = dedupstore.InTxOne(t.Context(), s.Inbox(), c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					runs[i]++
+					add := func(id int) error {
+						_, err := Tx(ctx).ExecContext(ctx, "UPDATE accounts SET balance = balance + 1 WHERE id = ?", id)
+						return err
+					}
+					if err := add(1 + i); err != nil {
+						return nil, err
+					}
+					if runs[i] == 1 {
+						both <- struct{}{}
+						meet()
+					}
+					return success, add(2 - i)
+				})
 		})
 	}
 	calls.Wait()
@@ -365,16 +369,17 @@ func TestInbox_SessionsComeBackAsTheyWere(t *testing.T) {
 				r := request(name + lease.String())
 				r.Lease = lease
 				c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-				_ = dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					var wait int
-					if err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout").Scan(&wait); err != nil || wait != want {
-						t.Errorf("wait_timeout is %d, %v; want %d", wait, err, want)
-					}
-					if err := effect(ctx, "level"); err != nil || !runsAt(ctx, Tx(ctx), "READ COMMITTED") {
-						t.Errorf("the transaction is not READ COMMITTED: %v", err)
-					}
-					return success, work(ctx)
-				})
+				_ = dedupstore.InTxOne(t.Context(), s.Inbox(), c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						var wait int
+						if err := Tx(ctx).QueryRowContext(ctx, "SELECT @@wait_timeout").Scan(&wait); err != nil || wait != want {
+							t.Errorf("wait_timeout is %d, %v; want %d", wait, err, want)
+						}
+						if err := effect(ctx, "level"); err != nil || !runsAt(ctx, Tx(ctx), "READ COMMITTED") {
+							t.Errorf("the transaction is not READ COMMITTED: %v", err)
+						}
+						return success, work(ctx)
+					})
 			}
 			wantSessions(t, db)
 		})
@@ -449,12 +454,13 @@ func TestInbox_LockTimeoutsAreConflicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		if calls++; calls == 3 {
-			_ = other.Rollback()
-		}
-		return success, exec(ctx, lock)
-	})
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"),
+		func(ctx context.Context) (dedupstore.Settlement, error) {
+			if calls++; calls == 3 {
+				_ = other.Rollback()
+			}
+			return success, exec(ctx, lock)
+		})
 	if err != nil || calls != 3 {
 		t.Errorf("%v after %d calls, want nil after 3", err, calls)
 	}
@@ -478,13 +484,14 @@ func TestInbox_LockTimeoutThatEndsTheTransactionIsAConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		if calls++; calls == 3 {
-			return success, effect(ctx, "1")
-		}
-		_ = errors.Join(effect(ctx, "1"), exec(ctx, lock))
-		return success, nil
-	})
+	err = dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"),
+		func(ctx context.Context) (dedupstore.Settlement, error) {
+			if calls++; calls == 3 {
+				return success, effect(ctx, "1")
+			}
+			_ = errors.Join(effect(ctx, "1"), exec(ctx, lock))
+			return success, nil
+		})
 	if err != nil || calls != 3 {
 		t.Errorf("%v after %d calls, want nil after 3", err, calls)
 	}
@@ -619,10 +626,11 @@ func TestInbox_AStatementThatIsTooLargeIsAFailure(t *testing.T) {
 	db := newDB(t)
 	s := newStore(t, db)
 	text := make([]byte, count(t, db, "SELECT @@max_allowed_packet"))
-	err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		_, err := Tx(ctx).ExecContext(ctx, "DO ?", text)
-		return success, err
-	})
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), runOf(t, s, "1"),
+		func(ctx context.Context) (dedupstore.Settlement, error) {
+			_, err := Tx(ctx).ExecContext(ctx, "DO ?", text)
+			return success, err
+		})
 	if err == nil || errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("the transaction returned %v", err)
 	}

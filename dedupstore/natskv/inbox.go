@@ -119,7 +119,7 @@ func (r *run) call(
 }
 
 // commit settles with the outputs, until it is known whether that has happened, or the lease is over. It may be tried
-// again and again: a batch of which one record is not the one that was seen is refused, and so is one that comes late.
+// again and again: the server refuses a batch that comes late, or if somebody has changed one of its records.
 func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, outputs []*nats.Msg) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx),
 		max(settlings[0].Claim.Lease, i.batches.within))

@@ -263,9 +263,10 @@ func TestInbox_ManyConnectionsBesideHalfABatch(t *testing.T) {
 				failed <- results[0].Err
 				return
 			}
-			failed <- dedupstore.InTxOne(t.Context(), own, results[0].Answer.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-				return succeeded(""), own.Publish(ctx, message("1", "orders.a"), message("2", "orders.b"))
-			})
+			failed <- dedupstore.InTxOne(t.Context(), own, results[0].Answer.Claim,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					return succeeded(""), own.Publish(ctx, message("1", "orders.a"), message("2", "orders.b"))
+				})
 		}()
 	}
 	for range connections {

@@ -140,9 +140,10 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 	}
 	for what, err := range map[string]error{
 		"Claim": claimed, "Extend": beat(t.Context(), s, c, long),
-		"Settle": dedupstore.SettleOne(t.Context(), s, c, success),
-		"Clean":  cleaned,
-		"InTx":   dedupstore.InTxOne(t.Context(), s.Inbox(), c, work), "InTx with SQL": dedupstore.InTxOne(t.Context(), s.InboxSQL(), c, work),
+		"Settle":        dedupstore.SettleOne(t.Context(), s, c, success),
+		"Clean":         cleaned,
+		"InTx":          dedupstore.InTxOne(t.Context(), s.Inbox(), c, work),
+		"InTx with SQL": dedupstore.InTxOne(t.Context(), s.InboxSQL(), c, work),
 	} {
 		if problem := schemaProblem(err, says); problem != nil {
 			t.Errorf("%s: %v", what, problem)

@@ -90,7 +90,7 @@ func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedup
 	return results
 }
 
-// claim answers requests of keys of which most are known, or most are not.
+// claim answers requests. Known says that most of their keys have records.
 func (f *form) claim(ctx context.Context, asked []*claiming, known bool) {
 	f.claimEach(ctx, asked, func(claims []*claiming, text text) error {
 		return f.ask(ctx, claims, text, !known, known)

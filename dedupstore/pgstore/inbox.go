@@ -54,7 +54,7 @@ type member struct {
 	kind  dedupstore.Kind // of the outcome; empty: the work has not returned
 }
 
-// takes notes who takes part, and returns their claims.
+// takes notes which members take part, and returns their claims.
 func (r *run) takes() []dedupstore.Claim {
 	claims := make([]dedupstore.Claim, 0, len(r.members))
 	for i := range r.members {

@@ -301,9 +301,10 @@ func TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure(t *testing.T) {
 	} {
 		c := runOf(t, s.InboxSQL(), name)
 		boom := errors.New("no")
-		err := dedupstore.InTxOne(t.Context(), s.InboxSQL(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-			return nil, errors.Join(onSQL(ctx).exec(ctx, insertEffect, name), end(ctx), boom)
-		})
+		err := dedupstore.InTxOne(t.Context(), s.InboxSQL(), c,
+			func(ctx context.Context) (dedupstore.Settlement, error) {
+				return nil, errors.Join(onSQL(ctx).exec(ctx, insertEffect, name), end(ctx), boom)
+			})
 		if !errors.Is(err, boom) || errors.Is(err, dedupstore.ErrEnded) {
 			t.Errorf("%s: the run returned %v, want the handler's error alone", name, err)
 		}
@@ -320,26 +321,27 @@ func TestTx_IsEndedByTheInboxOnly(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	c := runOf(t, s.Inbox(), "1")
 	var kept, savepoint pgx.Tx
-	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c, func(ctx context.Context) (_ dedupstore.Settlement, err error) {
-		kept = Tx(ctx)
-		if err := kept.Commit(ctx); !errors.Is(err, ErrInboxCommits) {
-			t.Errorf("Commit returned %v, want ErrInboxCommits", err)
-		}
-		if err := kept.Rollback(ctx); !errors.Is(err, ErrInboxCommits) {
-			t.Errorf("Rollback returned %v, want ErrInboxCommits", err)
-		}
-		// A failure in a savepoint does not fail the transaction.
-		if err := pgx.BeginFunc(ctx, kept, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `INSERT INTO missing VALUES (1)`)
-			return err
-		}); codeOf(err) != codeUndefinedTable {
-			t.Errorf("the savepoint returned %v", err)
-		}
-		if savepoint, err = kept.Begin(ctx); err != nil {
-			return nil, err
-		}
-		return success, effect(ctx, c)
-	})
+	err := dedupstore.InTxOne(t.Context(), s.Inbox(), c,
+		func(ctx context.Context) (_ dedupstore.Settlement, err error) {
+			kept = Tx(ctx)
+			if err := kept.Commit(ctx); !errors.Is(err, ErrInboxCommits) {
+				t.Errorf("Commit returned %v, want ErrInboxCommits", err)
+			}
+			if err := kept.Rollback(ctx); !errors.Is(err, ErrInboxCommits) {
+				t.Errorf("Rollback returned %v, want ErrInboxCommits", err)
+			}
+			// A failure in a savepoint does not fail the transaction.
+			if err := pgx.BeginFunc(ctx, kept, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `INSERT INTO missing VALUES (1)`)
+				return err
+			}); codeOf(err) != codeUndefinedTable {
+				t.Errorf("the savepoint returned %v", err)
+			}
+			if savepoint, err = kept.Begin(ctx); err != nil {
+				return nil, err
+			}
+			return success, effect(ctx, c)
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -481,33 +483,34 @@ func TestInbox_ConflictsAreRepeated(t *testing.T) {
 			for i := range 2 {
 				c := runOf(t, inbox, tc.name+string(rune('a'+i)))
 				both.Go(func() {
-					err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-						calls[i]++
-						accounts := []int{1, 1}
-						if tc.deadlocks {
-							accounts = []int{1 + i, 2 - i}
-						}
-						h := tc.on(ctx)
-						var balance int
-						if err := h.scan(ctx, `SELECT sum(balance) FROM accounts`, &balance); err != nil {
-							return nil, err
-						}
-						if !tc.deadlocks && calls[i] == 1 {
-							met.Done()
-							met.Wait()
-						}
-						for n, account := range accounts {
-							if err := h.exec(ctx, `UPDATE accounts SET balance = balance + 1 WHERE id = $1`,
-								account); err != nil {
-								return nil, errors.Join(errors.New("charge"), err)
+					err := dedupstore.InTxOne(t.Context(), inbox, c,
+						func(ctx context.Context) (dedupstore.Settlement, error) {
+							calls[i]++
+							accounts := []int{1, 1}
+							if tc.deadlocks {
+								accounts = []int{1 + i, 2 - i}
 							}
-							if tc.deadlocks && calls[i] == 1 && n == 0 {
+							h := tc.on(ctx)
+							var balance int
+							if err := h.scan(ctx, `SELECT sum(balance) FROM accounts`, &balance); err != nil {
+								return nil, err
+							}
+							if !tc.deadlocks && calls[i] == 1 {
 								met.Done()
 								met.Wait()
 							}
-						}
-						return success, nil
-					})
+							for n, account := range accounts {
+								if err := h.exec(ctx, `UPDATE accounts SET balance = balance + 1 WHERE id = $1`,
+									account); err != nil {
+									return nil, errors.Join(errors.New("charge"), err)
+								}
+								if tc.deadlocks && calls[i] == 1 && n == 0 {
+									met.Done()
+									met.Wait()
+								}
+							}
+							return success, nil
+						})
 					if err != nil {
 						t.Errorf("run %d: %v", i, err)
 					}
@@ -613,9 +616,10 @@ func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 	} {
 		for size, rows := range map[string]string{"few": "1", "many": "100000"} {
 			c := runOf(t, s, name+size)
-			err := dedupstore.InTxOne(t.Context(), one.inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				return success, one.query(ctx, `SELECT generate_series(1, `+rows+`)`)
-			})
+			err := dedupstore.InTxOne(t.Context(), one.inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					return success, one.query(ctx, `SELECT generate_series(1, `+rows+`)`)
+				})
 			if !errors.Is(err, errBusy) {
 				t.Errorf("%s, %s: the run returned %v, want %v", name, size, err, errBusy)
 			}

@@ -28,8 +28,8 @@ import (
 // handler returns messages, the guard's Finish is refused with an error, and they are not published.
 //
 // Errors: ErrClaimLost of package dedupstore if the claim does not hold any more, or is of another store; ErrSettled,
-// ErrNoRun, ErrBypassed, ErrInInbox. If it has waited for another Join of the same run, that is ErrClaimLost, too. After
-// any error the handler rolls back. After ErrClaimLost, ErrSettled and errors of PostgreSQL the transaction has failed
+// ErrNoRun, ErrBypassed, ErrInInbox. After a wait for another Join of the same run it is ErrClaimLost, too. After any
+// error the handler rolls back. After ErrClaimLost, ErrSettled and errors of PostgreSQL the transaction has failed
 // and cannot commit.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
 	if isnil.Nil(tx) {

@@ -30,13 +30,14 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 			for id, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 				c := runOf(t, inbox, id)
 				for range 2 {
-					if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-						if id == "sql" {
-							_, err := SQLTx(ctx).ExecContext(ctx, insertEffect, id)
-							return success, err
-						}
-						return success, effect(ctx, c)
-					}); err != nil {
+					if err := dedupstore.InTxOne(t.Context(), inbox, c,
+						func(ctx context.Context) (dedupstore.Settlement, error) {
+							if id == "sql" {
+								_, err := SQLTx(ctx).ExecContext(ctx, insertEffect, id)
+								return success, err
+							}
+							return success, effect(ctx, c)
+						}); err != nil {
 						t.Errorf("%s: %v", id, err)
 					}
 				}

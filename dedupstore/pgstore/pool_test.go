@@ -147,12 +147,13 @@ func TestInbox_WarnsOnceOfHandlersThatWriteNothingInTheTransaction(t *testing.T)
 			inbox, on := of(newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 			for i := range fewRuns + 10 {
 				c := runOf(t, inbox, fmt.Sprint(name, uses, i))
-				if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					if uses && i == fewRuns-1 {
-						return success, on(ctx).exec(ctx, insertEffect, c.Key.ID)
-					}
-					return success, nil
-				}); err != nil {
+				if err := dedupstore.InTxOne(t.Context(), inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						if uses && i == fewRuns-1 {
+							return success, on(ctx).exec(ctx, insertEffect, c.Key.ID)
+						}
+						return success, nil
+					}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -196,11 +197,12 @@ func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
 			mustExec(t, pool, spoil, idOf(c.Key.String()))
 			calls := 0
 			for range 2 {
-				if err := dedupstore.InTxOne(t.Context(), inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					calls++
-					return success, map[string]func(context.Context) handle{"pgx": onPgx,
-						"sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)
-				}); err == nil {
+				if err := dedupstore.InTxOne(t.Context(), inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						calls++
+						return success, map[string]func(context.Context) handle{"pgx": onPgx,
+							"sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)
+					}); err == nil {
 					t.Errorf("%s, %s: the run committed", name, form)
 				}
 			}

@@ -197,23 +197,24 @@ func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 					t.Errorf("%s: %+v, %v", id, a, err)
 					return
 				}
-				err = dedupstore.InTxOne(t.Context(), inbox, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-					tx := Tx(ctx)
-					if n%2 == 0 {
-						if _, err := tx.Exec(ctx, insertEffect, id); err != nil {
-							t.Error(err)
+				err = dedupstore.InTxOne(t.Context(), inbox, a.Claim,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						tx := Tx(ctx)
+						if n%2 == 0 {
+							if _, err := tx.Exec(ctx, insertEffect, id); err != nil {
+								t.Error(err)
+							}
 						}
-					}
-					left.Go(func() {
-						for range 3 {
-							_, _ = tx.Exec(ctx, insertEffect, id)
+						left.Go(func() {
+							for range 3 {
+								_, _ = tx.Exec(ctx, insertEffect, id)
+							}
+						})
+						if n%3 == 0 {
+							return nil, errors.New("no funds")
 						}
+						return success, nil
 					})
-					if n%3 == 0 {
-						return nil, errors.New("no funds")
-					}
-					return success, nil
-				})
 				if err != nil {
 					failed.Store(id, true)
 				}

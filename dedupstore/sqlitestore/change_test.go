@@ -143,9 +143,10 @@ func (m *message) deliver(t *testing.T, s *Store) {
 	}
 	switch rand.N(4) {
 	case 0:
-		err = dedupstore.InTxOne(t.Context(), s.Inbox(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-			return succeeded, charge(ctx, Tx(ctx), m.id)
-		})
+		err = dedupstore.InTxOne(t.Context(), s.Inbox(), a.Claim,
+			func(ctx context.Context) (dedupstore.Settlement, error) {
+				return succeeded, charge(ctx, Tx(ctx), m.id)
+			})
 		if outcome = succeeded.Outcome; err == nil {
 			m.charged.Add(1)
 		}

@@ -202,9 +202,10 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 		r := request(id)
 		c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 		ctx, cancel := context.WithCancel(t.Context())
-		err := dedupstore.InTxOne(context.WithValue(ctx, cancelKey{}, cancel), s.Inbox(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-			return nil, errors.Join(charge(ctx, Tx(ctx), id), tc.end(ctx, Tx(ctx)), boom)
-		})
+		err := dedupstore.InTxOne(context.WithValue(ctx, cancelKey{}, cancel), s.Inbox(), c,
+			func(ctx context.Context) (dedupstore.Settlement, error) {
+				return nil, errors.Join(charge(ctx, Tx(ctx), id), tc.end(ctx, Tx(ctx)), boom)
+			})
 		cancel()
 		if !errors.Is(err, boom) || errors.Is(err, dedupstore.ErrEnded) != tc.committed {
 			t.Errorf("%s: the run returned %v, want the handler's error, and ErrEnded: %v", id, err, tc.committed)

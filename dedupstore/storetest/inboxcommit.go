@@ -138,9 +138,10 @@ var inboxCommitCases = []inboxCase{
 				nil, dedupstore.Release{}, published(),
 				&dedupstore.Finish{}, dedupstore.Finish{}, finish(dedupstore.Outcome{Kind: "odd"}),
 			} {
-				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					return s, k.in.Effect(ctx, k.name(c.Key))
-				})
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						return s, k.in.Effect(ctx, k.name(c.Key))
+					})
 				if _, ok := errors.AsType[*dedupstore.InvalidError](err); !ok {
 					k.Errorf("a transaction that ends in %T %+v returned %v, want an InvalidError", s, s, err)
 				}
@@ -177,10 +178,11 @@ var inboxCommitCases = []inboxCase{
 			for id, end := range map[string]error{"committed": nil, "rolled back": boom} {
 				c := k.run(id)
 				var kept context.Context
-				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					kept = context.WithoutCancel(ctx) //nolint:fatcontext // as what a handler leaves running does
-					return finish(succeeded("")), end
-				})
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						kept = context.WithoutCancel(ctx) //nolint:fatcontext // as what a handler leaves running does
+						return finish(succeeded("")), end
+					})
 				if err != end { //nolint:errorlint // itself
 					k.Errorf("%s: the transaction returned %v, want %v", id, err, end)
 				}

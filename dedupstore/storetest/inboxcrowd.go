@@ -184,12 +184,13 @@ var inboxFaultCases = []inboxCase{
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			calls := 0
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				if calls++; calls > 1000 {
-					return nil, errors.New("enough")
-				}
-				return nil, errors.Join(k.in.Effect(ctx, k.name(c.Key)), k.in.Conflict(ctx))
-			})
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					if calls++; calls > 1000 {
+						return nil, errors.New("enough")
+					}
+					return nil, errors.Join(k.in.Effect(ctx, k.name(c.Key)), k.in.Conflict(ctx))
+				})
 			if conflict, ok := errors.AsType[*dedupstore.ConflictError](err); !ok || conflict.Err == nil ||
 				!conflict.Uncounted() {
 				k.Errorf("after %d conflicts the transaction returned %v, "+
@@ -210,11 +211,12 @@ var inboxFaultCases = []inboxCase{
 		test: func(k *inboxKit) {
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				s, err := k.charge(c)(ctx)
-				k.in.Abort(ctx)
-				return s, err
-			})
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					s, err := k.charge(c)(ctx)
+					k.in.Abort(ctx)
+					return s, err
+				})
 			if err == nil {
 				k.Error("a transaction that cannot be committed returned nil")
 			}
@@ -244,12 +246,13 @@ var inboxFaultCases = []inboxCase{
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			calls := 0
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				if calls++; calls == 1 {
-					k.in.LoseCommit(ctx, false)
-				}
-				return k.charge(c)(ctx)
-			})
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					if calls++; calls == 1 {
+						k.in.LoseCommit(ctx, false)
+					}
+					return k.charge(c)(ctx)
+				})
 			if err == nil { // it was made again
 				k.effects(c, 1)
 				k.claim(k.request("1"), dedupstore.Done)

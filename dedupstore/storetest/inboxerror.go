@@ -30,10 +30,11 @@ var inboxErrorCases = []inboxCase{
 		test: func(k *inboxKit) {
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				s, err := k.charge(c)(ctx)
-				return s, errors.Join(err, errors.New("card refused"))
-			})
+			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					s, err := k.charge(c)(ctx)
+					return s, errors.Join(err, errors.New("card refused"))
+				})
 			k.untouched(r, c)
 			k.settle(c, dedupstore.Release{})
 			next := k.claim(k.request("1"), dedupstore.AcquiredRun)
@@ -50,10 +51,11 @@ var inboxErrorCases = []inboxCase{
 				r := k.request(id)
 				c := k.claim(r, dedupstore.AcquiredRun).Claim
 				calls := 0
-				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					calls++
-					return nil, want
-				})
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						calls++
+						return nil, want
+					})
 				if err != want { //nolint:errorlint // itself
 					k.Errorf("work returned %#v, the transaction %#v", want, err)
 				}
@@ -70,10 +72,11 @@ var inboxErrorCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.run("1")
 			boom := errors.New("card refused")
-			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				_, err := k.charge(c)(ctx)
-				return nil, errors.Join(err, boom)
-			})
+			_ = dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					_, err := k.charge(c)(ctx)
+					return nil, errors.Join(err, boom)
+				})
 			o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card refused", Result: []byte("no")}
 			k.settle(c, finish(o))
 			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
@@ -183,10 +186,11 @@ var inboxErrorCases = []inboxCase{
 			} {
 				c := good
 				spoil(&c)
-				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					k.Errorf("%s: work was called", field)
-					return k.charge(c)(ctx)
-				})
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						k.Errorf("%s: work was called", field)
+						return k.charge(c)(ctx)
+					})
 				if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != field {
 					k.Errorf("the transaction returned %v, want an InvalidError of %s", err, field)
 				}

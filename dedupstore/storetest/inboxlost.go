@@ -15,18 +15,19 @@ var inboxLostCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			var next dedupstore.Answer
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				s, err := k.charge(c)(ctx)
-				k.in.LoseCommit(ctx, false)
-				if next.Status != dedupstore.AcquiredRun {
-					k.pass(short)
-					next = k.ask(k.request("1"))
-					if next.Status == dedupstore.AcquiredRun {
-						k.settle(next.Claim, finish(succeeded("paid by another")))
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					s, err := k.charge(c)(ctx)
+					k.in.LoseCommit(ctx, false)
+					if next.Status != dedupstore.AcquiredRun {
+						k.pass(short)
+						next = k.ask(k.request("1"))
+						if next.Status == dedupstore.AcquiredRun {
+							k.settle(next.Claim, finish(succeeded("paid by another")))
+						}
 					}
-				}
-				return s, err
-			})
+					return s, err
+				})
 			if err == nil && next.Status == dedupstore.AcquiredRun {
 				k.Error("the transaction returned nil, although another has finished the key")
 			}
@@ -43,12 +44,13 @@ var inboxLostCases = []inboxCase{
 		test: func(k *inboxKit) {
 			for id, applied := range map[string]bool{"applied": true, "not applied": false} {
 				c := k.claim(k.brief(id), dedupstore.AcquiredRun).Claim
-				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-					s, err := k.charge(c)(ctx)
-					k.in.LoseCommit(ctx, applied)
-					k.in.HideRecord(c, true)
-					return s, err
-				})
+				err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+					func(ctx context.Context) (dedupstore.Settlement, error) {
+						s, err := k.charge(c)(ctx)
+						k.in.LoseCommit(ctx, applied)
+						k.in.HideRecord(c, true)
+						return s, err
+					})
 				k.in.HideRecord(c, false)
 				if undecided, ok := errors.AsType[*dedupstore.UndecidedError](err); !ok || undecided.Err == nil {
 					k.Errorf("%s: the transaction returned %v, want an UndecidedError that says why", id, err)

@@ -206,7 +206,7 @@ var inboxManyCases = []inboxCase{
 		why:   "a batch may have messages that were delivered before, whose claims count, beside new ones",
 		needs: makesFirst,
 		test: func(k *inboxKit) {
-			claims, requests := k.claims(3), k.many(6) // of which three are claimed
+			claims, requests := k.claims(3), k.many(6) // three of these keys are claimed
 			runs := append(firsts(requests), runsOf(claims)...)
 			batch := func(problem error) ([]dedupstore.Answer, error) {
 				return k.in.Inbox.InTx(k.Context(), runs,

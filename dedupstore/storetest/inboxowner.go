@@ -60,18 +60,19 @@ var inboxOwnerCases = []inboxCase{
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			var next dedupstore.Answer
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				s, err := k.charge(c)(ctx)
-				if next.Status == dedupstore.AcquiredRun { // the database refused it because of that
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					s, err := k.charge(c)(ctx)
+					if next.Status == dedupstore.AcquiredRun { // the database refused it because of that
+						return s, err
+					}
+					k.pass(short)
+					k.soon("a claim", func(ctx context.Context) (err error) {
+						next, err = dedupstore.ClaimOne(ctx, k.Store, k.request("1"))
+						return err
+					})
 					return s, err
-				}
-				k.pass(short)
-				k.soon("a claim", func(ctx context.Context) (err error) {
-					next, err = dedupstore.ClaimOne(ctx, k.Store, k.request("1"))
-					return err
 				})
-				return s, err
-			})
 			switch next.Status {
 			case dedupstore.AcquiredRun:
 				k.lost(err, "the transaction of a holder whose claim was taken over")

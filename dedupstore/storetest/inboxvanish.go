@@ -14,15 +14,16 @@ var inboxVanishCases = []inboxCase{
 		needs: func(s InboxSubject) bool { return s.Vanish != nil },
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
-			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				s, err := k.charge(c)(ctx)
-				bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.in.VanishWithin)
-				defer cancel()
-				if err := k.in.Vanish(bounded); err != nil {
-					k.Errorf("after %v its lock is not free: %v", k.in.VanishWithin, err)
-				}
-				return s, err
-			})
+			err := dedupstore.InTxOne(k.Context(), k.in.Inbox, c,
+				func(ctx context.Context) (dedupstore.Settlement, error) {
+					s, err := k.charge(c)(ctx)
+					bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.in.VanishWithin)
+					defer cancel()
+					if err := k.in.Vanish(bounded); err != nil {
+						k.Errorf("after %v its lock is not free: %v", k.in.VanishWithin, err)
+					}
+					return s, err
+				})
 			if err == nil {
 				k.Error("a transaction whose host has vanished returned nil")
 			}

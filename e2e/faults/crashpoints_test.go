@@ -192,7 +192,7 @@ func (r *crashRig) crash(point string) {
 	r.Happened(kill)
 }
 
-// order publishes some messages, of which a process gets to a point.
+// order publishes some messages, so that a process gets to a crash point.
 func (r *crashRig) order(point string) {
 	r.Helper()
 	var ids []string

@@ -176,14 +176,15 @@ func TestOutbox_JoinsTheInbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = dedupstore.InTxOne(t.Context(), store.Inbox(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-			if err := box.Publish(ctx, message("", id)); err != nil {
-				t.Error(err)
-			}
-			return dedupstore.Finish{
-				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour,
-			}, end
-		})
+		err = dedupstore.InTxOne(t.Context(), store.Inbox(), a.Claim,
+			func(ctx context.Context) (dedupstore.Settlement, error) {
+				if err := box.Publish(ctx, message("", id)); err != nil {
+					t.Error(err)
+				}
+				return dedupstore.Finish{
+					Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour,
+				}, end
+			})
 		if !errors.Is(err, end) {
 			t.Error(err)
 		}

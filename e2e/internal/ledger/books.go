@@ -66,7 +66,7 @@ func (l *Ledger) Close(ids ...string) Books {
 	return b
 }
 
-// balance is the books of some messages, of which there are copies in the stream. The ledger is locked.
+// balance closes the books of some messages that have copies in the stream. The caller has locked the ledger.
 func (l *Ledger) balance(ids []string, copies map[string]int) Books {
 	b := Books{Extra: map[Why]int{}, Latest: map[Why]string{}}
 	for _, id := range ids {
