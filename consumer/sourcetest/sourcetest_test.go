@@ -3,6 +3,8 @@ package sourcetest
 import (
 	"testing"
 	"testing/synctest"
+
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 func TestRunVirtual_AcceptsAWorkingSource(t *testing.T) {
@@ -75,14 +77,9 @@ func rejects(t *testing.T, name, rule string) {
 		}
 		synctest.Test(t, func(t *testing.T) {
 			b := newToy(rule)
-			r := record(t, func(tb testing.TB) { c.check(tb, b.subject(), nil) })
+			r := recorder.Record(t, func(tb testing.TB) { c.check(tb, b.subject(), nil) })
 			close(b.leaks)
-			if !r.Failed() {
-				t.Fatalf("%s accepts a source that breaks the rule", name)
-			}
-			if last := r.lines[len(r.lines)-1]; last != "why "+name+" matters: "+c.why {
-				t.Errorf("the last line is %q, want why the case exists", last)
-			}
+			r.WantRejected(name, c.why)
 		})
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // forgetful is a store in memory that loses some of the evidence.
@@ -49,9 +50,9 @@ func TestEvidence_EachCaseNoticesWhatIsLost(t *testing.T) {
 						if broken {
 							store = forgetful{m, lose}
 						}
-						r := record(t, func(tb testing.TB) { c.check(tb, Subject{Store: store}) })
-						if r.failed != broken {
-							t.Errorf("broken: %t, failed: %t: %q", broken, r.failed, r.lines)
+						r := recorder.Record(t, func(tb testing.TB) { c.check(tb, Subject{Store: store}) })
+						if r.Failed() != broken {
+							t.Errorf("broken: %t, failed: %t: %q", broken, r.Failed(), r.Lines())
 						}
 					}
 					return

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // slack is a store in memory whose Inspector breaks a rule.
@@ -162,7 +163,7 @@ func TestInspect_EachCaseNoticesABrokenRule(t *testing.T) {
 					t.Fatal(err)
 				}
 				broken.store.Memory = m
-				if r := record(t, func(tb testing.TB) { c.check(tb, Subject{Store: broken.store}) }); !r.failed {
+				if r := recorder.Record(t, func(tb testing.TB) { c.check(tb, Subject{Store: broken.store}) }); !r.Failed() {
 					t.Errorf("%s accepts a store in which %s", broken.name, rule)
 				}
 			})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // Leases and windows are one of these. A long one never ends within a case. A short one is only used where a case
@@ -185,12 +186,12 @@ func (k *kit) within(limit time.Duration, part func(k *kit, limit time.Duration)
 	k.Helper()
 	for tries := 4; ; tries-- {
 		start := time.Now()
-		r := record(k.TB, func(tb testing.TB) { part(newKit(tb, k.Subject), limit) })
+		r := recorder.Record(k.TB, func(tb testing.TB) { part(newKit(tb, k.Subject), limit) })
 		if r.Failed() && time.Since(start) >= limit && tries > 1 {
 			limit *= 4
 			continue
 		}
-		for _, line := range r.lines {
+		for _, line := range r.Lines() {
 			k.Log(line)
 		}
 		if r.Failed() {

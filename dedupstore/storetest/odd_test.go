@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // An odd store keeps the contract in ways that no other store of this project does.
@@ -139,7 +140,7 @@ func TestWithin_GivesASlowMachineMoreTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var limits []time.Duration
-		r := record(t, func(tb testing.TB) {
+		r := recorder.Record(t, func(tb testing.TB) {
 			newKit(tb, Subject{}).within(time.Second, func(k *kit, limit time.Duration) {
 				limits = append(limits, limit)
 				<-time.After(3 * time.Second) // what it is slow at
@@ -148,8 +149,8 @@ func TestWithin_GivesASlowMachineMoreTime(t *testing.T) {
 				}
 			})
 		})
-		if r.failed || len(limits) != 2 {
-			t.Errorf("failed: %t after limits %v, want success at the second", r.failed, limits)
+		if r.Failed() || len(limits) != 2 {
+			t.Errorf("failed: %t after limits %v, want success at the second", r.Failed(), limits)
 		}
 	})
 }
@@ -158,14 +159,14 @@ func TestWithin_DoesNotRepeatAFailureThatCameInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tries := 0
-		r := record(t, func(tb testing.TB) {
+		r := recorder.Record(t, func(tb testing.TB) {
 			newKit(tb, Subject{}).within(time.Second, func(k *kit, _ time.Duration) {
 				tries++
 				k.Error("broken")
 			})
 		})
-		if !r.failed || tries != 1 {
-			t.Errorf("failed: %t after %d tries, want a failure at the first", r.failed, tries)
+		if !r.Failed() || tries != 1 {
+			t.Errorf("failed: %t after %d tries, want a failure at the first", r.Failed(), tries)
 		}
 	})
 }

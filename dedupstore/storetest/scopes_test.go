@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // vague is a store in memory whose ScopeKeeper breaks a rule.
@@ -94,7 +95,7 @@ func TestScopes_EachCaseNoticesABrokenRule(t *testing.T) {
 					t.Fatal(err)
 				}
 				broken.store.Memory = m
-				if r := record(t, func(tb testing.TB) { c.check(tb, Subject{Store: broken.store}) }); !r.failed {
+				if r := recorder.Record(t, func(tb testing.TB) { c.check(tb, Subject{Store: broken.store}) }); !r.Failed() {
 					t.Errorf("%s accepts a store in which %s", broken.name, rule)
 				}
 			})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/recorder"
 )
 
 // brokenStuck are rules of stores beside what is stuck, as broken is of others.
@@ -206,7 +207,7 @@ func TestRunStuck_RejectsABrokenStore(t *testing.T) {
 				t.Parallel()
 				i := slices.IndexFunc(stuckCases, func(c testCase) bool { return c.name == name })
 				synctest.Test(t, func(t *testing.T) {
-					r := record(t, func(tb testing.TB) { stuckCases[i].check(tb, newStuckToy(rule).subject()) })
+					r := recorder.Record(t, func(tb testing.TB) { stuckCases[i].check(tb, newStuckToy(rule).subject()) })
 					if !r.Failed() {
 						t.Errorf("%s accepts a store that breaks the rule", name)
 					}

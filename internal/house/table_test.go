@@ -13,6 +13,7 @@ var house = table{
 	{0, "internal/telemetry", "every span, attribute and metric name, once",
 		these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/leaktest", "tests end without goroutines", testLib},
+	{0, "internal/recorder", "tests of suites: a test that fails, without failing", testLib},
 	{0, "internal/batch", "operations of many callers travel together", nil},
 	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
