@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/signal"
@@ -29,8 +28,6 @@ import (
 	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
-	"github.com/oncemill/oncemill/transport/franz"
-	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // Crash points: the moments at which a process of [TestCrashPoints] kills itself. No production code knows of them: the
@@ -67,9 +64,8 @@ type crashTask struct {
 	Batch bool   // its handler takes batches
 	Relay int    // not zero: it is the relay of this number
 
-	NATS, Kafka, Redis, SQL string // servers
-	Topic                   string // of Kafka
-	Lease                   time.Duration
+	pairTask
+	Lease time.Duration
 
 	Journal string // a file: see ledger.Keep and ledger.KeepRelay
 	Crash   string // a file: see crashed
@@ -146,7 +142,7 @@ func (p *crashProcess) run(ctx context.Context) error {
 	if p.Relay > 0 {
 		return p.relay(ctx, s)
 	}
-	pub, closePub, err := p.publisher()
+	pub, closePub, err := p.publisher(p.js, 0)
 	if err != nil {
 		return err
 	}
@@ -161,28 +157,22 @@ func (p *crashProcess) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.Kafka != "" {
-		return p.consumeKafka(ctx, once, s)
+	w := pairWorker{
+		pairTask: p.pairTask, js: p.js, once: once, inFlight: 8, grace: 5 * time.Second,
+		commitEvery: 50 * time.Millisecond,
+		opts: []kgo.Opt{
+			kgo.InstanceID("crash"), // so that the next one has the partitions at once
+			kgo.WithHooks(crashCommits{p}),
+		},
+		handle: func(ctx context.Context, run oncemill.Run) error { return p.handle(ctx, s, run) },
+		handleBatch: func(ctx context.Context, runs []oncemill.Run) []error {
+			return p.handleBatch(ctx, s, runs)
+		},
 	}
-	return p.consumeNATS(ctx, once, s)
-}
-
-// letters is where dead letters go, and receipts where relays publish.
-func (p crashTask) letters() string  { return p.Topic + lettersStream }
-func (p crashTask) receipts() string { return p.Topic + "receipts" }
-
-// publisher is of the pair's broker.
-func (p *crashProcess) publisher() (pub producer.Publisher, end func(), err error) {
-	if p.Kafka == "" {
-		pub, err = natsjs.NewPublisher(p.js, natsjs.PublisherConfig{})
-		return pub, func() {}, err
+	if p.Batch {
+		w.batch = 8
 	}
-	cl, err := kgo.NewClient(append(franz.PublisherOpts(), kgo.SeedBrokers(p.Kafka))...)
-	if err != nil {
-		return nil, nil, err
-	}
-	pub, err = franz.NewPublisher(cl, franz.PublisherConfig{})
-	return pub, cl.Close, err
+	return w.run(ctx)
 }
 
 // A crashPublisher is a publisher with a crash point behind it.
@@ -202,53 +192,6 @@ func (c crashPublisher) Publish(ctx context.Context, messages ...producer.Messag
 		c.p.at(c.point, ids...)
 	}
 	return err
-}
-
-func (p *crashProcess) consumeNATS(ctx context.Context, once *consumer.Processor, s *crashStore) error {
-	cons, err := find(ctx, p.js)
-	if err != nil {
-		return err
-	}
-	config := natsjs.Config{Handler: "charge", MaxInFlight: 8, Grace: 5 * time.Second}
-	w, err := natsjs.NewWorker(once, p.js, cons, func(ctx context.Context, _ jetstream.Msg) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, config)
-	if p.Batch {
-		w, err = natsjs.NewBatchWorker(once, p.js, cons, func(ctx context.Context, _ []jetstream.Msg) []error {
-			return p.handleBatch(ctx, s)
-		}, natsjs.BatchConfig{Config: config, MaxBatch: 8})
-	}
-	if err != nil {
-		return err
-	}
-	return w.Run(ctx)
-}
-
-func (p *crashProcess) consumeKafka(ctx context.Context, once *consumer.Processor, s *crashStore) error {
-	config := franz.Config{
-		Handler: "charge", Order: franz.PerKey, MaxInFlight: 8, Grace: 5 * time.Second,
-		CommitEvery: 50 * time.Millisecond,
-	}
-	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, config)
-	if p.Batch {
-		w, err = franz.NewBatchWorker(once, func(ctx context.Context, _ []*kgo.Record) []error {
-			return p.handleBatch(ctx, s)
-		}, franz.BatchConfig{Config: config, MaxBatch: 8})
-	}
-	if err != nil {
-		return err
-	}
-	cl, err := kgo.NewClient(slices.Concat(w.Opts(), kafkaMemberOpts(p.Kafka, p.Topic, p.Topic), []kgo.Opt{
-		kgo.InstanceID("crash"), // so that the next one has the partitions at once
-		kgo.WithHooks(crashCommits{p}),
-	})...)
-	if err != nil {
-		return err
-	}
-	defer cl.CloseAllowingRebalance()
-	return w.Run(ctx, cl)
 }
 
 // crashCommits are crash points behind commits of offsets.
@@ -303,8 +246,7 @@ func (p *crashProcess) handle(ctx context.Context, s *crashStore, run oncemill.R
 	return nil
 }
 
-func (p *crashProcess) handleBatch(ctx context.Context, s *crashStore) []error {
-	runs := oncemill.RunsFromContext(ctx)
+func (p *crashProcess) handleBatch(ctx context.Context, s *crashStore, runs []oncemill.Run) []error {
 	errs := make([]error, len(runs))
 	var did []string
 	for i, run := range runs {
@@ -320,7 +262,7 @@ func (p *crashProcess) handleBatch(ctx context.Context, s *crashStore) []error {
 
 // relay relays until ctx ends.
 func (p *crashProcess) relay(ctx context.Context, s *crashStore) error {
-	pub, end, err := p.publisher()
+	pub, end, err := p.publisher(p.js, 0)
 	if err != nil {
 		return err
 	}
@@ -499,11 +441,4 @@ func (c *crashConn) Read(b []byte) (int, error) {
 		c.p.at(r.answered)
 	}
 	return n, err
-}
-
-// receipt is what the handlers of inboxes publish.
-func (p crashTask) receipt(run oncemill.Run) producer.Message {
-	return producer.Message{
-		ID: run.ID("receipt"), Topic: p.receipts(), Key: run.Key.ID, Payload: []byte(fmt.Sprint(os.Getpid())),
-	}
 }

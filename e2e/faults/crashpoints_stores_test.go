@@ -160,14 +160,8 @@ func crashingPostgres(ctx context.Context, p *crashProcess) (*crashStore, error)
 		return nil, err
 	}
 	return &crashStore{
-		store: crashingInbox{store.Inbox().(openInbox), p},
-		effect: func(ctx context.Context, run oncemill.Run) error {
-			_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ($1, $2)`, run.Key.ID, os.Getpid())
-			if err != nil {
-				return err
-			}
-			return box.Publish(ctx, p.receipt(run))
-		},
+		store:  crashingInbox{store.Inbox().(openInbox), p},
+		effect: p.inPostgres(box),
 		relayed: func(notes *ledger.Relay) outbox.Store {
 			return notedPGBox{box, notes.Store(crashingRows{box, p, new(sync.Map)})}
 		},
@@ -219,14 +213,8 @@ func crashingMariaDB(_ context.Context, p *crashProcess) (*crashStore, error) {
 		return nil, err
 	}
 	return &crashStore{
-		store: crashingInbox{store.Inbox().(openInbox), p},
-		effect: func(ctx context.Context, run oncemill.Run) error {
-			tx := mysqlstore.Tx(ctx)
-			if _, err := tx.ExecContext(ctx, `INSERT INTO effects VALUES (?, ?)`, run.Key.ID, os.Getpid()); err != nil {
-				return err
-			}
-			return box.Publish(ctx, p.receipt(run))
-		},
+		store:  crashingInbox{store.Inbox().(openInbox), p},
+		effect: p.inMariaDB(box),
 		relayed: func(notes *ledger.Relay) outbox.Store {
 			return notedMySQLBox{box, notes.Store(crashingRows{box, p, new(sync.Map)})}
 		},

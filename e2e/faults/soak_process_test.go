@@ -27,8 +27,6 @@ import (
 	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
-	"github.com/oncemill/oncemill/transport/franz"
-	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // What a process of a soak is.
@@ -48,15 +46,11 @@ type soakTask struct {
 	Rate       int  // of a producer: messages a second
 	Rests      bool // a producer only ends what another one has begun, and an operator changes no record
 
-	NATS, Kafka, Redis, SQL string // servers, through proxies
-	Topic                   string // of Kafka
+	pairTask // through proxies
 
 	Journal string // a file: see ledger.Keep, ledger.KeepRelay, soakAsked and soakForgot
 	Status  string // a file: see soakStatus
 }
-
-func (j soakTask) letters() string  { return j.Topic + lettersStream }
-func (j soakTask) receipts() string { return j.Topic + "receipts" }
 
 // orders is where orders are published to.
 func (j soakTask) orders() string {
@@ -156,7 +150,11 @@ func (p *soakProcess) run(ctx context.Context) error {
 		return err
 	}
 	defer s.close()
-	pub, end, err := p.publisher()
+	within := 2 * time.Second
+	if p.NATS != "" {
+		within = 500 * time.Millisecond
+	}
+	pub, end, err := p.publisher(p.js, within)
 	if err != nil {
 		return err
 	}
@@ -183,10 +181,22 @@ func (p *soakProcess) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.Kafka != "" {
-		return p.consumeKafka(ctx, once, s)
+	w := pairWorker{
+		pairTask: p.pairTask, js: p.js, once: once, inFlight: 32, grace: 5 * time.Second,
+		commitEvery: 100 * time.Millisecond,
+		opts:        []kgo.Opt{kgo.SessionTimeout(3 * time.Second), kgo.RebalanceTimeout(6 * time.Second)},
+		handle:      func(ctx context.Context, run oncemill.Run) error { return p.handle(ctx, s, run) },
+		handleBatch: func(ctx context.Context, runs []oncemill.Run) []error {
+			return p.handleBatch(ctx, s, runs)
+		},
 	}
-	return p.consumeNATS(ctx, once, s)
+	if p.Kafka != "" {
+		w.grace = 3 * time.Second // within the time of a rebalance
+	}
+	if p.Role == soakBatches {
+		w.batch = 16
+	}
+	return w.run(ctx)
 }
 
 // soakRelays is how relays are configured.
@@ -194,64 +204,6 @@ func soakRelays() outbox.Config {
 	cfg := shortLease()
 	cfg.BatchSize, cfg.MaxAttempts = 200, 1_000_000
 	return cfg
-}
-
-func (p *soakProcess) publisher() (pub producer.Publisher, end func(), err error) {
-	if p.Kafka == "" {
-		pub, err = natsjs.NewPublisher(p.js, natsjs.PublisherConfig{AckTimeout: 500 * time.Millisecond})
-		return pub, func() {}, err
-	}
-	cl, err := kgo.NewClient(append(franz.PublisherOpts(), kgo.SeedBrokers(p.Kafka))...)
-	if err != nil {
-		return nil, nil, err
-	}
-	pub, err = franz.NewPublisher(cl, franz.PublisherConfig{AckTimeout: 2 * time.Second})
-	return pub, cl.Close, err
-}
-
-func (p *soakProcess) consumeNATS(ctx context.Context, once *consumer.Processor, s *soakStore) error {
-	cons, err := find(ctx, p.js)
-	if err != nil {
-		return err
-	}
-	config := natsjs.Config{Handler: "charge", MaxInFlight: 32, Grace: 5 * time.Second}
-	w, err := natsjs.NewWorker(once, p.js, cons, func(ctx context.Context, _ jetstream.Msg) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, config)
-	if p.Role == soakBatches {
-		w, err = natsjs.NewBatchWorker(once, p.js, cons, func(ctx context.Context, _ []jetstream.Msg) []error {
-			return p.handleBatch(ctx, s)
-		}, natsjs.BatchConfig{Config: config, MaxBatch: 16})
-	}
-	if err != nil {
-		return err
-	}
-	return w.Run(ctx)
-}
-
-func (p *soakProcess) consumeKafka(ctx context.Context, once *consumer.Processor, s *soakStore) error {
-	config := franz.Config{
-		Handler: "charge", Order: franz.PerKey, MaxInFlight: 32, Grace: 3 * time.Second,
-		CommitEvery: 100 * time.Millisecond,
-	}
-	w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error {
-		return p.handle(ctx, s, oncemill.FromContext(ctx))
-	}, config)
-	if p.Role == soakBatches {
-		w, err = franz.NewBatchWorker(once, func(ctx context.Context, _ []*kgo.Record) []error {
-			return p.handleBatch(ctx, s)
-		}, franz.BatchConfig{Config: config, MaxBatch: 16})
-	}
-	if err != nil {
-		return err
-	}
-	cl, err := kgo.NewClient(slices.Concat(w.Opts(), kafkaMemberOpts(p.Kafka, p.Topic, p.Topic),
-		[]kgo.Opt{kgo.SessionTimeout(3 * time.Second), kgo.RebalanceTimeout(6 * time.Second)})...)
-	if err != nil {
-		return err
-	}
-	defer cl.CloseAllowingRebalance()
-	return w.Run(ctx, cl)
 }
 
 // handle is the handler. For some seconds of each minute it refuses a third of the orders. It fails now and then, before
@@ -299,8 +251,7 @@ func (p *soakProcess) hangs() error {
 // soakHung is a file with a byte for each handler that hung.
 const soakHung = "hung"
 
-func (p *soakProcess) handleBatch(ctx context.Context, s *soakStore) []error {
-	runs := oncemill.RunsFromContext(ctx)
+func (p *soakProcess) handleBatch(ctx context.Context, s *soakStore, runs []oncemill.Run) []error {
 	errs := make([]error, len(runs))
 	for i, run := range runs {
 		errs[i] = p.handle(ctx, s, run)

@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"os"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
@@ -11,8 +10,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/mysqlstore"
-	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/outbox"
@@ -130,12 +127,6 @@ func (s forgettingRedis) Settle(ctx context.Context, settlings []dedupstore.Sett
 	return errs
 }
 
-// receipt is what a run publishes. It is the same in each run of an order.
-func (j soakTask) receipt(run oncemill.Run) producer.Message {
-	id := run.Key.ID
-	return producer.Message{ID: run.ID("receipt"), Topic: j.receipts(), Key: id, Payload: []byte(id)}
-}
-
 func soakPostgres(ctx context.Context, p *soakProcess) (*soakStore, error) {
 	pool, store, box, err := crashPool(context.WithoutCancel(ctx), p.SQL, func(*pgxpool.Config) {})
 	if err != nil {
@@ -144,14 +135,7 @@ func soakPostgres(ctx context.Context, p *soakProcess) (*soakStore, error) {
 	inbox := store.Inbox()
 	return &soakStore{
 		store: inbox, inspector: store, fails: func(oncemill.Run) {},
-		effect: func(ctx context.Context, run oncemill.Run) error {
-			_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects (id, pid) VALUES ($1, $2)`,
-				run.Key.ID, os.Getpid())
-			if err != nil {
-				return err
-			}
-			return box.Publish(ctx, p.receipt(run))
-		},
+		effect:  p.inPostgres(box),
 		relayed: func(notes *ledger.Relay) outbox.Store { return notedPGBox{box, notes.Store(box)} },
 		publish: func(ctx context.Context, _ producer.Publisher, messages ...producer.Message) error {
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return box.In(tx).Publish(ctx, messages...) })
@@ -167,14 +151,7 @@ func soakMariaDB(_ context.Context, p *soakProcess) (*soakStore, error) {
 	}
 	return &soakStore{
 		store: store.Inbox(), inspector: store, fails: func(oncemill.Run) {},
-		effect: func(ctx context.Context, run oncemill.Run) error {
-			_, err := mysqlstore.Tx(ctx).ExecContext(ctx, `INSERT INTO effects (id, pid) VALUES (?, ?)`,
-				run.Key.ID, os.Getpid())
-			if err != nil {
-				return err
-			}
-			return box.Publish(ctx, p.receipt(run))
-		},
+		effect:  p.inMariaDB(box),
 		relayed: func(notes *ledger.Relay) outbox.Store { return notedMySQLBox{box, notes.Store(box)} },
 		publish: func(ctx context.Context, _ producer.Publisher, messages ...producer.Message) error {
 			tx, err := db.BeginTx(ctx, nil)
