@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
@@ -226,7 +227,7 @@ func TestRefresh_WithoutEndCostsLittle(t *testing.T) {
 			}
 			store := &busyStore{pagedStore: s.store}
 			c, err := New(Config{Stores: []Store{{Name: "records", Inspector: store}}, Findings: func(
-				context.Context) ([]Finding, error) {
+				context.Context) ([]health.Finding, error) {
 				return nil, nil
 			}})
 			if err != nil {

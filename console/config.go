@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/outbox"
@@ -23,12 +24,13 @@ type Config struct {
 	// Counters returns how many deliveries there were so far. [Prometheus] makes one.
 	Counters func(context.Context) ([]Counter, error)
 
-	// Findings returns what is wrong with the servers. It is asked every five minutes, and on request. Nil: what the
-	// stores' Check and the outboxes' Plan find.
-	Findings func(context.Context) ([]Finding, error)
+	// Findings returns what is wrong with servers, beside what the stores' Check and the outboxes' Plan find: see
+	// natsjs.Diagnose and franz.Diagnose. It is asked every five minutes, and on request.
+	Findings func(context.Context) ([]health.Finding, error)
 
-	// Lag returns how far consumers are behind. It is asked every ten seconds while somebody looks.
-	Lag func(context.Context) ([]Lag, error)
+	// Lag returns how far consumers are behind: see natsjs.Lag and franz.Lag. It is asked every ten seconds while
+	// somebody looks.
+	Lag func(context.Context) ([]health.Lag, error)
 
 	// Trace is a link to a trace; {trace} stands for its ID.
 	Trace string
@@ -91,19 +93,6 @@ type Counter struct {
 	Cause          string // of duplicates, such as "producer_retry"; may be empty
 	Count          int64  // since the process began
 }
-
-// A Lag is how far a consumer is behind a topic.
-type Lag struct {
-	Consumer    string `json:"consumer"`
-	Topic       string `json:"topic"`
-	Waiting     int64  `json:"waiting"`           // messages that it has not got
-	InFlight    int    `json:"in_flight"`         // that it has got and not acknowledged; JetStream
-	Redelivered int    `json:"redelivered"`       // of those, that came more than once; JetStream
-	Members     int    `json:"members,omitempty"` // of the group; Kafka
-}
-
-// A Finding is what is wrong with a server.
-type Finding = operate.Finding
 
 // An Entry is a line of the audit log: what became of a record, or of some rows or letters. Where is the name of the
 // store, outbox or topic. Result is "changed", "sent", "discarded", "refused" or "failed"; after "failed", if an answer

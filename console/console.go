@@ -57,9 +57,6 @@ func New(config Config) (*Console, error) {
 		queue: make(chan *task, mostQueued), turns: make(chan struct{}, mostReading),
 		wake: map[string]chan struct{}{}, held: map[string]int{},
 	}
-	if config.Findings == nil && len(config.Stores)+len(config.Outboxes) > 0 {
-		c.config.Findings = c.findings
-	}
 	c.letters.forget()
 	rand.Read(c.secret)
 	for _, s := range config.Stores {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
@@ -108,7 +109,7 @@ func TestScreens_SourceIsDown(t *testing.T) {
 	down := errors.New("connection refused <b>")
 	s := newSite(t, func(c *Config) {
 		c.Counters = func(context.Context) ([]Counter, error) { return nil, down }
-		c.Findings = func(context.Context) ([]Finding, error) { return nil, down }
+		c.Findings = func(context.Context) ([]health.Finding, error) { return nil, down }
 		c.Stores[0].Inspector = downStore{c.Stores[0].Inspector.(*pagedStore), down}
 	}).runs()
 	for _, page := range []string{"", "health"} {

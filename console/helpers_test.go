@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/consumer/deadletters"
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/internal/leaktest"
@@ -63,8 +64,8 @@ func newSite(t testing.TB, change func(*Config)) *site {
 		Counters: func(context.Context) ([]Counter, error) {
 			return []Counter{{"billing", "charge", "claimed", "", time.Now().UnixMilli()}}, nil
 		},
-		Findings: func(context.Context) ([]Finding, error) {
-			return []Finding{{Severity: "warning", Subject: "store", Finding: "its clock is behind"}}, nil
+		Findings: func(context.Context) ([]health.Finding, error) {
+			return []health.Finding{{Severity: "warning", Subject: "store", Finding: "its clock is behind"}}, nil
 		},
 		Trace: "https://traces.example/{trace}", TraceSearch: "https://traces.example/?id={id}",
 		Authorize: ViewOnly,

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/internal/census"
 	"github.com/oncemill/oncemill/internal/operate"
 )
@@ -45,7 +46,7 @@ func (c *Console) Run(ctx context.Context) error {
 	if c.config.Counters != nil {
 		all.Go(func() { c.watchTraffic(ctx) })
 	}
-	if c.config.Findings != nil {
+	if c.hasDoctor() {
 		all.Go(func() { c.watchFindings(ctx) })
 	}
 	if c.config.Lag != nil {
@@ -134,10 +135,10 @@ func (s *seen) Delay() (oldest time.Duration) {
 func (s *seen) Behind() bool { return s.Delay() > time.Minute }
 
 // Problems say which sources did not answer.
-func (s *seen) Problems() (all []Finding) {
+func (s *seen) Problems() (all []health.Finding) {
 	add := func(subject, problem string) {
 		if problem != "" {
-			all = append(all, operate.Found(operate.Loses, subject, problem))
+			all = append(all, health.Finding{Severity: health.Loses, Subject: subject, Finding: problem})
 		}
 	}
 	for _, one := range s.Stores {
@@ -181,7 +182,7 @@ func (s *seen) Scope(group, handler string) *scopeTraffic {
 
 // A findingsSeen is what Config.Findings returned.
 type findingsSeen struct {
-	All     []Finding
+	All     []health.Finding
 	At      time.Time
 	Problem string
 }
@@ -267,9 +268,14 @@ func (c *Console) hurry(source string) {
 	}
 }
 
-// findings asks the stores and outboxes themselves. One that does not answer hides no other.
-func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
-	add := func(found []Finding, failed error) { all, err = append(all, found...), errors.Join(err, failed) }
+// hasDoctor reports whether there is anything to look at.
+func (c *Console) hasDoctor() bool {
+	return c.config.Findings != nil || len(c.config.Stores)+len(c.config.Outboxes) > 0
+}
+
+// findings looks at stores, outboxes and what else is configured. One that does not answer hides no other.
+func (c *Console) findings(ctx context.Context) (all []health.Finding, err error) {
+	add := func(found []health.Finding, failed error) { all, err = append(all, found...), errors.Join(err, failed) }
 	for _, s := range c.config.Stores {
 		_, found, err := operate.CheckStore(ctx, "store "+s.Name, s.Inspector)
 		add(found, err)
@@ -277,13 +283,16 @@ func (c *Console) findings(ctx context.Context) (all []Finding, err error) {
 	for _, o := range c.config.Outboxes {
 		add(operate.CheckOutbox(ctx, "outbox "+o.Name, o.Inspector))
 	}
+	if c.config.Findings != nil {
+		add(c.config.Findings(ctx))
+	}
 	return all, err
 }
 
 func (c *Console) watchFindings(ctx context.Context) {
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, findingsTimeout)
-		all, err := c.config.Findings(within)
+		all, err := c.findings(within)
 		cancel()
 		found := &findingsSeen{All: all, At: time.Now(), Problem: problemOf(err)}
 		c.see(func(s *seen) { s.Findings = found })
@@ -299,7 +308,7 @@ func (c *Console) watchFindings(ctx context.Context) {
 
 // A lagSeen is what Config.Lag returned.
 type lagSeen struct {
-	All     []Lag
+	All     []health.Lag
 	Waiting int64     // in sum
 	Sums    []float64 // over time, oldest first
 	At      time.Time

@@ -37,7 +37,7 @@ func (c *Console) health(w http.ResponseWriter, r *http.Request, v *visitor) err
 		Body: struct {
 			*livePart
 			Configured bool
-		}{body, c.config.Findings != nil},
+		}{body, c.hasDoctor()},
 	})
 }
 

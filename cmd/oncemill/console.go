@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/internal/operate"
 )
 
@@ -247,12 +248,14 @@ func (s *consoleServer) lastChanges(context.Context) (all []console.Entry, err e
 	return all, err
 }
 
-// findings are the doctor's, of the store and the outbox.
-func (s *consoleServer) findings(ctx context.Context) (all []console.Finding, err error) {
-	d := &doctor{app: s.alone(), policy: policy{lease: 30 * time.Second, window: 24 * time.Hour, attempts: 10}}
+// findings are what only the doctor finds of the servers of the store and the outbox.
+func (s *consoleServer) findings(ctx context.Context) (all []health.Finding, err error) {
+	d := &doctor{app: s.alone(), deeper: true}
 	defer d.close()
-	err = d.look(ctx)
-	return d.found, err
+	if d.policy, _, err = health.Defaults(d.policy); err == nil {
+		err = d.look(ctx)
+	}
+	return d.Found, err
 }
 
 // auditLog opens the audit log for lines to be added; without a path it is what else is told.

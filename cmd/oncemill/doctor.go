@@ -9,68 +9,25 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill/internal/operate"
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer/health"
+	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
-
-const loses, unwise = operate.Loses, operate.Unwise
-
-type finding = operate.Finding
-
-// A rule is a finding if it is broken.
-type rule struct {
-	broken   bool
-	severity string
-	finding  string
-}
-
-func judge(subject string, rules ...rule) (found []finding) {
-	for _, r := range rules {
-		if r.broken {
-			found = append(found, operate.Found(r.severity, subject, r.finding))
-		}
-	}
-	return found
-}
-
-// A policy is what servers must fit, as flags. The defaults are those of oncemill.Policy.
-type policy struct {
-	lease, window time.Duration
-	attempts      int
-}
-
-func (p policy) check() error {
-	switch {
-	case p.lease < 100*time.Millisecond:
-		return usagef("--lease is %v, want at least 100ms", p.lease)
-	case p.window < p.lease:
-		return usagef("--window is %v, want at least --lease (%v)", p.window, p.lease)
-	case p.attempts < 1:
-		return usagef("--attempts is %d, want at least 1", p.attempts)
-	}
-	return nil
-}
-
-// retries is how long the attempts of a message take at most, with the default backoff.
-func (p policy) retries() (total time.Duration) {
-	for attempt, wait := 1, time.Second; attempt < p.attempts; attempt++ {
-		total += wait
-		wait = min(2*wait, 5*time.Minute)
-	}
-	return total
-}
 
 // A doctor looks at servers.
 type doctor struct {
 	*app
-	policy
+	health.Report
+	policy           oncemill.Policy // that servers must fit
 	stream, consumer string
 	topic, group     string
 	dead             string // topic of dead letters
-
-	looked []string // what it looked at, for people
-	found  []finding
+	deeper           bool   // stores and outboxes have been asked already
 }
 
 func (a *app) doctor() *cobra.Command {
@@ -101,9 +58,9 @@ Exit status 3: there is an error among the findings.`,
 	flags.StringVar(&d.topic, "topic", "", "the Kafka topic of the messages")
 	flags.StringVar(&d.group, "group", "", "the Kafka consumer group")
 	flags.StringVar(&d.dead, "dead-letters", "", "the subject or topic of dead letters")
-	flags.DurationVar(&d.lease, "lease", 30*time.Second, "Policy.Lease")
-	flags.IntVar(&d.attempts, "attempts", 10, "Policy.MaxAttempts")
-	flags.DurationVar(&d.window, "window", 24*time.Hour, "Policy.Window")
+	flags.DurationVar(&d.policy.Lease, "lease", 30*time.Second, "Policy.Lease")
+	flags.IntVar(&d.policy.MaxAttempts, "attempts", 10, "Policy.MaxAttempts")
+	flags.DurationVar(&d.policy.Window, "window", 24*time.Hour, "Policy.Window")
 	return cmd
 }
 
@@ -121,7 +78,7 @@ func (d *doctor) run(ctx context.Context) error {
 	if failed != nil {
 		return failed
 	}
-	if slices.ContainsFunc(d.found, func(f finding) bool { return f.Severity == loses }) {
+	if slices.ContainsFunc(d.Found, func(f health.Finding) bool { return f.Severity == health.Loses }) {
 		return errFound
 	}
 	return nil
@@ -147,8 +104,8 @@ func (d *doctor) look(ctx context.Context) error {
 		errs = append(errs, look.at(within)) // the others may be there
 		cancel()
 	}
-	slices.SortStableFunc(d.found, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
-	d.found = slices.Compact(d.found)
+	slices.SortStableFunc(d.Found, func(a, b health.Finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	d.Found = slices.Compact(d.Found)
 	return errors.Join(errs...)
 }
 
@@ -170,22 +127,52 @@ func (d *doctor) check() error {
 			return usagef("%s", half.what)
 		}
 	}
-	return d.policy.check()
+	if _, _, err := health.Defaults(d.policy); err != nil {
+		return usagef("--lease, --attempts or --window: %w", err)
+	}
+	return nil
+}
+
+// lookAtNATS looks at a stream, a consumer and where dead letters go.
+func (d *doctor) lookAtNATS(ctx context.Context) error {
+	js, err := d.jetStream(nats.Timeout(5 * time.Second))
+	if err != nil {
+		return err
+	}
+	return d.add(natsjs.Diagnose(ctx, js, natsjs.Setup{
+		Stream: d.stream, Consumer: d.consumer, DeadLetters: d.dead, Policy: d.policy,
+	}))
+}
+
+// lookAtKafka looks at a topic, a group and the topic of dead letters.
+func (d *doctor) lookAtKafka(ctx context.Context) error {
+	cl, err := d.kafka(kgo.RetryTimeout(5 * time.Second))
+	if err != nil {
+		return err
+	}
+	return d.add(franz.Diagnose(ctx, cl, franz.Setup{
+		Topic: d.topic, Group: d.group, DeadLetters: d.dead, Policy: d.policy,
+	}))
+}
+
+func (d *doctor) add(r health.Report, err error) error {
+	d.Looked, d.Found = append(d.Looked, r.Looked...), append(d.Found, r.Found...)
+	return err
 }
 
 // tell writes what was found.
 func (d *doctor) tell() error {
 	if !d.forPeople() {
-		return items(d.app, d.found)
+		return items(d.app, d.Found)
 	}
-	if len(d.looked) > 0 {
-		fmt.Fprintln(d.log, safe("Looked at "+strings.Join(d.looked, "; ")+".", 2000))
+	if len(d.Looked) > 0 {
+		fmt.Fprintln(d.log, safe("Looked at "+strings.Join(d.Looked, "; ")+".", 2000))
 	}
-	if len(d.found) == 0 {
+	if len(d.Found) == 0 {
 		return nil
 	}
 	t := table{{"SEVERITY", "SUBJECT", "FINDING"}}
-	for _, f := range d.found {
+	for _, f := range d.Found {
 		t = append(t, []string{f.Severity, safe(f.Subject, 100), safe(f.Finding, 1000)})
 	}
 	d.table(t)
@@ -193,7 +180,7 @@ func (d *doctor) tell() error {
 }
 
 // clock compares the clock of a server, which was asked between two times.
-func clock(what string, theirs, before, after time.Time) []finding {
+func (d *doctor) clock(what string, theirs, before, after time.Time) {
 	const most = 2 * time.Second
 	apart := ""
 	switch {
@@ -202,6 +189,6 @@ func clock(what string, theirs, before, after time.Time) []finding {
 	case before.Sub(theirs) > most:
 		apart = before.Sub(theirs).Round(time.Second).String() + " behind"
 	}
-	return judge(what, rule{apart != "", unwise, "its clock is " + apart + " this machine's: a failover to a server " +
-		"with another clock ends leases early, and runs overlap, or late; keep all clocks together with NTP"})
+	d.Judge(what, health.UnwiseIf(apart != "", "its clock is "+apart+" this machine's: a failover to a server "+
+		"with another clock ends leases early, and runs overlap, or late; keep all clocks together with NTP"))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/operate"
 	"github.com/oncemill/oncemill/internal/rowsecurity"
@@ -30,10 +31,13 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.found = append(d.found, found...); report.Store == "" { // it is refused
-		d.looked = append(d.looked, what)
+	if !d.deeper {
+		d.Found = append(d.Found, found...)
+	}
+	if report.Store == "" { // it is refused
+		d.Looked = append(d.Looked, what)
 	} else {
-		d.looked = append(d.looked,
+		d.Looked = append(d.Looked,
 			fmt.Sprintf("%s (%s %s: %s)", what, report.Store, report.Version, report.Durability))
 	}
 	at, _, err := split(d.settings.Store, "prefix", "table", "schema")
@@ -61,7 +65,7 @@ func (d *doctor) lookAtStore(ctx context.Context) error {
 		if err := db.QueryRowContext(ctx, "SELECT "+string(sqlstore.MySQLNow)).Scan(&now); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
-		d.found = append(d.found, clock(what, time.UnixMicro(now), before, time.Now())...)
+		d.clock(what, time.UnixMicro(now), before, time.Now())
 	}
 	return nil
 }
@@ -77,7 +81,7 @@ func (d *doctor) natsClock(ctx context.Context, what string, at *url.URL) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	d.found = append(d.found, clock(what, stream.CachedInfo().TimeStamp, before, time.Now())...)
+	d.clock(what, stream.CachedInfo().TimeStamp, before, time.Now())
 	return nil
 }
 
@@ -97,7 +101,7 @@ func (d *doctor) lookAtRedis(ctx context.Context, what string, at *url.URL, stor
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
-	d.found = append(d.found, clock(what, now, before, time.Now())...)
+	d.clock(what, now, before, time.Now())
 
 	page, err := store.List(ctx, dedupstore.Filter{}, "")
 	info, noInfo := single.Info(ctx, "memory").Result()
@@ -112,7 +116,7 @@ func (d *doctor) lookAtRedis(ctx context.Context, what string, at *url.URL, stor
 	for i := range page.Records {
 		m.sample = append(m.sample, now.Sub(page.Records[i].First))
 	}
-	d.found = append(d.found, m.judge(what, d.window)...)
+	m.judge(&d.Report, what, d.policy.Window)
 	return nil
 }
 
@@ -139,9 +143,9 @@ type memory struct {
 const enough = 100
 
 // judge estimates by the records of the last hour what those of a window will take.
-func (m memory) judge(what string, window time.Duration) []finding {
+func (m memory) judge(r *health.Report, what string, window time.Duration) {
 	if len(m.sample) < enough || m.limit == 0 {
-		return nil
+		return
 	}
 	span := time.Minute // of a younger store the rate is estimated too low
 	for _, age := range m.sample {
@@ -159,9 +163,9 @@ func (m memory) judge(what string, window time.Duration) []finding {
 	if !m.limited {
 		has = "the machine's memory is " + size(m.limit)
 	}
-	return judge(what, rule{need > 0.8*float64(m.limit), unwise, fmt.Sprintf("%s: at the present rate of about %.3g "+
+	r.Judge(what, health.UnwiseIf(need > 0.8*float64(m.limit), fmt.Sprintf("%s: at the present rate of about %.3g "+
 		"new records a second, those of a window of %v take about %s; a full server refuses new messages, and they "+
-		"wait; give it more, or shorten the window", has, rate, window, size(int64(need)))})
+		"wait; give it more, or shorten the window", has, rate, window, size(int64(need)))))
 }
 
 func size(bytes int64) string {
@@ -187,14 +191,17 @@ func (d *doctor) lookAtOutbox(ctx context.Context) error {
 			return err
 		}
 	}
+	if d.deeper {
+		return nil
+	}
 	box, err := d.box(ctx, false)
-	var found []finding
+	var found []health.Finding
 	if err == nil {
 		found, err = operate.CheckOutbox(ctx, what, box)
 	} else {
 		found, err = operate.Unusable(what, err)
 	}
-	d.looked, d.found = append(d.looked, what), append(d.found, found...)
+	d.Looked, d.Found = append(d.Looked, what), append(d.Found, found...)
 	return err
 }
 
@@ -242,11 +249,11 @@ func (d *doctor) lookAtTables(ctx context.Context, pool *pgxpool.Pool, schema, t
 	if err := pool.QueryRow(ctx, outboxServerSQL).Scan(&standby, &unsynced, &torn); err != nil {
 		return false, fmt.Errorf("outbox: %w", err)
 	}
-	d.found = append(d.found, judge(what,
-		rule{standby, loses, "its server is a standby: programs cannot write; connect to the primary"},
-		rule{unsynced, loses, "fsync is off: a crash of the operating system may destroy the database; set it to on"},
-		rule{torn, loses, "full_page_writes is off: a crash of the operating system may destroy pages; set it " +
-			"to on"})...)
+	d.Judge(what,
+		health.LosesIf(standby, "its server is a standby: programs cannot write; connect to the primary"),
+		health.LosesIf(unsynced, "fsync is off: a crash of the operating system may destroy the database; set it to on"),
+		health.LosesIf(torn, "full_page_writes is off: a crash of the operating system may destroy pages; set it "+
+			"to on"))
 
 	names := []any{}
 	for _, ending := range []string{"", "_lease", "_settings", "_places"} {
@@ -265,12 +272,11 @@ func (d *doctor) lookAtTables(ctx context.Context, pool *pgxpool.Pool, schema, t
 	fit = true
 	readable := []string{}
 	for _, t := range tables {
-		d.found = append(d.found, judge(what+", table "+t.Name,
-			rule{t.Unlogged, loses, "it is UNLOGGED: a crash of the server empties it, and its messages are lost; " +
-				"ALTER TABLE … SET LOGGED"},
-			rule{t.Lacks != "",
-				loses, "the database user may not use it, and programs fail: GRANT " + t.Lacks + " ON " +
-					t.Name})...)
+		d.Judge(what+", table "+t.Name,
+			health.LosesIf(t.Unlogged, "it is UNLOGGED: a crash of the server empties it, and its messages are lost; "+
+				"ALTER TABLE … SET LOGGED"),
+			health.LosesIf(t.Lacks != "", "the database user may not use it, and programs fail: GRANT "+t.Lacks+" ON "+
+				t.Name))
 		fit = fit && t.Lacks == ""
 		if t.Name != names[3] {
 			readable = append(readable, t.Name)
@@ -288,14 +294,14 @@ func (d *doctor) lookAtTables(ctx context.Context, pool *pgxpool.Pool, schema, t
 	if err != nil {
 		return false, fmt.Errorf("outbox: %w", err)
 	}
-	d.found = append(d.found, judge(what+", table "+hidden, rule{hidden != "", loses, rowsecurity.Advice})...)
+	d.Judge(what+", table "+hidden, health.LosesIf(hidden != "", rowsecurity.Advice))
 	rows, _ = conn.Query(ctx, slotsSQL, names[0])
 	slots, err := pgx.CollectRows(rows, pgx.RowToStructByPos[slot])
 	if err != nil {
 		return false, fmt.Errorf("outbox: %w", err)
 	}
 	for _, s := range slots {
-		d.found = append(d.found, s.judge()...)
+		s.judge(&d.Report)
 	}
 	return true, nil
 }
@@ -309,22 +315,23 @@ type slot struct {
 	Most     int64 // max_slot_wal_keep_size in bytes; less than 0: no limit
 }
 
-func (s slot) judge() []finding {
+func (s slot) judge(r *health.Report) {
 	most := int64(1 << 30) // as pgwal
 	if s.Most > 0 {
 		most = min(most, s.Most/2)
 	}
 	if s.Status == "lost" {
-		return judge("replication slot "+s.Name, rule{true, loses, "it is lost: relays end until it is made again; " +
-			"call Setup of pgwal, and raise max_slot_wal_keep_size"})
+		r.Judge("replication slot "+s.Name, health.LosesIf(true, "it is lost: relays end until it is made again; "+
+			"call Setup of pgwal, and raise max_slot_wal_keep_size"))
+		return
 	}
-	return judge("replication slot "+s.Name,
-		rule{!s.Active, unwise, fmt.Sprintf("no relay reads it, and it makes the server keep log, now %s, until the "+
-			"disk is full: start relays, or call Drop of pgwal", size(s.Retained))},
-		rule{s.Active && s.Retained >= most, unwise, fmt.Sprintf("it makes the server keep %s of log: its relay is "+
-			"behind, or waits for the broker; look there, and watch the disk", size(s.Retained))},
-		rule{!s.Active && s.Most > 0 && s.Retained >= most, unwise, fmt.Sprintf("it keeps %s of log, and the server "+
-			"drops it beyond max_slot_wal_keep_size (%s)", size(s.Retained), size(s.Most))})
+	r.Judge("replication slot "+s.Name,
+		health.UnwiseIf(!s.Active, fmt.Sprintf("no relay reads it, and it makes the server keep log, now %s, until the "+
+			"disk is full: start relays, or call Drop of pgwal", size(s.Retained))),
+		health.UnwiseIf(s.Active && s.Retained >= most, fmt.Sprintf("it makes the server keep %s of log: its relay is "+
+			"behind, or waits for the broker; look there, and watch the disk", size(s.Retained))),
+		health.UnwiseIf(!s.Active && s.Most > 0 && s.Retained >= most, fmt.Sprintf("it keeps %s of log, and the server "+
+			"drops it beyond max_slot_wal_keep_size (%s)", size(s.Retained), size(s.Most))))
 }
 
 func (d *doctor) postgresClock(ctx context.Context, what string, pool *pgxpool.Pool) error {
@@ -333,6 +340,6 @@ func (d *doctor) postgresClock(ctx context.Context, what string, pool *pgxpool.P
 	if err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	d.found = append(d.found, clock(what, now, before, time.Now())...)
+	d.clock(what, now, before, time.Now())
 	return nil
 }

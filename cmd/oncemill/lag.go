@@ -1,20 +1,18 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"github.com/twmb/franz-go/pkg/kadm"
 
-	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/consumer/health"
+	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 func (a *app) lag() *cobra.Command {
@@ -44,7 +42,7 @@ STREAM/CONSUMER, or for consumer groups of Kafka.`,
 			} else {
 				a.table(lagTable(all))
 			}
-			if slices.ContainsFunc(all, func(l console.Lag) bool { return most >= 0 && l.Waiting > most }) {
+			if slices.ContainsFunc(all, func(l health.Lag) bool { return most >= 0 && l.Waiting > most }) {
 				return errFound
 			}
 			return err
@@ -54,7 +52,7 @@ STREAM/CONSUMER, or for consumer groups of Kafka.`,
 	return cmd
 }
 
-func lagTable(all []console.Lag) table {
+func lagTable(all []health.Lag) table {
 	t := table{{"CONSUMER", "TOPIC", "WAITING", "IN FLIGHT", "REDELIVERED", "MEMBERS"}}
 	for _, l := range all {
 		t = append(t, []string{safe(l.Consumer, 80), safe(l.Topic, 80), fmt.Sprint(l.Waiting), fmt.Sprint(l.InFlight),
@@ -66,15 +64,15 @@ func lagTable(all []console.Lag) table {
 // lagOf connects to the broker, and returns what looks how far consumers are behind. The flags say on which broker.
 func (a *app) lagOf(
 	flags *pflag.FlagSet, names []string, options ...nats.Option,
-) (func(context.Context) ([]console.Lag, error), error) {
+) (func(context.Context) ([]health.Lag, error), error) {
 	kafka, err := a.onKafka(flags)
 	if err != nil {
 		return nil, err
 	}
 	if kafka {
 		client, err := a.kafka()
-		return func(ctx context.Context) ([]console.Lag, error) {
-			return kafkaLag(ctx, kadm.NewClient(client), names)
+		return func(ctx context.Context) ([]health.Lag, error) {
+			return franz.Lag(ctx, client, names...)
 		}, err
 	}
 	for _, name := range names {
@@ -83,42 +81,5 @@ func (a *app) lagOf(
 		}
 	}
 	js, err := a.jetStream(append(options, nats.MaxReconnects(-1))...)
-	return func(ctx context.Context) ([]console.Lag, error) { return natsLag(ctx, js, names) }, err
-}
-
-func natsLag(ctx context.Context, js jetstream.JetStream, names []string) (all []console.Lag, err error) {
-	for _, name := range names {
-		stream, consumer, _ := strings.Cut(name, "/")
-		c, err := js.Consumer(ctx, stream, consumer)
-		if err != nil {
-			return nil, fmt.Errorf("consumer %s of stream %s: %w", safe(consumer, 80), safe(stream, 80), err)
-		}
-		info := c.CachedInfo()
-		all = append(all, console.Lag{
-			Consumer: consumer, Topic: stream, Waiting: int64(info.NumPending), InFlight: info.NumAckPending,
-			Redelivered: info.NumRedelivered,
-		})
-	}
-	return all, nil
-}
-
-func kafkaLag(ctx context.Context, admin *kadm.Client, groups []string) (all []console.Lag, err error) {
-	lags, err := admin.Lag(ctx, groups...)
-	for _, group := range groups {
-		of := lags[group]
-		if err = cmp.Or(err, of.Error()); err != nil {
-			return nil, fmt.Errorf("group %s: %w", safe(group, 80), err)
-		}
-		topics := of.Lag.TotalByTopic()
-		if len(topics) == 0 {
-			return nil, fmt.Errorf("group %s has joined no topic, and committed no offset: is it spelled so?",
-				safe(group, 80))
-		}
-		for _, topic := range slices.Sorted(maps.Keys(topics)) {
-			all = append(all, console.Lag{
-				Consumer: group, Topic: topic, Waiting: topics[topic].Lag, Members: len(of.Members),
-			})
-		}
-	}
-	return all, nil
+	return func(ctx context.Context) ([]health.Lag, error) { return natsjs.Lag(ctx, js, names...) }, err
 }

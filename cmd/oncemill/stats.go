@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/census"
 	"github.com/oncemill/oncemill/internal/operate"
@@ -45,7 +45,7 @@ func (a *app) stats() *cobra.Command {
 					return show(a, w, groups, reasonTable)
 				})
 			}
-			lag := func(context.Context) ([]console.Lag, error) { return nil, nil }
+			lag := func(context.Context) ([]health.Lag, error) { return nil, nil }
 			if len(consumers) > 0 {
 				if lag, err = a.lagOf(cmd.Flags(), consumers); err != nil {
 					return err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/console"
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/outbox"
@@ -57,8 +58,8 @@ func newWorld(t *testing.T, authorize func(*http.Request, console.Action) (strin
 		Outboxes:    []console.Outbox{{Name: "shop", Inspector: w.box}},
 		DeadLetters: []console.DeadLetterTopic{{Name: "dead.billing", Source: w.deadLetters}},
 		Counters:    w.counters,
-		Findings: func(context.Context) ([]console.Finding, error) {
-			return []console.Finding{
+		Findings: func(context.Context) ([]health.Finding, error) {
+			return []health.Finding{
 				{Severity: "error", Subject: "Redis 127.0.0.1:6379",
 					Finding: "maxmemory-policy is allkeys-lru: records are evicted before their window ends. " +
 						"Set noeviction."},

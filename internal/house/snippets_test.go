@@ -53,6 +53,7 @@ var imported = []string{
 	module,
 	module + "/console",
 	module + "/consumer",
+	module + "/consumer/health",
 	module + "/consumer/deadletters",
 	module + "/consumer/sourcetest",
 	module + "/dedupstore",
@@ -109,6 +110,8 @@ var given = map[string]map[int]string{
 			mux       *http.ServeMux
 			authorize func(*http.Request, console.Action) (string, error)
 			letters   deadletters.Source
+			js        jetstream.JetStream
+			policy    oncemill.Policy
 		)`},
 	"docs/from/deduplicator.md": {0: `
 		var (

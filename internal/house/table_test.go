@@ -55,6 +55,7 @@ var house = table{
 	{2, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{2, "dedupstore/mysqlstore", "records in MySQL", mysql},
 	{2, "consumer", "one delivery, one decision", otelAPI},
+	{2, "consumer/health", "what is wrong with servers, and how far consumers are behind", nil},
 	{2, "consumer/deadletters", "how operators look at dead letters, and run their messages again", nil},
 	{2, "internal/crowdtest", "stores under a guard: runs beside one that is stuck, steps in an inbox", testLib},
 	{2, "internal/requests", "what HTTP requests and other calls share on their way to a run", nil},

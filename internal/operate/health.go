@@ -7,39 +7,26 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oncemill/oncemill/consumer/health"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Severities of findings.
-const (
-	Loses  = "error"   // it can lose messages or make effects twice, or programs refuse to work with it
-	Unwise = "warning" // it works, and should be changed
-)
-
-// A Finding is what is wrong with a server.
-type Finding struct {
-	Severity string `json:"severity"`
-	Subject  string `json:"subject"`
-	Finding  string `json:"finding"` // what is set, what that means, and what to set
+// Reported are the findings of a store's report.
+func Reported(what string, r dedupstore.Report) []health.Finding {
+	var found health.Report
+	for _, w := range r.Warnings {
+		loses := slices.Contains(r.Losses, w)
+		found.Judge(what, health.LosesIf(loses, w), health.UnwiseIf(!loses, w))
+	}
+	return found.Found
 }
 
-// Found is a finding.
-func Found(severity, subject, finding string) Finding { return Finding{severity, subject, finding} }
-
-// Reported are the findings of a store's report.
-func Reported(what string, r dedupstore.Report) (found []Finding) {
-	for _, w := range r.Warnings {
-		severity := Unwise
-		if slices.Contains(r.Losses, w) {
-			severity = Loses
-		}
-		found = append(found, Finding{severity, what, w})
-	}
-	return found
+func loses(what, finding string) []health.Finding {
+	return []health.Finding{{Severity: health.Loses, Subject: what, Finding: finding}}
 }
 
 // Unusable makes a finding of an error that says why programs refuse to work with a server; another error stays one.
-func Unusable(what string, err error) ([]Finding, error) {
+func Unusable(what string, err error) ([]health.Finding, error) {
 	refusal, ok := errors.AsType[*dedupstore.SetupError](err)
 	if !ok {
 		return nil, err
@@ -48,11 +35,11 @@ func Unusable(what string, err error) ([]Finding, error) {
 	if refusal.Err != nil {
 		text += ": " + strings.Join(strings.Fields(refusal.Err.Error()), " ")
 	}
-	return []Finding{{Loses, what + ", " + refusal.Subject, text}}, nil
+	return loses(what+", "+refusal.Subject, text), nil
 }
 
 // CheckStore looks at the server of a store, if the store can.
-func CheckStore(ctx context.Context, what string, store dedupstore.Store) (dedupstore.Report, []Finding, error) {
+func CheckStore(ctx context.Context, what string, store dedupstore.Store) (dedupstore.Report, []health.Finding, error) {
 	checker, ok := store.(dedupstore.Checker)
 	if !ok {
 		return dedupstore.Report{}, nil, nil
@@ -66,7 +53,7 @@ func CheckStore(ctx context.Context, what string, store dedupstore.Store) (dedup
 }
 
 // CheckOutbox looks whether the tables of an outbox are those of this version, if it has some.
-func CheckOutbox(ctx context.Context, what string, box any) ([]Finding, error) {
+func CheckOutbox(ctx context.Context, what string, box any) ([]health.Finding, error) {
 	planner, ok := box.(interface {
 		Plan(ctx context.Context) (dedupstore.Migration, error)
 	})
@@ -78,10 +65,10 @@ func CheckOutbox(ctx context.Context, what string, box any) ([]Finding, error) {
 	case err != nil:
 		return Unusable(what, err)
 	case plan.Found == 0 && plan.Wanted > 0:
-		return []Finding{{Loses, what, "it has no table: programs refuse to write; run oncemill migrate"}}, nil
+		return loses(what, "it has no table: programs refuse to write; run oncemill migrate"), nil
 	case plan.Found < plan.Wanted:
-		return []Finding{{Loses, what, fmt.Sprintf("its schema has version %d, want %d: programs refuse to write; run "+
-			"oncemill migrate", plan.Found, plan.Wanted)}}, nil
+		return loses(what, fmt.Sprintf("its schema has version %d, want %d: programs refuse to write; run oncemill migrate",
+			plan.Found, plan.Wanted)), nil
 	}
 	return nil, nil
 }

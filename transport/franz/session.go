@@ -16,7 +16,7 @@ import (
 
 // A session is one Run: what a worker has while it is a member of a group.
 type session struct {
-	*health
+	*troubles
 	config    Config
 	policy    oncemill.Policy
 	cl        *kgo.Client
@@ -33,8 +33,8 @@ type session struct {
 
 func newSession(w *Worker, cl *kgo.Client) (s *session, err error) {
 	s = &session{
-		health: newHealth(option[string](cl, kgo.ConsumerGroup), w.config.Logger),
-		config: w.config, policy: w.work.Once.Policy(), cl: cl, look: w.look,
+		troubles: newTroubles(option[string](cl, kgo.ConsumerGroup), w.config.Logger),
+		config:   w.config, policy: w.work.Once.Policy(), cl: cl, look: w.look,
 		rebalance: option[time.Duration](cl, kgo.RebalanceTimeout),
 		loop:      worker.New(w.work, w.config.MaxInFlight),
 		decoder:   decoder{retry: w.config.Retry, consumed: consumed(cl)},

@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// health is how a group's member says what goes wrong.
-type health struct {
+// troubles is how a group's member says what goes wrong.
+type troubles struct {
 	group  string
 	log    *slog.Logger
 	failed chan error   // holds the first error that the worker cannot go on after
@@ -22,15 +22,15 @@ type health struct {
 	broken pace.Limiter // of lines about partitions that cannot be fetched
 }
 
-func newHealth(group string, log *slog.Logger) *health {
-	return &health{group: group, log: log, failed: make(chan error, 1)}
+func newTroubles(group string, log *slog.Logger) *troubles {
+	return &troubles{group: group, log: log, failed: make(chan error, 1)}
 }
 
 // sayEvery is how often is logged what goes wrong again and again.
 const sayEvery = time.Minute
 
 // fail ends the run with an error.
-func (h *health) fail(err error) {
+func (h *troubles) fail(err error) {
 	select {
 	case h.failed <- err:
 	default: // there is one
@@ -39,7 +39,7 @@ func (h *health) fail(err error) {
 
 // lookOut logs what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It does
 // so when two looks have found it, and then once a minute. One look takes as long as the timeout at most.
-func (h *health) lookOut(ctx context.Context, every, timeout time.Duration, member func(context.Context) error) {
+func (h *troubles) lookOut(ctx context.Context, every, timeout time.Duration, member func(context.Context) error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var failed bool
@@ -80,7 +80,7 @@ func membership(cl *kgo.Client, timeout time.Duration) func(context.Context) err
 }
 
 // fetchFailed deals with an error that came instead of records. Those that pass by themselves are kgo's business.
-func (h *health) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
+func (h *troubles) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
 	var loss *kgo.ErrDataLoss
 	var membership *kgo.ErrGroupSession
 	switch {
