@@ -57,7 +57,7 @@ func taskArguments(t *testing.T, test string, j any) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"-test.run=^" + test + "$", "-test.timeout=30m", "job=" + string(text)}
+	return []string{"-test.run=^" + test + "$", "-test.timeout=3h", "job=" + string(text)}
 }
 
 // taskOf is the task that this process got. Without one, the test is skipped.

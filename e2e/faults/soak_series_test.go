@@ -163,9 +163,14 @@ func (s *soak) draw(names []string, of map[string][]soakSample) string {
 		line(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#999"/>`, left, y, width, height)
 		for i, name := range names {
 			fmt.Fprintf(&svg, `<polyline fill="none" stroke="%s" points="`, colors[i%len(colors)])
+			last := -1
 			for _, x := range of[name] {
-				fmt.Fprintf(&svg, "%.1f,%.1f ", left+width*x.At.Seconds()/s.length.Seconds(),
-					float64(y+height)-float64(height*m.of(x))/float64(most))
+				at := int(width * x.At.Seconds() / s.length.Seconds())
+				if at/6 == last {
+					continue // the eye sees no more
+				}
+				last = at / 6
+				fmt.Fprintf(&svg, "%d,%d ", left+at, y+height-height*m.of(x)/most)
 			}
 			line(`"/>`)
 		}

@@ -86,9 +86,22 @@ func (l *Ledger) Read(dir string) error {
 			return nil
 		}
 		l.add(a, r)
-		slices.SortFunc(a.runs, func(a, b *Run) int { return cmp.Compare(a.Fence, b.Fence) })
+		a.sort()
 		return nil
 	})
+}
+
+// sort puts runs in their order, which is that of their fences. But after the loss of a record, or after it was
+// forgotten, redisstore may give the next run one that is up to 60 ms older.
+func (a *account) sort() {
+	const younger = 60_000 // in µs, as fences of redisstore
+	slices.SortFunc(a.runs, func(a, b *Run) int { return cmp.Compare(a.Fence, b.Fence) })
+	for i := len(a.runs) - 1; i > 0; i-- {
+		r, next := a.runs[i-1], a.runs[i]
+		if r.Found == dedupstore.Absent && next.Granted.Before(r.Granted) && next.Fence-r.Fence <= younger {
+			a.runs[i-1], a.runs[i] = next, r
+		}
+	}
 }
 
 // tail calls a function for each line that was added to files, with the ledger locked. It leaves a line that is not

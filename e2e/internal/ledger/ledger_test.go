@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -352,6 +353,36 @@ func TestLedger_ReadsWhatAKilledProcessWrote(t *testing.T) {
 	if diff := cmp.Diff(want, b.Of(Missing)); diff != "" || len(b.Faults) != len(want) ||
 		b.Effects != 2 || b.DeadLetters != 1 || l.Done() != 2 {
 		t.Errorf("%v; missing (-want +got):\n%s", b, diff)
+	}
+}
+
+// An operator forgot an outcome, and the next run came within 60 ms: its fence may be older. Nobody else's may.
+func TestLedger_RunsAfterAForgottenOneMayHaveAnOlderFence(t *testing.T) {
+	t.Parallel()
+	for found, want := range map[dedupstore.State]int{dedupstore.Absent: 0, dedupstore.Running: 1} {
+		l, dir := New(nil), t.TempDir()
+		l.Ask("m")
+		l.Over("m")
+		l.Happened(Event{Why: Redriven, ID: "m", From: at(1.005), To: at(1.006)})
+		first, next := ran(1, dedupstore.Absent, 1, Recorded), ran(1, found, 1.01, Recorded)
+		first.Fence, next.Fence = 1_000_700, 1_000_100
+		var text []byte
+		for _, r := range []*Run{next, first} {
+			line, err := json.Marshal(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = append(append(text, line...), '\n')
+		}
+		if err := os.WriteFile(filepath.Join(dir, "1.journal"), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Read(dir); err != nil {
+			t.Fatal(err)
+		}
+		if b := l.Balance(0); len(b.Faults) != want {
+			t.Errorf("the next run found it %s: %v, want %d faults", found, b, want)
+		}
 	}
 }
 
