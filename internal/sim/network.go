@@ -159,6 +159,9 @@ func fenceOf(op any) uint64 {
 	return 0
 }
 
+// transactions are what databases do at most once: that of an inbox, and those of an outbox.
+var transactions = []string{"commit", "lease", "record"}
+
 // send decides what becomes of one operation: apply makes it at the server, and returns what brings the answer.
 func (p *process) send(kind, id, name string, apply func(late bool) (answer func()), fail func(error)) {
 	w := p.world
@@ -223,7 +226,7 @@ func (p *process) send(kind, id, name string, apply func(late bool) (answer func
 	case w.happens("reply late", name, 500):
 		back = w.between("late "+name, 200*time.Millisecond, 5*time.Second)
 		arrives(there, false, true)
-	case kind != "commit" && w.happens("request twice", name, 800):
+	case !slices.Contains(transactions, kind) && w.happens("request twice", name, 800):
 		w.saw("request twice")
 		arrives(there, false, true)
 		arrives(there+w.between("late "+name, time.Millisecond, 9*time.Second), true, false)
