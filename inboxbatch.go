@@ -162,7 +162,7 @@ func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone 
 		}
 		return alone
 	}
-	t.guard.log.WarnContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
+	t.guard.log.InfoContext(ctx, "oncemill: a batch was rolled back; its messages are handled one by one",
 		"messages", len(which), "error", err)
 	for _, i := range which {
 		if r := &t.runs[i]; !r.first {

@@ -2,9 +2,11 @@ package oncemill
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,7 +40,8 @@ type shards struct {
 func newShards(store dedupstore.Store, policy Policy) *shards {
 	sharded, _ := store.(dedupstore.Sharded)
 	return &shards{
-		store: store, sharded: sharded, policy: policy.StoreDown, log: policy.Logger,
+		store: store, sharded: sharded, policy: policy.StoreDown,
+		log:     policy.Logger.With("store", strings.TrimPrefix(fmt.Sprintf("%T", store), "*")),
 		timeout: operationTimeout(policy.Lease), byShard: map[string]*shard{},
 	}
 }

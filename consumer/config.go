@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -141,6 +142,8 @@ func HandlerProblem(name string) string {
 		return "is empty: records are kept under it, and another name runs everything again"
 	case strings.HasPrefix(name, "~"):
 		return fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode, choose another", name)
+	case ids.IsOfStep(name):
+		return fmt.Sprintf("is %q: names with %q are those of steps, choose another", name, ids.StepMark)
 	}
 	err := dedupstore.Key{Tenant: "probe", Group: "probe", Handler: name, ID: "probe"}.Validate()
 	if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {

@@ -153,8 +153,8 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, x explaining) e
 		records, some, err := a.explainOne(ctx, store, of, x, first, &told)
 		failed, known = cmp.Or(failed, err), known || some
 		for i := range records {
-			for _, p := range records[i].Outcome.Produced {
-				if x.follow {
+			if done := records[i].Outcome; x.follow && done.Kind == dedupstore.Succeeded { // else it is a dead letter
+				for _, p := range done.Produced {
 					ids = append(ids, p.ID)
 				}
 			}

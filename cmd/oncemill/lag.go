@@ -55,8 +55,12 @@ STREAM/CONSUMER, or for consumer groups of Kafka.`,
 func lagTable(all []health.Lag) table {
 	t := table{{"CONSUMER", "TOPIC", "WAITING", "IN FLIGHT", "REDELIVERED", "MEMBERS"}}
 	for _, l := range all {
+		members := "–" // only Kafka tells
+		if l.Members > 0 {
+			members = fmt.Sprint(l.Members)
+		}
 		t = append(t, []string{safe(l.Consumer, 80), safe(l.Topic, 80), fmt.Sprint(l.Waiting), fmt.Sprint(l.InFlight),
-			fmt.Sprint(l.Redelivered), fmt.Sprint(l.Members)})
+			fmt.Sprint(l.Redelivered), members})
 	}
 	return t
 }

@@ -66,6 +66,9 @@ func (t teller) headline() string {
 	case t.dead():
 		return fmt.Sprintf("Its last run got no further: %s claimed it %s, and the lease ended %s without an outcome. "+
 			"Nobody has taken it over yet.", t.holder(), t.ago(t.Claimed), t.ago(t.Until))
+	case t.State == dedupstore.Running && t.Claimed.IsZero():
+		return "The handler of its first delivery is running. When it began is not recorded: the record is a part of " +
+			"its transaction."
 	case t.State == dedupstore.Running && t.Started:
 		return fmt.Sprintf("Its handler is running on %s: attempt %d, claimed %s. The lease lasts another %s unless "+
 			"it is extended.", t.holder(), t.Attempts, t.ago(t.Claimed), Span(t.Until.Sub(t.now)))

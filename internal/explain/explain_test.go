@@ -299,3 +299,16 @@ func golden(t *testing.T, name, got string) {
 		t.Errorf("%s: go test -update writes it anew; it is\n%s\nwant\n%s", name, got, want)
 	}
 }
+
+// An inbox may tell that the first delivery is at work, and no more.
+func TestTell_AFirstDeliveryOfAnInbox(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	rec := dedupstore.Record{
+		Key: key, State: dedupstore.Running, Started: true, Holder: "a first run", Until: now.Add(time.Second),
+	}
+	s := Tell(&rec, now, nil)
+	if !strings.HasPrefix(s.Headline, "The handler of its first delivery is running.") || len(s.Events) != 0 {
+		t.Errorf("%q, %v", s.Headline, s.Events)
+	}
+}

@@ -4,8 +4,9 @@
 //	err = box.Migrate(ctx)
 //
 //	tx, err := pool.Begin(ctx)
+//	id := producer.NewID() // in a handler run.ID("created"): the same in each run
 //	// … INSERT INTO orders …
-//	err = box.In(tx).Publish(ctx, producer.Message{Topic: "orders.created", Payload: body})
+//	err = box.In(tx).Publish(ctx, producer.Message{ID: id, Topic: "orders.created", Payload: body})
 //	err = tx.Commit(ctx)
 //	box.Wake()            // for a relay in this process
 //	err = box.Notify(ctx) // for relays in others, which Listen

@@ -6,8 +6,9 @@
 //	err = box.Migrate(ctx)
 //
 //	tx, err := db.BeginTx(ctx, nil)
+//	id := producer.NewID() // in a handler run.ID("created"): the same in each run
 //	// … INSERT INTO orders …
-//	err = box.InSQL(tx).Publish(ctx, producer.Message{Topic: "orders.created", Payload: body})
+//	err = box.InSQL(tx).Publish(ctx, producer.Message{ID: id, Topic: "orders.created", Payload: body})
 //	err = tx.Commit()
 //	box.Wake()
 //

@@ -168,10 +168,10 @@ var _ kgo.HookNewClient = birth{}
 // the rebalance timeout, or within 5 s if only topics that are gone stand in the way. Behind connections that are taken
 // and not answered, kgo 1.22.2 may hold that up for almost a minute more.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on. That is kgo.ErrClientClosed, or a
-// *dedupstore.SetupError if a right, a topic or its place in the group is gone. A topic that is deleted while it is
-// consumed is noticed only when the broker says so, at the latest when it is made again. Stop workers before you delete
-// one.
+// Run calls Check first, which does not ask the store (consumer.Processor.Check does). Afterwards it returns an error
+// only if it cannot go on. That is kgo.ErrClientClosed, or a *dedupstore.SetupError if a right, a topic or its place in
+// the group is gone. A topic that is deleted while it is consumed is noticed only when the broker says so, at the
+// latest when it is made again. Stop workers before you delete one.
 //
 // Nobody else may poll the client or commit with it, not even after Run. Kgo's CommitUncommittedOffsets takes
 // everything fetched for done, and would pass over records that were not handled.

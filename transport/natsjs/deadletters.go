@@ -74,8 +74,8 @@ func (d *DeadLetters) stream(ctx context.Context) (jetstream.Stream, error) {
 	if name == "" {
 		var err error
 		if name, err = d.js.StreamNameBySubject(ctx, d.subject); err != nil {
-			return nil, fmt.Errorf("stream of subject %q: %w: give a consumer.Config.DeadLetterTopic, or the stream",
-				d.subject, err)
+			return nil, fmt.Errorf("stream of subject %q: %w: give the topic of dead letters, "+
+				"consumer.Config.DeadLetterTopic, or also the stream that has them", d.subject, err)
 		}
 	}
 	stream, err := d.js.Stream(ctx, name)

@@ -104,6 +104,8 @@ func (e *engine) consume(ctx context.Context, topic string, work worker.Work) er
 	})
 	if late := worker.Late([]*worker.Assignment{s.run}, e.config.Grace); len(late) > 0 {
 		if n := s.run.Cancel(errGrace); n > 0 {
+			log.WarnContext(ctx, "natsjs: handlers take too long for the shutdown and are cancelled; those that ignore "+
+				"their contexts keep the process from ending", "handlers", n, "after", e.config.Grace)
 			err = errors.Join(err, fmt.Errorf("%w: %d handlers, after %v", ErrCutShort, n, e.config.Grace))
 		}
 		<-s.run.Ended()

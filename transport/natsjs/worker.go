@@ -168,9 +168,10 @@ func (w *Worker) Check(ctx context.Context) error {
 	return err
 }
 
-// Run calls Check and then works until ctx ends, which begins the drain. Nothing new is started, handlers go on, and
-// acks reach the server. Everything else is given back when no request for messages is outstanding, after about a
-// second at most. A message on its last delivery is run instead of given back.
+// Run calls Check, which does not ask the store (consumer.Processor.Check does), and then works until ctx ends, which
+// begins the drain. Nothing new is started, handlers go on, and acks reach the server. Everything else is given back
+// when no request for messages is outstanding, after about a second at most. A message on its last delivery is run
+// instead of given back.
 //
 // Run returns nil after a clean drain, or if ctx was cancelled during Check. It returns ErrCutShort if handlers took
 // longer than Config.Grace. Otherwise it drains too and returns an error that says why it cannot go on. The consumer is
