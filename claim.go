@@ -26,7 +26,7 @@ type run struct {
 
 	token    string                  // of its claims; a new one after ErrNotDurable
 	shard    *shard                  // that was asked last
-	sent     time.Time               // when the first claim with this token was sent
+	sent     time.Time               // when the first claim with this token was sent, or its transaction began
 	first    bool                    // it may run without a claim
 	state    state                   // of the last claim
 	last     *dedupstore.ClaimResult // how it was answered
@@ -117,6 +117,15 @@ func claimAll(runs []run, contexts []context.Context) {
 	if asked != nil {
 		asked.claims.Flush()
 	}
+}
+
+// asks returns when a claim is sent that is sent now. The lease counts from the first one with its token.
+func (r *run) asks() time.Time {
+	now := time.Now()
+	if r.sent.IsZero() {
+		r.sent = now
+	}
+	return now
 }
 
 // Receive takes the answer to a claim that was sent together with others.
@@ -315,10 +324,7 @@ func (r *run) askOnce(ctx context.Context) error {
 	}
 	s := r.shard
 	return s.breaker.claim(ctx, &r.call.Key, func(together bool) error {
-		sent := time.Now()
-		if r.sent.IsZero() {
-			r.sent = sent
-		}
+		sent := r.asks()
 		request := r.guard.request(ctx, r.call, r.token)
 		if r.turn != nil {
 			request.SuspectAfter = 0

@@ -85,7 +85,7 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 		return nil, false
 	}
 	w := &transacted{run: r}
-	sent := time.Now()
+	sent := r.asks()
 	request := g.request(ctx, r.call, r.token)
 	answers, err := g.inbox.InTx(apart(ctx), []dedupstore.TxRun{{First: &request}},
 		func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
@@ -113,7 +113,7 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 
 // knows takes the answer to a first run that did not take part in its transaction, which began at a time.
 func (r *run) knows(a *dedupstore.Answer, sent time.Time) {
-	r.first, r.sent, r.state = false, sent, answered
+	r.first, r.state = false, answered
 	r.answer(&dedupstore.ClaimResult{Answer: *a}, sent)
 }
 

@@ -26,11 +26,12 @@ type joint struct {
 func (b *together) attemptInTx(ctx context.Context, which []int) (alone []int) {
 	ctx, cancel := context.WithCancelCause(apart(ctx))
 	defer cancel(nil)
-	t := &joint{together: b, places: map[string]int{}, cancel: cancelFunc(cancel), sent: time.Now()}
+	t := &joint{together: b, places: map[string]int{}, cancel: cancelFunc(cancel)}
 	which, alone = t.begin(which)
 	if len(which) < 2 {
 		return append(alone, which...)
 	}
+	t.sent = time.Now()
 	t.ask(which)
 	defer follow(b.contexts, which, cancel)()
 	var answers []dedupstore.Answer
@@ -95,6 +96,7 @@ func (t *joint) ask(which []int) {
 		r := &t.runs[i]
 		t.places[r.token] = i
 		if r.first {
+			r.asks()
 			requests[n] = t.guard.request(t.contexts[i], r.call, r.token)
 			t.txs[n].First = &requests[n]
 			continue

@@ -427,3 +427,33 @@ func TestStartBatch_AnInboxThatPanicsLeavesEachCallAnAnswer(t *testing.T) {
 		}
 	})
 }
+
+// A batch's transaction may be granted a known key, and fail before it tells so. The lease began with it all the same.
+func TestStartBatch_LeaseOfAKeyThatAFailedTransactionWasGrantedBeginsWithIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		const lease = 6 * time.Second
+		policy := oncemill.Policy{Lease: lease}
+		fails := func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, errRefused }
+		_, err := newGuard(t, inbox, policy).Run(t.Context(), firstly("known"), fails)
+		answertest.Want(t, err, oncemill.StatusRetry)
+		time.Sleep(time.Minute) // its retry is due
+		ran := false
+		batchOf(t, newGuard(t, inbox, policy), func(_ context.Context, calls []int) []error {
+			if calls[0] == 0 {
+				time.Sleep(lease - time.Second)
+				return []error{errRefused}
+			}
+			ran = true
+			time.Sleep(2 * time.Second) // the lease of the transaction would have ended
+			records, err := inbox.records.Store.(dedupstore.Inspector).Look(t.Context(), []dedupstore.Key{firstly("known").Key})
+			if err != nil || !records[0].Until.After(time.Now()) {
+				t.Errorf("the handler runs at %v under %+v, %v", time.Now(), records[0], err)
+			}
+			return nil
+		}, firstly("new"), firstly("known"))
+		if !ran {
+			t.Error("the known key did not run")
+		}
+	})
+}
