@@ -63,7 +63,7 @@ func (g *Guard) StartAhead(ctx context.Context, call *Call, ready func(Ahead)) {
 	}
 }
 
-// An Ahead is a call whose claim was made before its handler begins. Call one of its methods, once.
+// An Ahead is a call whose claim was made before its handler begins: for transports. Call one of its methods, once.
 type Ahead struct{ run *ahead }
 
 type ahead struct {

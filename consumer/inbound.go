@@ -97,7 +97,7 @@ func (p *Processor) StartAhead(ctx context.Context, d Delivery, ready func(conte
 	})
 }
 
-// An Ahead is a delivery that was claimed before its handler begins. Call one of its methods, once.
+// An Ahead is a delivery that was claimed before its handler begins: for transports. Call one of its methods, once.
 type Ahead struct {
 	inbound *inbound
 	claimed oncemill.Ahead
