@@ -51,7 +51,7 @@ var notLibrary = []string{
 	"consumer/sourcetest", "dedupstore/storetest", "oncemilltest", "outbox/outboxtest",
 	"internal/answertest", "internal/claimtest", "internal/consumertest", "internal/crowdtest",
 	"internal/house", "internal/keytest", "internal/leaktest",
-	"internal/lineartest", "internal/relaytest", "internal/sim", "internal/testserver",
+	"internal/lineartest", "internal/recorder", "internal/relaytest", "internal/sim", "internal/testserver",
 }
 
 type sizes struct {
