@@ -25,12 +25,14 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 			return err
 		}
 		var next *dedupstore.Stored
-		next, refused = rec.Change(seen, c, now)
+		if refused = rec.Err; refused == nil {
+			next, refused = rec.Change(seen, c, now)
+		}
 		switch {
 		case refused != nil:
 			return refused
 		case next == nil:
-			_, err = t.ExecContext(ctx, s.in(forgetSQL), rec.number)
+			_, err = t.ExecContext(ctx, s.in(forgetSQL), rec.Number)
 			return err
 		}
 		rec.Stored = *next

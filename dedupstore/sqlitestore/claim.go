@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // Claim implements [dedupstore.Store]. It refuses without the write lock what the latest snapshot of the database shows
@@ -13,7 +14,7 @@ import (
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	unusable := s.usable(ctx)
-	var ops []operation
+	var ops []sqlstore.Operation
 	changing := map[dedupstore.Key]bool{} // the snapshot may be out of date when it is a further claim's turn
 	for i, r := range requests {
 		result := &results[i]
@@ -27,11 +28,12 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 			}
 			changing[r.Key] = true
 		}
-		claim := func(rec *record, now time.Time) (next *dedupstore.Stored, err error) {
-			next, result.Answer = rec.claim(r, now)
+		op := sqlstore.NewOperation(r.Key, &result.Err)
+		op.Apply = func(rec dedupstore.Stored, now time.Time) (next *dedupstore.Stored, err error) {
+			next, result.Answer = answer(rec, r, now)
 			return next, nil
 		}
-		ops = append(ops, operation{key: r.Key.String(), err: &result.Err, apply: claim})
+		ops = append(ops, op)
 	}
 	s.do(ctx, ops)
 	for i, result := range results {
@@ -52,7 +54,7 @@ func (s *Store) refusal(ctx context.Context, r dedupstore.Request) (a dedupstore
 	if err != nil {
 		return a, false
 	}
-	if _, a = seen.claim(r, now); a.Claim.Fence == 0 {
+	if _, a = answer(seen.Stored, r, now); a.Claim.Fence == 0 {
 		return a, true
 	}
 	owned := seen.Owner != "" && seen.Owner != r.Owner
@@ -65,10 +67,34 @@ func (s *Store) refusal(ctx context.Context, r dedupstore.Request) (a dedupstore
 }
 
 // read reads a record from the latest snapshot, without the write lock.
-func (s *Store) read(ctx context.Context, key string, now time.Time) (*record, error) {
+func (s *Store) read(ctx context.Context, key string, now time.Time) (*sqlstore.Row, error) {
 	if err := put(ctx, s.reading); err != nil {
 		return nil, err
 	}
 	defer func() { <-s.reading }()
-	return load(ctx, s.statements.load, key, now)
+	rec, err := load(ctx, s.statements.load, key, now)
+	if err == nil {
+		err = rec.Err
+	}
+	return rec, err
+}
+
+// answer answers a claim. A run whose handler has committed the transaction by itself ends as unknown: see markSQL.
+func answer(
+	rec dedupstore.Stored, r dedupstore.Request, now time.Time,
+) (next *dedupstore.Stored, a dedupstore.Answer) {
+	if !committedAlone(rec) {
+		return rec.Claim(r, now)
+	}
+	rec.Started, r.ParkExpired = true, true
+	if next, a = rec.Claim(r, now); next != nil {
+		next.Outcome.Reason = "the handler committed the transaction of its run by itself, without an outcome"
+		a.Outcome.Reason = next.Outcome.Reason
+	}
+	return next, a
+}
+
+// committedAlone reports whether a run's mark is there without its end.
+func committedAlone(rec dedupstore.Stored) bool {
+	return rec.State == dedupstore.Running && rec.Decided == rec.Fence
 }

@@ -48,7 +48,6 @@ var (
 
 var (
 	errLocked = errors.New("the database's write lock was held by others for longer than the lease")
-	errGone   = errors.New("the record is gone")
 
 	// errOver keeps the outcome from being committed outside the handler's transaction.
 	errOver = errors.New("the transaction is over: SQLite ends it by itself after some errors of statements; the " +

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -80,29 +80,28 @@ func (s inbox) InTx(
 		s.runs.enter(c, forever)
 		defer s.runs.leave(c)
 	}
-	for tries := 1; ; tries++ {
-		err := s.attempt(ctx, claims, work)
-		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
-		switch {
-		case !again:
-			return nil, noRoom(err)
-		case tries == conflicts:
-			return nil, &dedupstore.ConflictError{Err: conflict.error}
-		case !pace.Sleep(ctx, lastPause):
-			return nil, context.Cause(ctx)
-		}
-	}
+	return sqlstore.InTx(ctx, s, s.config.Logger, runs, work)
 }
 
 // TakesFirst implements [dedupstore.Transactor]. Others would wait for the write lock to learn of a record.
 func (inbox) TakesFirst() bool { return false }
 
-// conflicts is how often a run is tried when the database refuses it because of others.
-const conflicts = 5
+// leastWait is how long a run waits for the write lock if its lease is shorter.
+const leastWait = 5 * time.Second
 
-// attempt is one transaction.
-func (s *Store) attempt(ctx context.Context, claims []dedupstore.Claim, work dedupstore.TxWork) error {
-	waitCtx, done := context.WithTimeoutCause(ctx, max(claims[0].Lease, leastWait), errLocked)
+// A runTx is the transaction of runs.
+type runTx struct {
+	*lockedTx
+	store   *Store
+	members []*sqlstore.Member
+	detach  func() error // from the run's context; or why that has ended before
+}
+
+// Within implements [sqlstore.Database]. It looks at the claims when it has the write lock.
+func (s inbox) Within(
+	ctx context.Context, t *sqlstore.Transaction, run func(context.Context, sqlstore.Tx) error,
+) error {
+	waitCtx, done := context.WithTimeoutCause(ctx, max(t.Stands.Claim.Lease, leastWait), errLocked)
 	defer done()
 	if err := s.gate.enterLast(waitCtx); err != nil {
 		return notBegun(err)
@@ -114,61 +113,33 @@ func (s *Store) attempt(ctx context.Context, claims []dedupstore.Claim, work ded
 	defer cancel(nil)
 	attached := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer attached()
-	t, err := s.begin(waitCtx, txCtx)
+	tx, err := s.begin(waitCtx, txCtx)
 	if err != nil {
 		return notBegun(err)
 	}
-	within := &running{store: s, tx: t.Tx}
+	within := &running{store: s.Store, tx: tx.Tx}
 	defer within.over.Store(true)
-	defer t.abort() // also when work panics
+	defer tx.abort() // also when work panics
 
-	records, err := s.unsettled(ctx, t, claims)
-	if err != nil || records == nil {
+	now := clock()
+	found, err := loadAll(ctx, tx.StmtContext(ctx, s.statements.load), t.Claimed, now)
+	if err != nil {
+		return ended(ctx, err)
+	}
+	if err := t.Judge(found, now); err != nil {
 		return err
 	}
-	if err := s.mark(ctx, t, records); err != nil {
+	if err := s.mark(ctx, tx, t.Claimed); err != nil {
 		return ended(ctx, fmt.Errorf("sqlitestore: begin: %w", err))
 	}
-	settlements, err := work(txctx.With(txctx.With(ctx, t.Tx), within), claims)
-	switch {
-	case err != nil:
-		return s.undone(context.WithoutCancel(ctx), t, claims, err)
-	case !attached():
-		return s.undone(context.WithoutCancel(ctx), t, claims, context.Cause(ctx))
-	}
-	if err := dedupstore.ValidateFinishes(settlements, len(claims)); err != nil {
-		return err
-	}
-	return s.finish(context.WithoutCancel(ctx), t, records, claims, settlements)
-}
-
-// unsettled returns the records of claims that hold, and none if the Finishes of all of them are there already.
-func (s *Store) unsettled(ctx context.Context, t *lockedTx, claims []dedupstore.Claim) ([]*record, error) {
-	stmt, now := t.StmtContext(ctx, s.statements.load), clock()
-	records, settled := make([]*record, len(claims)), 0
-	for i, c := range claims {
-		rec, err := load(ctx, stmt, c.Key.String(), now)
-		switch {
-		case err != nil:
-			return nil, ended(ctx, err)
-		case rec.settledBy(c.Owner) && rec.Decided == c.Fence && rec.State != dedupstore.Retryable:
-			settled++
-		case !rec.ownedBy(c) || rec.State != dedupstore.Running:
-			return nil, dedupstore.ErrClaimLost
+	detach := func() error {
+		if attached() {
+			return nil
 		}
-		records[i] = rec
+		return context.Cause(ctx)
 	}
-	switch settled {
-	case 0:
-		return records, nil
-	case len(claims):
-		return nil, nil
-	}
-	return nil, dedupstore.ErrClaimLost
+	return run(txctx.With(txctx.With(ctx, tx.Tx), within), &runTx{tx, s.Store, t.Claimed, detach})
 }
-
-// leastWait is how long a run waits for the write lock if its lease is shorter.
-const leastWait = 5 * time.Second
 
 // notBegun is the error of a run whose work was not called.
 func notBegun(err error) error {
@@ -183,55 +154,62 @@ func notBegun(err error) error {
 const savepoint = "oncemill_run"
 
 // markSQL marks the records of runs in their transaction. A run's end overwrites its mark and a rollback removes it, so
-// it stays only if the handler commits. Then nobody may run the message again: neither this process (undone), nor
-// another that claims the key later (record.claim).
+// it stays only if the handler commits. Then nobody may run the message again: neither this process (Undo), nor another
+// that claims the key later (answer).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.
-func (s *Store) mark(ctx context.Context, t *lockedTx, records []*record) error {
+func (s *Store) mark(ctx context.Context, t *lockedTx, members []*sqlstore.Member) error {
 	_, err := t.ExecContext(ctx, "SAVEPOINT "+savepoint)
-	for _, rec := range records {
+	for _, m := range members {
 		if err == nil {
-			_, err = t.StmtContext(ctx, s.statements.mark).ExecContext(ctx, rec.number)
+			_, err = t.StmtContext(ctx, s.statements.mark).ExecContext(ctx, m.Row.Number)
 		}
 	}
 	return err
 }
 
-// undone rolls back and returns why runs have failed. If the handler committed, or may have, it returns ErrEnded,
-// because another run could repeat the effects.
-func (s *Store) undone(ctx context.Context, t *lockedTx, claims []dedupstore.Claim, failure error) error {
+// Undo implements [sqlstore.Tx]. If the handler committed, or may have, another run could repeat the effects.
+func (t *runTx) Undo(ctx context.Context, failure error) error {
+	ctx = context.WithoutCancel(ctx)
 	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {
 		return failure
 	}
 	t.abort()
-	ctx, cancel := context.WithTimeout(ctx, claims[0].Lease)
+	ctx, cancel := context.WithTimeout(ctx, t.members[0].Claim.Lease)
 	defer cancel()
-	for _, c := range claims { // some may have been taken over
-		rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
-		if err != nil || rec.ownedBy(c) && rec.State == dedupstore.Running && rec.Decided == rec.Fence {
-			return endedError(errors.Join(failure, err))
+	found, err := loadAll(ctx, t.store.statements.load, t.members, clock())
+	if err != nil {
+		return endedError(errors.Join(failure, err))
+	}
+	for _, m := range t.members { // some may have been taken over
+		rec := found[m.ID]
+		if rec.Err != nil || sqlstore.OwnedBy(rec.Stored, m.Claim) && committedAlone(rec.Stored) {
+			return endedError(errors.Join(failure, rec.Err))
 		}
 	}
 	return failure
 }
 
-// finish settles and commits.
-func (s *Store) finish(ctx context.Context, t *lockedTx, records []*record, claims []dedupstore.Claim,
-	settlements []dedupstore.Settlement) error {
+// Commit implements [sqlstore.Tx].
+func (t *runTx) Commit(ctx context.Context) error {
+	if err := t.detach(); err != nil {
+		return t.Undo(ctx, err)
+	}
+	ctx = context.WithoutCancel(ctx) // an interrupted statement would end the transaction
 	// Busy is the savepoint, and so there, if the handler has left rows of a write open. The commit closes them.
 	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
 		return endedError(err)
 	}
 	now := clock()
-	for i, rec := range records {
-		rec.Expires = now.Add(time.Hour) // nobody could write it meanwhile, heartbeats neither
-		next, err := rec.Settle(claims[i], settlements[i], now)
+	for _, m := range t.members {
+		m.Row.Expires = now.Add(time.Hour) // nobody could write it meanwhile, heartbeats neither
+		next, err := m.Row.Settle(m.Claim, m.Finish, now)
 		if err != nil {
 			return err
 		}
-		rec.Stored = *next
-		err = s.save(ctx, t.Tx, rec)
+		m.Row.Stored = *next
+		err = t.store.save(ctx, t.Tx, m.Row)
 		switch {
 		case isBusy(err):
 			return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
@@ -241,8 +219,7 @@ func (s *Store) finish(ctx context.Context, t *lockedTx, records []*record, clai
 			return fmt.Errorf("sqlitestore: settle: %w", err)
 		}
 	}
-	began := time.Now()
-	err := s.commit(t)
+	err := t.store.commit(t.lockedTx)
 	if err == nil {
 		return nil
 	}
@@ -250,29 +227,38 @@ func (s *Store) finish(ctx context.Context, t *lockedTx, records []*record, clai
 	if isBusy(err) {
 		return &conflictError{failure}
 	}
-	return s.resolve(ctx, claims[0], failure, began.Add(claims[0].Lease))
+	return &sqlstore.Unanswered{Err: failure} // which does not say whether it is on disk
 }
 
-// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk. It reads
-// until a run's record tells, at most until the lease ends.
-func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, until time.Time) error {
-	for pause := firstPause; ; pause = min(2*pause, time.Second) {
-		readCtx, cancel := context.WithDeadline(ctx, until)
-		rec, err := load(readCtx, s.statements.load, c.Key.String(), clock())
-		cancel()
-		switch {
-		case err == nil && rec.settledBy(c.Owner):
-			return nil
-		case err == nil && rec.ownedBy(c):
-			return failure
-		case err == nil && rec.State != "":
-			return dedupstore.ErrClaimLost // another took over, which it could not have after the commit
-		case err == nil:
-			err = errGone
+// Load implements [sqlstore.Database]. A transaction ends with its commit.
+func (s inbox) Load(
+	ctx context.Context, claimed []*sqlstore.Member, _ bool,
+) (found map[string]*sqlstore.Row, now time.Time, err error) {
+	now = clock()
+	found, err = loadAll(ctx, s.statements.load, claimed, now)
+	return found, now, err
+}
+
+// Refused implements [sqlstore.Database].
+func (inbox) Refused(err error) bool {
+	_, conflict := err.(*conflictError) //nolint:errorlint // never wrapped
+	return conflict
+}
+
+// Full implements [sqlstore.Database].
+func (inbox) Full(err error) error { return noRoom(err) }
+
+// loadAll reads the records of runs.
+func loadAll(
+	ctx context.Context, q querier, members []*sqlstore.Member, now time.Time,
+) (map[string]*sqlstore.Row, error) {
+	found := map[string]*sqlstore.Row{}
+	for _, m := range members {
+		rec, err := load(ctx, q, m.Key, now)
+		if err != nil {
+			return nil, err
 		}
-		if time.Until(until) < pause || isRecordError(err) {
-			return &dedupstore.UndecidedError{Err: errors.Join(failure, err)}
-		}
-		_ = pace.Sleep(ctx, pause)
+		found[m.ID] = rec
 	}
+	return found, nil
 }

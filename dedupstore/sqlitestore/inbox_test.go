@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 func TestInbox_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
@@ -548,8 +549,8 @@ func TestInbox_CommitThatIsRefusedBecauseOfOthersRunsAgainAndEndsInAConflict(t *
 	}
 	refuse, calls = 1000, 0
 	_, err := inTx(t, s, request("2"), work)
-	if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || calls != conflicts {
-		t.Errorf("%v after %d calls, want a ConflictError after %d", err, calls, conflicts)
+	if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || calls != sqlstore.Tries {
+		t.Errorf("%v after %d calls, want a ConflictError after %d", err, calls, sqlstore.Tries)
 	}
 	claim(t, s, request("2"), dedupstore.Busy)
 }

@@ -33,7 +33,7 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 		records[i] = rec.Look(key, now)
 		var last int64
 		first := sqlstore.MicrosAt(rec.First)
-		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, first).Scan(&records[i].Duplicates, &last)
+		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.Number, first).Scan(&records[i].Duplicates, &last)
 		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
 		}

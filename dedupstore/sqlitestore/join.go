@@ -67,6 +67,9 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	}
 	now := clock()
 	rec, err := load(ctx, tx.StmtContext(ctx, s.statements.load), c.Key.String(), now)
+	if err == nil {
+		err = rec.Err
+	}
 	if err != nil {
 		return err
 	}

@@ -48,17 +48,15 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 		var duplicates int
 		var at int64
 		rec, err := scan(rows, &duplicates, &at)
-		var problem *dedupstore.RecordError
-		if errors.As(err, &problem) {
-			unreadable = errors.Join(unreadable, problem)
-			return true, nil
-		}
 		if err != nil {
 			return false, err
 		}
-		key, err := dedupstore.ParseKey(rec.key)
+		key, err := dedupstore.ParseKey(rec.Key)
 		if err != nil {
-			unreadable = errors.Join(unreadable, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()})
+			rec.Err = &dedupstore.RecordError{Key: rec.Key, Problem: err.Error()}
+		}
+		if rec.Err != nil {
+			unreadable = errors.Join(unreadable, rec.Err)
 			return true, nil
 		}
 		seen := rec.Look(key, now)
@@ -67,7 +65,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 			found.Records = append(found.Records, seen)
 		}
 		if bytes += len(seen.Outcome.Result); bytes >= pageBytes {
-			last = rec.number
+			last = rec.Number
 		}
 		return bytes < pageBytes, nil
 	})

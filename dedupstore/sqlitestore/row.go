@@ -34,21 +34,23 @@ type querier interface {
 }
 
 // load reads the record of a key as it counts now. It is never nil without an error.
-func load(ctx context.Context, q querier, key string, now time.Time) (*record, error) {
+func load(ctx context.Context, q querier, key string, now time.Time) (*sqlstore.Row, error) {
 	rec, err := scan(q.QueryRowContext(ctx, key))
 	if errors.Is(err, sql.ErrNoRows) {
-		rec, err = &record{key: key}, nil
+		rec, err = &sqlstore.Row{Key: key}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	rec.forget(now)
+	if !now.Before(rec.Expires) { // it is like one that never was, but for the fence, which has to grow
+		rec.Stored = dedupstore.Stored{Fence: rec.Fence}
+	}
 	return rec, nil
 }
 
 // scan reads the record of a row, and what comes after it in the row.
-func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error) {
-	rec := &record{}
+func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, error) {
+	rec := &sqlstore.Row{}
 	o := &rec.Outcome
 	var col struct { // one allocation
 		settled, state, kind                       string
@@ -56,7 +58,7 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error)
 		took                                       sql.NullInt64 // milliseconds, of the last run
 		reason, result, stubs, contents, history   []byte
 	}
-	err := row.Scan(append([]any{&rec.number, &rec.key, &col.state, &rec.Owner, &col.fence, &rec.Attempts,
+	err := row.Scan(append([]any{&rec.Number, &rec.Key, &col.state, &rec.Owner, &col.fence, &rec.Attempts,
 		&rec.Returned, &rec.Started, &col.lease, &col.due, &col.first, &col.expires, &rec.Fingerprint.Scheme,
 		&rec.Fingerprint.Sum, &col.settled, &rec.Trace, &col.decided, &col.kind, &o.Exhausted, &o.Truncated,
 		&col.reason, &col.result, &col.stubs, &rec.Holder, &col.took, &col.history, &rec.Reruns, &rec.Crashes,
@@ -71,7 +73,7 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error)
 	known := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
 	if col.fence <= 0 || col.decided < 0 || !slices.Contains(known, rec.State) {
 		problem := fmt.Sprintf("has state %q, fence %d, decided %d", col.state, col.fence, col.decided)
-		return nil, &dedupstore.RecordError{Key: rec.key, Problem: problem}
+		rec.Err = &dedupstore.RecordError{Key: rec.Key, Problem: problem}
 	}
 	rec.Fence, rec.Decided = uint64(col.fence), uint64(col.decided)
 	rec.Claimed = time.UnixMicro(col.fence) // as far as the clock was not set back
@@ -88,13 +90,13 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*record, error)
 		o.Result = col.result
 	}
 	if o.Produced, err = sqlstore.DecodeProduced(col.stubs, col.contents); err != nil {
-		return nil, &dedupstore.RecordError{Key: rec.key, Problem: err.Error()}
+		rec.Err = &dedupstore.RecordError{Key: rec.Key, Problem: err.Error()}
 	}
 	return rec, nil
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.
-func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
+func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *sqlstore.Row) error {
 	o := &rec.Outcome
 	var contents []byte
 	if rec.State == dedupstore.Publishing && len(o.Produced) > 0 {
@@ -109,7 +111,7 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 		history = string(text)
 	}
 	_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx,
-		rec.number, rec.key, string(rec.State), rec.Owner, int64(rec.Fence), rec.Attempts, rec.Returned, rec.Started,
+		rec.Number, rec.Key, string(rec.State), rec.Owner, int64(rec.Fence), rec.Attempts, rec.Returned, rec.Started,
 		sqlstore.MicrosAt(rec.Lease), sqlstore.MicrosAt(rec.Due), sqlstore.MicrosAt(rec.First),
 		sqlstore.MicrosAt(rec.Expires), rec.Fingerprint.Scheme, rec.Fingerprint.Sum, strings.Join(rec.Settled, ","),
 		rec.Trace, int64(rec.Decided), string(o.Kind), o.Exhausted, o.Truncated, []byte(o.Reason),
@@ -118,3 +120,6 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 		rec.Crashes)
 	return err
 }
+
+// clock is the store's: this machine's, in microseconds.
+func clock() time.Time { return time.UnixMicro(time.Now().UnixMicro()) }

@@ -79,14 +79,14 @@ func (s *Store) usable(ctx context.Context) error {
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
 	errs := make([]error, len(extensions))
 	unusable := s.usable(ctx)
-	var ops []operation
+	var ops []sqlstore.Operation
 	for i, x := range extensions {
 		if errs[i] = cmp.Or(x.Validate(), unusable); errs[i] != nil {
 			continue
 		}
-		op := operation{key: x.Claim.Key.String(), err: &errs[i]}
-		op.apply = func(rec *record, now time.Time) (*dedupstore.Stored, error) {
-			if rec.State == dedupstore.Finished && rec.ownedBy(x.Claim) && s.runs.has(x.Claim) {
+		op := sqlstore.NewOperation(x.Claim.Key, &errs[i])
+		op.Apply = func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
+			if rec.State == dedupstore.Finished && sqlstore.OwnedBy(rec, x.Claim) && s.runs.has(x.Claim) {
 				return nil, nil // the handler has committed, and will return
 			}
 			next, err := rec.Extend(x, now)
@@ -107,25 +107,26 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 
 // follow writes an extension when the lock is free. It gives up at the lease's end, when another extension has come.
 // Nobody waits for its result.
-func (s *Store) follow(ctx context.Context, op operation, lease time.Duration) {
+func (s *Store) follow(ctx context.Context, op sqlstore.Operation, lease time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease)
 	defer cancel()
-	op.err = new(error)
-	s.do(ctx, []operation{op})
+	op.Err = new(error)
+	s.do(ctx, []sqlstore.Operation{op})
 }
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	unusable := s.usable(ctx)
-	var ops []operation
+	var ops []sqlstore.Operation
 	for i, x := range settlings {
 		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
 		if errs[i] == nil {
-			settle := func(rec *record, now time.Time) (*dedupstore.Stored, error) {
-				return sqlstore.Settle(rec.Stored, x.Claim, x.Settlement, now)
+			op := sqlstore.NewOperation(x.Claim.Key, &errs[i])
+			op.Apply = func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
+				return sqlstore.Settle(rec, x.Claim, x.Settlement, now)
 			}
-			ops = append(ops, operation{key: x.Claim.Key.String(), apply: settle, err: &errs[i]})
+			ops = append(ops, op)
 		}
 	}
 	s.do(ctx, ops)

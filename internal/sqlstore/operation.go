@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"crypto/sha256"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -16,8 +17,9 @@ func IDOf(key string) string {
 
 // A Row is a record as it was read.
 type Row struct {
-	ID  string
-	Key string
+	ID     string
+	Key    string
+	Number int64 // of SQLite's row; 0: there is none
 	dedupstore.Stored
 	Err error // why the record cannot be used
 
@@ -27,11 +29,18 @@ type Row struct {
 // An Operation is decided by the record of its key, and may change it.
 type Operation struct {
 	ID, Key string
+	Lease   time.Duration // of the claim; 0: it does not matter
 
 	// Apply may be called again, after a conflict, or because the record was locked.
 	Apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error)
 
 	Err *error // where the result goes
+}
+
+// NewOperation is one on the record of a key, without what it does.
+func NewOperation(key dedupstore.Key, err *error) Operation {
+	name := key.String()
+	return Operation{ID: IDOf(name), Key: name, Err: err}
 }
 
 // ErrContended is the result of an operation that has to change what somebody else has locked.
@@ -73,4 +82,12 @@ func Decide(ops []Operation, found map[string]*Row, locked map[string]bool, now 
 		}
 	}
 	return changed
+}
+
+// Changing makes operations that leave their records, which nobody has locked here, as they are. It returns the others.
+func Changing(ops []Operation, found map[string]*Row, now time.Time) []Operation {
+	Decide(ops, found, nil, now)
+	return slices.DeleteFunc(slices.Clone(ops), func(op Operation) bool {
+		return *op.Err != ErrContended //nolint:errorlint // Decide's own
+	})
 }
