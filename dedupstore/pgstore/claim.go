@@ -63,11 +63,6 @@ func operations(claims []*claiming) []sqlstore.Operation {
 	return ops
 }
 
-// contendedWait is the wait of a Busy for a record that somebody has locked: they are about to change it.
-const contendedWait = 5 * time.Millisecond
-
-var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
-
 // Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then looks at the
 // records of the others. Among duplicates, as when a stream is read again, it looks first. Only claims that change a
 // record lock it, and are decided again.
@@ -172,7 +167,7 @@ func (f *form) ask(ctx context.Context, claims []*claiming, text text, fresh, lo
 		return nil
 	})
 	if codeOf(err) == codeLocked && len(order) == 1 { // somebody is inserting the key
-		order[0].answer(contended, nil)
+		order[0].answer(sqlstore.Contended, nil)
 		return nil
 	}
 	return err
@@ -185,7 +180,7 @@ func (f *form) takeOver(ctx context.Context, claims []*claiming, text text) erro
 	}
 	for _, c := range claims {
 		if c.result.Err == sqlstore.ErrContended { //nolint:errorlint // Decide's own
-			c.answer(contended, nil)
+			c.answer(sqlstore.Contended, nil)
 		} else {
 			c.answer(c.result.Answer, c.result.Err)
 		}

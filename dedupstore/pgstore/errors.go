@@ -46,8 +46,8 @@ var (
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
-// errRefused says that nothing was committed, because the claim did not hold as the settlement saw it.
-var errRefused = errors.New("pgstore: the settlement found no claim that holds; nothing was committed")
+// errNotBarred says that a transaction may still commit.
+var errNotBarred = errors.New("pgstore: a transaction without an answer can neither be barred nor has it settled")
 
 // errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
 var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: " +
@@ -87,7 +87,7 @@ func codeOf(err error) string {
 // conflicts reports whether PostgreSQL refused a transaction because of others.
 func conflicts(err error) bool {
 	code := codeOf(err)
-	return errors.Is(err, errRefused) || code == codeSerialization || code == codeDeadlock
+	return code == codeSerialization || code == codeDeadlock
 }
 
 // noRoom marks an error that says that the server's disk is full.

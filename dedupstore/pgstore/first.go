@@ -1,47 +1,11 @@
 package pgstore
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"time"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
-
-// answers are the answers of Claim to first runs that do not take part. Nearly always there is a record.
-func (i *inbox) answers(ctx context.Context, members []member) ([]dedupstore.Answer, error) {
-	answers := make([]dedupstore.Answer, len(members))
-	var apart []*claiming
-	for _, m := range members {
-		if m.claim.Fence == 0 {
-			apart = append(apart, m.first)
-		}
-	}
-	i.claim(ctx, apart, true)
-	var failure error
-	for n, m := range members {
-		if m.claim.Fence != 0 {
-			continue
-		}
-		if answers[n] = m.first.result.Answer; m.first.result.Err != nil {
-			failure = m.first.result.Err
-			answers[n] = contended
-		}
-	}
-	return answers, failure
-}
-
-// claimOf is the claim of a first run, without its fence.
-func claimOf(q *dedupstore.Request) dedupstore.Claim {
-	return dedupstore.Claim{
-		Key: q.Key, Owner: q.Owner, Attempt: 1, Lease: q.Lease, Retention: q.Retention, Holder: q.Holder,
-	}
-}
-
-// errTaken says that a claim has to find out what there is.
-var errTaken = errors.New("pgstore: somebody else has the key, or the commit got no answer")
 
 // firstToken marks a transaction that has made its own record: nobody else can settle that record or bar the
 // transaction.
@@ -55,11 +19,9 @@ const most = 64
 
 // firsts are the statements that make records, as they will be when the runs have succeeded.
 func (r *run) firsts() (all []statement) {
-	var made []*claiming
-	for _, m := range r.members {
-		if m.first != nil {
-			made = append(made, m.first)
-		}
+	made := make([]*claiming, len(r.Firsts))
+	for n, m := range r.Firsts {
+		made[n] = newClaiming(m.First, nil)
 	}
 	if len(made) == 0 {
 		return nil
@@ -99,23 +61,19 @@ func (r *run) read(rows interface {
 		if err := rows.Scan(&owner, &fence); err != nil {
 			return err
 		}
-		for range r.members {
-			m := &r.members[next]
-			if next = (next + 1) % len(r.members); m.first == nil || m.claim.Owner != owner {
-				continue
+		for range r.Firsts {
+			m := r.Firsts[next]
+			if next = (next + 1) % len(r.Firsts); m.Claim.Owner == owner {
+				m.Claim.Fence = uint64(fence)
+				break
 			}
-			m.claim.Fence = uint64(fence)
-			if r.stands.claim.Fence == 0 {
-				r.stands = m
-			}
-			break
 		}
 	}
 	return rows.Err()
 }
 
-// foresaw reports whether the record of a first run is already as a settlement wants it.
-func (r *run) foresaw(m *member, f dedupstore.Finish) bool {
-	return isPlain(f) && len(f.Outcome.Result) == 0 && f.Retention == m.claim.Retention &&
-		time.Since(r.began) < min(quick, m.claim.Lease)
+// foresaw reports whether the record of a first run is already as its settlement wants it.
+func (r *run) foresaw(m *sqlstore.Member) bool {
+	return isPlain(m.Finish) && len(m.Finish.Outcome.Result) == 0 && m.Finish.Retention == m.Claim.Retention &&
+		time.Since(r.began) < min(quick, m.Claim.Lease)
 }

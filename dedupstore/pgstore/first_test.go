@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/answertest"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // firstOf makes a first run of a key.
@@ -99,13 +100,13 @@ func TestFirst_FrozenHolderIsCutOffAfterItsLease(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	r := request("1")
 	r.Lease = time.Second
-	members, err := s.inbox.membersOf([]dedupstore.TxRun{{First: &r}})
+	frozen, err := sqlstore.NewTransaction([]dedupstore.TxRun{{First: &r}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	tx := begin(t, pool, pgx.ReadCommitted)
 	start := time.Now()
-	for _, one := range s.inbox.newRun(members).firsts() {
+	for _, one := range s.inbox.newRun(frozen).firsts() {
 		if _, err := tx.Exec(t.Context(), one.query, one.args...); err != nil {
 			t.Fatal(err)
 		}

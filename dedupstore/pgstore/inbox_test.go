@@ -217,7 +217,7 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 			if !errors.Is(err, ErrTxEnded) {
 				t.Errorf("%s, %s: the run returned %v, want ErrTxEnded", name, form, err)
 			}
-			if n := strings.Count(log.String(), "ended the inbox's transaction by itself"); n != 1 {
+			if n := strings.Count(log.String(), "msg=\"dedupstore: the inbox's transaction ended"); n != 1 {
 				t.Errorf("%s, %s: the log says so %d times, want once: %q", name, form, n, log.String())
 			}
 			if again := claim(t, inbox, r, dedupstore.AcquiredRun).Claim; again != c {
@@ -273,7 +273,7 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 			}
 		}
 		wantEffects(t, pool, name, 1)
-		if !strings.Contains(log.String(), "ended the inbox's transaction by itself") {
+		if !strings.Contains(log.String(), "the inbox's transaction ended before its run;") {
 			t.Errorf("%s: the log is %q", name, log.String())
 		}
 	}
@@ -547,8 +547,8 @@ func TestInbox_ConflictsThatNeverEndAreNoFailures(t *testing.T) {
 	if retry, ok := answertest.Is(err, oncemill.StatusRetry); !ok || !retry.Uncounted {
 		t.Errorf("the run returned %v, want a retry that does not count", err)
 	}
-	if calls != maxTries {
-		t.Errorf("the handler was called %d times, want %d", calls, maxTries)
+	if calls != sqlstore.Tries {
+		t.Errorf("the handler was called %d times, want %d", calls, sqlstore.Tries)
 	}
 }
 
@@ -737,7 +737,11 @@ func TestInbox_ACutThatComesLateIsNotOfAnother(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	for name, late := range map[string]bool{"before the end": false, "after the end": true} {
-		begun, err := s.beginSQL(t.Context(), s.inboxSQL.newRun([]member{{claim: runOf(t, s, name), ours: true}}))
+		tx, err := sqlstore.NewTransaction([]dedupstore.TxRun{{Claim: runOf(t, s, name)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun, err := s.beginSQL(t.Context(), s.inboxSQL.newRun(tx))
 		if err != nil {
 			t.Fatal(err)
 		}

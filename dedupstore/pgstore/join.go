@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -61,7 +62,7 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 		return ErrBypassed
 	}
 	r, inside := txctx.From[*run](ctx)
-	if inside && slices.ContainsFunc(r.taking, func(m *member) bool { return m.claim == *claim }) {
+	if inside && slices.ContainsFunc(r.Members, func(m *sqlstore.Member) bool { return m.Claim == *claim }) {
 		return ErrInInbox
 	}
 	if claim.Fence > math.MaxInt64 {

@@ -17,10 +17,10 @@ const leastSilence = 5 * time.Second
 // silence is how long the session may stand still: others get the locks of a host that has vanished after that. Only
 // that of first runs is their lease, because for so long others wait for them.
 func (r *run) silence() time.Duration {
-	if r.claimed {
-		return max(r.stands.claim.Lease, leastSilence)
+	if len(r.Claimed) > 0 {
+		return max(r.Stands.Claim.Lease, leastSilence)
 	}
-	return r.stands.claim.Lease
+	return r.Stands.Claim.Lease
 }
 
 // milliseconds is a limit as PostgreSQL reads it.
@@ -30,9 +30,9 @@ func milliseconds(d time.Duration) string {
 
 // keep sends an empty statement now and then until stop, because the server ends a session that stands still. When the
 // connection is lost it calls lose.
-func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc) (stop func()) {
+func (r *run) keep(ctx context.Context, lose context.CancelCauseFunc) (stop func()) {
 	lost := errLost
-	if !r.claimed {
+	if len(r.Claimed) == 0 {
 		lost = dedupstore.ErrClaimLost // there is no record, and others may run
 	}
 	every := max(r.silence()/3, time.Millisecond)
@@ -47,9 +47,9 @@ func (r *run) keep(ctx context.Context, s session, lose context.CancelCauseFunc)
 		if over {
 			return
 		}
-		bounded, done := context.WithTimeout(ctx, endTimeout)
+		bounded, done := context.WithTimeout(ctx, sqlstore.EndTimeout)
 		defer done()
-		if err := s.beat(bounded); err != nil {
+		if err := r.session.beat(bounded); err != nil {
 			lose(lost)
 			return
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/claimtest"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -149,14 +150,17 @@ func useAll(t *testing.T, s *Store, pool *pgxpool.Pool, n string) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	again := s.inbox.newRun([]member{{claim: c, id: idOf(c.Key.String())}})
-	if v, err := s.inbox.decide(t.Context(), again); err != nil || v != settled {
-		t.Fatal(v, err)
-	}
-	unsettled := runOf(t, s, "unsettled-"+n)
-	again = s.inbox.newRun([]member{{claim: unsettled, id: idOf(unsettled.Key.String())}})
-	if v, err := s.inbox.decide(t.Context(), again); err != nil || v != open {
-		t.Fatal(v, err)
+	for want, c := range map[sqlstore.Verdict]dedupstore.Claim{
+		sqlstore.Settled: c, sqlstore.Open: runOf(t, s, "unsettled-"+n),
+	} {
+		m := []*sqlstore.Member{{ID: sqlstore.IDOf(c.Key.String()), Claim: c}}
+		found, now, err := (&calling{inbox: s.inbox, token: "lost"}).Load(t.Context(), m, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := sqlstore.Judge(m, found, now); err != nil || v != want {
+			t.Fatal(v, err)
+		}
 	}
 	d := []dedupstore.Duplicates{{Key: c.Key, Count: 1, Last: time.Now()}}
 	if err := s.NoteDuplicates(t.Context(), d); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -74,7 +74,7 @@ func (w watchedConn) Close() error {
 	defer w.session.giving.Unlock()
 	w.session.given = true
 	if w.session.broken { // the pool would not see it
-		bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+		bounded, cancel := context.WithTimeout(context.Background(), sqlstore.EndTimeout)
 		defer cancel()
 		_ = w.Conn.Conn().Close(bounded)
 	}
@@ -163,7 +163,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 
 // prepare marks the transaction, and makes the records of first runs.
 func (q *sqlSession) prepare(ctx context.Context) error {
-	if q.run.claimed { // see beginPgx
+	if len(q.run.Claimed) > 0 { // see beginPgx
 		if _, err := q.tx.ExecContext(ctx, mark, milliseconds(q.run.silence())); err != nil {
 			return err
 		}
@@ -199,10 +199,10 @@ func (q *sqlSession) beat(ctx context.Context) error {
 
 const aliveSQL = "-- the handler is alive"
 
-func (q *sqlSession) commit(ctx context.Context, settlements []dedupstore.Settlement) error {
+func (q *sqlSession) commit(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, q.cut)
 	defer stop()
-	for made, one := range q.run.settlements(settlements) {
+	for made, one := range q.run.settlements() {
 		if _, err := q.tx.ExecContext(ctx, one.query, one.args...); err != nil {
 			switch {
 			case errors.Is(err, sql.ErrTxDone):
@@ -236,7 +236,7 @@ func (q *sqlSession) cut() {
 }
 
 func (q *sqlSession) end(ctx context.Context) (open bool) {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqlstore.EndTimeout)
 	defer cancel()
 	stop := context.AfterFunc(bounded, q.cut)
 	_ = q.tx.Rollback()

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -57,7 +57,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	var batch pgx.Batch
 	batch.Queue(s.sql.open)
-	if r.claimed { // else the statements of first runs do, which do nothing else where others have the keys
+	if len(r.Claimed) > 0 { // else the statements of first runs do, which do nothing else where others have the keys
 		batch.Queue(mark, milliseconds(r.silence()))
 	}
 	for _, one := range r.firsts() {
@@ -95,7 +95,7 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 	return txctx.With(ctx, p)
 }
 
-func (p *pgxSession) commit(ctx context.Context, settlements []dedupstore.Settlement) error {
+func (p *pgxSession) commit(ctx context.Context) error {
 	if !p.close() {
 		return errBusy
 	}
@@ -116,7 +116,7 @@ func (p *pgxSession) commit(ctx context.Context, settlements []dedupstore.Settle
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
 	made := 0
-	for _, one := range p.run.settlements(settlements) {
+	for _, one := range p.run.settlements() {
 		batch.Queue(one.query, one.args...).Exec(func(pgconn.CommandTag) error {
 			made++
 			return nil
@@ -157,11 +157,11 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 
 // cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
 // panic if a pool closes it under the call. A call that does not return, as one that waits for data to copy from the
-// handler, is left alone after endTimeout.
+// handler, is left alone after EndTimeout.
 func (p *pgxSession) cut() (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
-	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+	bounded, cancel := context.WithTimeout(context.Background(), sqlstore.EndTimeout)
 	defer cancel()
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
 	for !p.close() { // until the call has failed it may change what is looked at
@@ -179,7 +179,7 @@ func left(conn *pgx.Conn) bool {
 	if status != inTx || conn.IsClosed() {
 		return status == idle
 	}
-	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+	bounded, cancel := context.WithTimeout(context.Background(), sqlstore.EndTimeout)
 	defer cancel()
 	results, err := conn.PgConn().Exec(bounded, `SELECT current_setting('oncemill.tx', true)`).ReadAll()
 	return err == nil && string(results[0].Rows[0][0]) != "inbox"
@@ -191,7 +191,7 @@ func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == idle {
 		return
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqlstore.EndTimeout)
 	defer cancel()
 	_, _ = conn.Exec(bounded, "rollback")
 }
