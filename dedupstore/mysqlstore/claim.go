@@ -24,7 +24,7 @@ type claiming struct {
 
 func newClaiming(r *dedupstore.Request, result *dedupstore.ClaimResult) *claiming {
 	key := r.Key.String()
-	return &claiming{Request: r, id: idOf(key), key: key, result: result}
+	return &claiming{Request: r, id: sqlstore.IDOf(key), key: key, result: result}
 }
 
 // Claim implements [dedupstore.Store]. In MySQL it waits for a transaction that makes the record.
@@ -41,11 +41,6 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 		func(c *claiming, err error) { *c.result = dedupstore.ClaimResult{Err: s.failed("claim", err)} })
 	return results
 }
-
-// contendedWait is the wait of a Busy for a record that another transaction has locked.
-const contendedWait = 5 * time.Millisecond
-
-var contended = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}
 
 // makingFor is how long claims wait for records that others are making: most of these are other claims, and then the
 // answer tells more. A first run takes as long as its handler.
@@ -90,8 +85,8 @@ func (s *Store) claimFree(ctx context.Context, batch []*claiming) (locked []*cla
 		var absent []*claiming
 		for _, c := range batch {
 			switch {
-			case errors.Is(c.result.Err, errContended):
-				*c.result = dedupstore.ClaimResult{Answer: contended}
+			case errors.Is(c.result.Err, sqlstore.ErrContended):
+				*c.result = dedupstore.ClaimResult{Answer: sqlstore.Contended}
 			case c.result.Err != nil:
 				c.result.Answer = dedupstore.Answer{}
 			case c.absent:
@@ -126,37 +121,19 @@ func (s *Store) claimFree(ctx context.Context, batch []*claiming) (locked []*cla
 
 // look answers the requests that change nothing, and notes which have no record. It returns the others. Made is when
 // records were made for some of the requests; zero: none were.
-func look(batch []*claiming, found map[string]*row, made, now time.Time) (ops []operation) {
-	changing, fresh := map[string]bool{}, map[string]bool{}
+func look(batch []*claiming, found map[string]*sqlstore.Row, made, now time.Time) (changing []sqlstore.Operation) {
+	var ops []sqlstore.Operation
+	fresh := map[string]bool{}
 	for _, c := range batch {
 		rec := found[c.id]
-		c.absent = rec == nil
-		switch {
-		case c.absent:
-			continue
-		case rec.err == nil && rec.key != c.key:
-			rec.err = &dedupstore.RecordError{Key: rec.key, Problem: "has the hash of another key: " + c.key}
-		}
-		if c.result.Err = rec.err; rec.err != nil {
+		if rec != nil && rec.Owner == c.Owner && rec.First.Equal(made) && !fresh[c.id] {
+			fresh[c.id], c.absent, c.result.Err = true, false, nil
+			_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
 			continue
 		}
-		if !changing[c.id] {
-			if !fresh[c.id] && rec.Owner == c.Owner && rec.First.Equal(made) {
-				fresh[c.id] = true
-				_, c.result.Answer = dedupstore.Stored{}.Claim(*c.Request, made)
-				continue
-			}
-			next, answer := rec.Claim(*c.Request, now)
-			if next == nil {
-				answer.Outcome = answer.Outcome.Clone() // there may be another request of the key
-				c.result.Answer = answer
-				continue
-			}
-			changing[c.id] = true
-		}
-		ops = append(ops, operation{c.id, c.Lease, c.apply, &c.result.Err})
+		ops = append(ops, sqlstore.Operation{ID: c.id, Key: c.key, Lease: c.Lease, Apply: c.apply, Err: &c.result.Err})
 	}
-	return ops
+	return sqlstore.Changing(ops, found, now)
 }
 
 // apply claims a record that is locked, unless it is gone meanwhile: nothing locks a record that is not there.

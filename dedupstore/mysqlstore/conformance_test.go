@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
@@ -46,7 +47,7 @@ func conforms(t *testing.T, db *sql.DB) {
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed
 		storetest.Run(t, func(t *testing.T) storetest.Subject {
 			return storetest.Subject{Store: s, TTL: func(k dedupstore.Key) (time.Duration, bool) {
-				id := idOf(k.String())
+				id := sqlstore.IDOf(k.String())
 				found, now, err := s.load(t.Context(), db, []string{id}, "")
 				if err != nil {
 					t.Error(err)
@@ -83,13 +84,13 @@ func lock(t *testing.T, s *Store, k dedupstore.Key) (release func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := idOf(k.String())
+	id := sqlstore.IDOf(k.String())
 	found, _, err := s.load(t.Context(), tx, []string{id}, " FOR UPDATE")
 	rec := found[id]
 	if rec == nil {
-		rec = &row{id: id, key: k.String(), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
+		rec = &sqlstore.Row{ID: id, Key: k.String(), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
 	}
-	if err := cmp.Or(err, s.save(t.Context(), tx, []*row{rec})); err != nil {
+	if err := cmp.Or(err, s.save(t.Context(), tx, []*sqlstore.Row{rec})); err != nil {
 		t.Fatal(err)
 	}
 	return func() { _ = tx.Rollback() }

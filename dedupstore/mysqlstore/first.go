@@ -2,7 +2,6 @@ package mysqlstore
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,9 +23,6 @@ const noWait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 const unchained = " AND NOT " + chained
 
 var (
-	// errTaken says that a claim has to find out what there is.
-	errTaken = errors.New("mysqlstore: somebody else has the key, or the commit got no answer")
-
 	// errApart says that the transaction has to begin again without some first runs.
 	errApart = errors.New("mysqlstore: some first runs cannot take part")
 
@@ -37,120 +33,92 @@ var (
 // most is how many records one statement makes.
 const most = 64
 
-// answers are the answers of Claim to first runs that do not take part.
-func (s *Store) answers(ctx context.Context, members []member) ([]dedupstore.Answer, error) {
-	answers := make([]dedupstore.Answer, len(members))
-	var places []int
-	var requests []dedupstore.Request
-	for i, m := range members {
-		if m.claim.Fence == 0 {
-			places, requests = append(places, i), append(requests, *m.first.Request)
-		}
-	}
-	var failure error
-	for n, result := range s.Claim(ctx, requests) {
-		if result.Err != nil {
-			failure, result.Answer = result.Err, contended
-		}
-		answers[places[n]] = result.Answer
-	}
-	return answers, failure
-}
-
 // siftFirsts leaves out first runs that have records, if a transaction met some.
-func (s *Store) siftFirsts(ctx context.Context, t *transaction) error {
-	var left []*member
-	for _, m := range t.firsts {
-		if m.claim.Fence = 0; !m.apart {
-			left = append(left, m)
-		}
-	}
-	if t.sift && len(left) > 0 {
-		ids := make([]string, len(left))
-		for i, m := range left {
-			ids[i] = m.first.id
-		}
-		found, _, err := s.load(ctx, s.db, ids, "")
+func (c *calling) siftFirsts(ctx context.Context, t *sqlstore.Transaction) error {
+	left := slices.DeleteFunc(slices.Clone(t.Firsts), func(m *sqlstore.Member) bool { return c.apart[m] })
+	if c.sift && len(left) > 0 {
+		found, _, err := c.read(ctx, c.db, left, false)
 		if err != nil {
-			return s.failed("look at the records", err)
+			return err
 		}
-		left = slices.DeleteFunc(left, func(m *member) bool {
-			m.apart = found[m.first.id] != nil
-			return m.apart
+		left = slices.DeleteFunc(left, func(m *sqlstore.Member) bool {
+			c.apart[m] = found[m.ID] != nil
+			return c.apart[m]
 		})
 	}
-	if len(left) == 0 && len(t.claims) == 0 {
-		return errTaken
+	if len(left) == 0 && len(t.Claimed) == 0 {
+		return sqlstore.ErrTaken
 	}
 	return nil
 }
 
 // makeFirsts inserts running records for first runs. Nobody sees them before the commit. It reports whether it has
 // inserted any.
-func (s *Store) makeFirsts(ctx context.Context, tx *sql.Tx, t *transaction) (made bool, err error) {
-	var left []*member
+func (r *run) makeFirsts(ctx context.Context) (made bool, err error) {
+	var left []*sqlstore.Member
 	seen := map[string]bool{}
-	for _, m := range t.firsts {
-		if m.apart = m.apart || seen[m.first.id]; !m.apart {
-			seen[m.first.id] = true
+	for _, m := range r.Firsts {
+		if r.apart[m] = r.apart[m] || seen[m.ID]; !r.apart[m] {
+			seen[m.ID] = true
 			left = append(left, m)
 		}
 	}
 	for some := range slices.Chunk(left, most) {
-		if err := s.makeSome(ctx, tx, t, some); err != nil {
+		if err := r.makeSome(ctx, some); err != nil {
 			return false, err
 		}
 	}
-	switch missing := slices.ContainsFunc(left, func(m *member) bool { return m.claim.Fence == 0 }); {
-	case missing && len(t.members) == 1:
-		return false, errTaken
-	case missing: // begin again, because this transaction has locked the records that it has met
-		t.sift = true
-		return false, errApart
+	missing := func(m *sqlstore.Member) bool { return m.Claim.Fence == 0 }
+	switch {
+	case !slices.ContainsFunc(left, missing):
+		return len(left) > 0, nil
+	case len(r.Members) == 1:
+		return false, sqlstore.ErrTaken
 	}
-	return len(left) > 0, nil
+	r.sift = true // begin again, because this transaction has locked the records that it has met
+	return false, errApart
 }
 
 // makeSome makes the records of first runs in one statement. If somebody else has one of them locked, it finds out
 // which.
-func (s *Store) makeSome(ctx context.Context, tx *sql.Tx, t *transaction, some []*member) error {
+func (r *run) makeSome(ctx context.Context, some []*sqlstore.Member) error {
 	batch := make([]*claiming, len(some))
 	for i, m := range some {
-		batch[i] = m.first
+		batch[i] = newClaiming(m.First, nil)
 	}
 	sent := time.Now()
-	made, n, err := s.insert(ctx, tx, batch)
+	made, n, err := r.insert(ctx, r.tx, batch)
 	switch {
 	case number(err) == errLockTimeout && len(some) == 1:
-		some[0].apart = true
+		r.apart[some[0]] = true
 		return nil
 	case number(err) == errLockTimeout:
 		half := len(some) / 2
-		if err := s.makeSome(ctx, tx, t, some[:half]); err != nil {
+		if err := r.makeSome(ctx, some[:half]); err != nil {
 			return err
 		}
-		return s.makeSome(ctx, tx, t, some[half:])
+		return r.makeSome(ctx, some[half:])
 	case err != nil || n < len(some):
 		return err
 	}
-	t.at = func() time.Time { return made.Add(time.Since(sent)) }
+	r.at = func() time.Time { return made.Add(time.Since(sent)) }
 	for _, m := range some {
-		next, answer := dedupstore.Stored{}.Claim(*m.first.Request, made)
-		m.claim, m.record = answer.Claim, &row{id: m.first.id, key: m.first.key, Stored: *next}
+		next, answer := dedupstore.Stored{}.Claim(*m.First, made)
+		m.Claim, m.Row = answer.Claim, &sqlstore.Row{ID: m.ID, Key: m.Key, Stored: *next}
 	}
 	return nil
 }
 
 // isThere looks for the record that the transaction has made for a first run.
-func (s *Store) isThere(ctx context.Context, tx *sql.Tx, m *member) error {
-	b := fmt.Appendf(nil, noWait+"UPDATE `%s` SET fence = LAST_INSERT_ID(fence) WHERE id = ", s.config.Table)
-	b = append(sqlstore.AppendRow(b, m.first.id), " AND owner = "...)
-	b = append(sqlstore.AppendRow(b, m.claim.Owner), unchained...)
-	result, err := tx.ExecContext(ctx, string(b))
+func (r *run) isThere(ctx context.Context, m *sqlstore.Member) error {
+	b := fmt.Appendf(nil, noWait+"UPDATE `%s` SET fence = LAST_INSERT_ID(fence) WHERE id = ", r.config.Table)
+	b = append(sqlstore.AppendRow(b, m.ID), " AND owner = "...)
+	b = append(sqlstore.AppendRow(b, m.Claim.Owner), unchained...)
+	result, err := r.tx.ExecContext(ctx, string(b))
 	if err != nil {
 		return gone(err)
 	}
-	if fence, err := result.LastInsertId(); err != nil || uint64(fence) == m.claim.Fence {
+	if fence, err := result.LastInsertId(); err != nil || uint64(fence) == m.Claim.Fence {
 		return err
 	}
 	return errGone
@@ -165,28 +133,21 @@ func gone(err error) error {
 }
 
 // finishFirsts writes the outcomes of first runs, if there are any. It returns errGone if their records are gone.
-func (s *Store) finishFirsts(ctx context.Context, tx *sql.Tx, t *transaction) (finished bool, err error) {
-	var all []*member
-	alike := true
-	for _, m := range t.firsts {
-		if m.claim.Fence != 0 {
-			all = append(all, m)
-			alike = alike && alikePlain(m.finish, all[0].finish)
-		}
-	}
-	switch {
-	case len(all) == 0:
+func (r *run) finishFirsts(ctx context.Context) (finished bool, err error) {
+	all := slices.DeleteFunc(slices.Clone(r.Firsts), func(m *sqlstore.Member) bool { return m.Claim.Fence == 0 })
+	if len(all) == 0 {
 		return false, nil
-	case alike:
+	}
+	if !slices.ContainsFunc(all, func(m *sqlstore.Member) bool { return !alikePlain(m.Finish, all[0].Finish) }) {
 		for some := range slices.Chunk(all, most) {
-			if err := s.finishAlike(ctx, tx, some, t.at()); err != nil {
+			if err := r.finishAlike(ctx, some); err != nil {
 				return true, gone(err)
 			}
 		}
 		return true, nil
 	}
 	for _, m := range all {
-		err := s.finish(ctx, tx, m, t.at())
+		err := r.finish(ctx, m)
 		if errors.Is(err, dedupstore.ErrClaimLost) {
 			return true, errGone
 		}
@@ -198,8 +159,7 @@ func (s *Store) finishFirsts(ctx context.Context, tx *sql.Tx, t *transaction) (f
 }
 
 // alikePlain reports whether settlements say the same, and only that runs have succeeded.
-func alikePlain(a, b dedupstore.Settlement) bool {
-	f, of := a.(dedupstore.Finish), b.(dedupstore.Finish)
+func alikePlain(f, of dedupstore.Finish) bool {
 	o := &f.Outcome
 	return o.Kind == dedupstore.Succeeded && len(o.Result)+len(o.Reason)+len(o.Produced) == 0 && !o.Exhausted &&
 		!o.Truncated && f.Retention == of.Retention && f.Took == of.Took
@@ -207,22 +167,22 @@ func alikePlain(a, b dedupstore.Settlement) bool {
 
 // finishAlike writes one plain outcome into the records of first runs. It must not read others' records, which may be
 // locked.
-func (s *Store) finishAlike(ctx context.Context, tx *sql.Tx, some []*member, now time.Time) error {
-	stands := some[0]
-	next, err := stands.record.Settle(stands.claim, stands.finish, now)
+func (r *run) finishAlike(ctx context.Context, some []*sqlstore.Member) error {
+	one := some[0]
+	next, err := one.Row.Settle(one.Claim, one.Finish, r.at())
 	if err != nil {
 		return err
 	}
 	ids, fences := make([]any, len(some)), make([]any, 0, 1)
 	for i, m := range some {
-		ids[i] = m.first.id
-		if !slices.Contains(fences, any(m.claim.Fence)) { // nearly always one statement has made all
-			fences = append(fences, m.claim.Fence)
+		ids[i] = m.ID
+		if !slices.Contains(fences, any(m.Claim.Fence)) { // nearly always one statement has made all
+			fences = append(fences, m.Claim.Fence)
 		}
 	}
 	b := fmt.Appendf(nil, noWait+"UPDATE `%s` FORCE INDEX (PRIMARY) SET settled = owner, decided = fence, "+
-		"lease_until = 0, ended_at = %d, ", s.config.Table, sqlstore.MicrosAt(next.Ended))
-	if next.Expires.After(stands.record.Expires) || stands.finish.(dedupstore.Finish).Retention != stands.claim.Retention {
+		"lease_until = 0, ended_at = %d, ", r.config.Table, sqlstore.MicrosAt(next.Ended))
+	if next.Expires.After(one.Row.Expires) || one.Finish.Retention != one.Claim.Retention {
 		b = fmt.Appendf(b, "expires_at = %d, ", sqlstore.MicrosAt(next.Expires)) // else it stays: it is indexed
 	}
 	b = append(b, "state = "...)
@@ -231,7 +191,7 @@ func (s *Store) finishAlike(ctx context.Context, tx *sql.Tx, some []*member, now
 	b = append(sqlstore.AppendRow(b, ids...), " AND fence IN "...)
 	b = append(sqlstore.AppendRow(b, fences...), " AND state = "...)
 	b = append(sqlstore.AppendRow(b, string(dedupstore.Running)), unchained...)
-	if n, err := sqlstore.Change(ctx, tx, string(b)); n == len(some) || err != nil {
+	if n, err := sqlstore.Change(ctx, r.tx, string(b)); n == len(some) || err != nil {
 		return err
 	}
 	return errGone

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
 )
 
@@ -201,11 +202,11 @@ func TestFirsts_AreRememberedForTheirWindow(t *testing.T) {
 				t.Fatalf("%+v, %v", answers, err)
 			}
 			for _, r := range requests {
-				found, now, err := s.load(t.Context(), db, []string{idOf(r.Key.String())}, "")
-				if err != nil || found[idOf(r.Key.String())] == nil {
+				found, now, err := s.load(t.Context(), db, []string{sqlstore.IDOf(r.Key.String())}, "")
+				if err != nil || found[sqlstore.IDOf(r.Key.String())] == nil {
 					t.Fatalf("%v, no record", err)
 				}
-				left := found[idOf(r.Key.String())].Expires.Sub(now)
+				left := found[sqlstore.IDOf(r.Key.String())].Expires.Sub(now)
 				if left < retention-time.Minute || left > retention+r.Lease {
 					t.Errorf("%s: %s is remembered for %v, want %v", name, r.Key.ID, left, retention)
 				}
@@ -221,7 +222,7 @@ func TestFirst_RecordsAreThoseOfClaims(t *testing.T) {
 	s := newStore(t, db)
 	for name, finish := range map[string]dedupstore.Finish{"plain": plainSuccess, "with a result": success} {
 		finish.Took = 3 * time.Second
-		var rows []*row
+		var rows []*sqlstore.Row
 		for way, run := range oneRun {
 			r := request(name + way)
 			r.Holder, r.Trace = "host:1", "trace"
@@ -229,7 +230,7 @@ func TestFirst_RecordsAreThoseOfClaims(t *testing.T) {
 			if err := run(t, s, r, func(context.Context) (dedupstore.Settlement, error) { return finish, nil }); err != nil {
 				t.Fatal(err)
 			}
-			found, _, err := s.load(t.Context(), db, []string{idOf(r.Key.String())}, "")
+			found, _, err := s.load(t.Context(), db, []string{sqlstore.IDOf(r.Key.String())}, "")
 			if err != nil || len(found) != 1 {
 				t.Fatal(err, found)
 			}
@@ -237,7 +238,7 @@ func TestFirst_RecordsAreThoseOfClaims(t *testing.T) {
 				if rec.Ended.Sub(rec.Claimed) != finish.Took || rec.Settled[0] != r.Owner || rec.Decided != rec.Fence {
 					t.Errorf("%s, %s: the record is %+v", name, way, rec)
 				}
-				rec.id, rec.key, rec.Owner, rec.Settled, rec.Fence, rec.Decided = "", "", "", nil, 0, 0
+				rec.ID, rec.Key, rec.Owner, rec.Settled, rec.Fence, rec.Decided = "", "", "", nil, 0, 0
 				rec.First, rec.Claimed, rec.Ended, rec.Expires = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 				rows = append(rows, rec)
 			}

@@ -24,16 +24,16 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 	for batch := range slices.Chunk(keys, maxBatch) {
 		ids := make([]string, len(batch))
 		for i, key := range batch {
-			ids[i] = idOf(key.String())
+			ids[i] = sqlstore.IDOf(key.String())
 		}
 		found, now, err := s.load(ctx, s.db, ids, "")
 		if err != nil {
 			return nil, s.failed("look", err)
 		}
 		for i, key := range batch {
-			rec := cmp.Or(found[ids[i]], &row{})
-			if rec.err != nil {
-				return nil, rec.err
+			rec := cmp.Or(found[ids[i]], &sqlstore.Row{})
+			if rec.Err != nil {
+				return nil, rec.Err
 			}
 			records = append(records, rec.Look(key, now))
 		}
@@ -84,18 +84,18 @@ func (s *Store) list(
 		if err != nil {
 			return err
 		}
-		key, err := dedupstore.ParseKey(r.key)
+		key, err := dedupstore.ParseKey(r.Key)
 		if err != nil {
-			r.err = &dedupstore.RecordError{Key: r.key, Problem: err.Error()}
+			r.Err = &dedupstore.RecordError{Key: r.Key, Problem: err.Error()}
 		}
-		if r.err != nil {
-			unreadable = errors.Join(unreadable, r.err)
+		if r.Err != nil {
+			unreadable = errors.Join(unreadable, r.Err)
 		} else if seen := r.Look(key, now); f.Matches(&seen) {
 			page.Records = append(page.Records, seen)
 		}
 		page.Looked++
 		if bytes += len(r.Outcome.Result); bytes >= pageBytes || page.Looked == pageRows {
-			page.Next = hex.EncodeToString([]byte(r.id))
+			page.Next = hex.EncodeToString([]byte(r.ID))
 			return io.EOF
 		}
 		return nil
@@ -114,14 +114,14 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 	}
 	var refused error
 	err := s.inTx(ctx, longestSilence, func(tx sqlstore.Querier) error {
-		id := idOf(seen.Key.String())
+		id := sqlstore.IDOf(seen.Key.String())
 		found, now, err := s.load(ctx, tx, []string{id}, " FOR UPDATE")
 		if err != nil {
 			return err
 		}
-		rec := cmp.Or(found[id], &row{})
+		rec := cmp.Or(found[id], &sqlstore.Row{})
 		var next *dedupstore.Stored
-		if refused = rec.err; refused == nil {
+		if refused = rec.Err; refused == nil {
 			next, refused = rec.Change(seen, c, now)
 		}
 		switch {
@@ -133,7 +133,7 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 			return err
 		}
 		rec.Stored = *next
-		return s.save(ctx, tx, []*row{rec})
+		return s.save(ctx, tx, []*sqlstore.Row{rec})
 	})
 	if err != nil {
 		return s.failed("change", err)
@@ -146,11 +146,13 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	ops := make([]operation, len(duplicates))
+	ops := make([]sqlstore.Operation, len(duplicates))
 	errs := make([]error, len(duplicates))
 	for i, d := range duplicates {
-		note := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) { return rec.Note(d, now), nil }
-		ops[i] = operation{idOf(d.Key.String()), time.Minute, note, &errs[i]}
+		ops[i] = sqlstore.NewOperation(d.Key, &errs[i])
+		ops[i].Apply = func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
+			return rec.Note(d, now), nil
+		}
 	}
 	s.all(ctx, "note duplicates", ops)
 	for _, err := range errs {

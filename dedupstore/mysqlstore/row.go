@@ -2,7 +2,6 @@ package mysqlstore
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
 	"fmt"
@@ -23,25 +22,11 @@ const (
 	blobColumns = `, result, stubs, contents`
 )
 
-// A row is a record, and what is wrong with it.
-type row struct {
-	id  string
-	key string
-	dedupstore.Stored
-	err error
-}
-
-// idOf is what a record is found by.
-func idOf(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return string(sum[:16])
-}
-
 // load reads the records of IDs, and the server's time, which is zero if there are none. More is what the statement
 // ends with.
 func (s *Store) load(
 	ctx context.Context, q sqlstore.Querier, ids []string, more string,
-) (found map[string]*row, now time.Time, err error) {
+) (found map[string]*sqlstore.Row, now time.Time, err error) {
 	query := fmt.Appendf(nil, "SELECT %s, %s%s FROM `%s` FORCE INDEX (PRIMARY) WHERE id IN ", sqlstore.MySQLNow,
 		columns,
 		blobColumns, s.config.Table)
@@ -49,11 +34,11 @@ func (s *Store) load(
 	for i, id := range ids {
 		values[i] = id
 	}
-	found = make(map[string]*row, len(ids))
+	found = make(map[string]*sqlstore.Row, len(ids))
 	err = sqlstore.EachRow(ctx, q, string(sqlstore.AppendRow(query, values...))+more, func(rows *sql.Rows) error {
 		r, at, err := scan(rows)
 		if err == nil {
-			found[r.id], now = r, at
+			found[r.ID], now = r, at
 		}
 		return err
 	})
@@ -61,13 +46,13 @@ func (s *Store) load(
 }
 
 // scan reads a record, after the server's time.
-func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
-	r = new(row)
+func scan(rows *sql.Rows) (r *sqlstore.Row, now time.Time, err error) {
+	r = new(sqlstore.Row)
 	s, o := &r.Stored, &r.Outcome
 	var at, lease, due, expires, first, claimed, ended, last int64
 	var settled string
 	var history, stubs, contents []byte
-	err = rows.Scan(&at, &r.id, &r.key, &s.State, &s.Owner, &s.Fence, &s.Attempts, &s.Returned, &s.Reruns, &s.Started,
+	err = rows.Scan(&at, &r.ID, &r.Key, &s.State, &s.Owner, &s.Fence, &s.Attempts, &s.Returned, &s.Reruns, &s.Started,
 		&lease, &due, &expires, &s.Fingerprint.Scheme, &s.Fingerprint.Sum, &settled, &s.Trace, &s.Decided, &o.Kind,
 		&o.Exhausted, &o.Truncated, &o.Reason, &first, &claimed, &ended, &s.Holder, &history, &s.Duplicates, &last,
 		&s.Crashes, &o.Result, &stubs, &contents)
@@ -91,23 +76,23 @@ func scan(rows *sql.Rows) (r *row, now time.Time, err error) {
 	decided := s.State == dedupstore.Publishing || s.State == dedupstore.Finished
 	switch {
 	case err != nil:
-		r.err = &dedupstore.RecordError{Key: r.key, Problem: err.Error()}
+		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: err.Error()}
 	case !slices.Contains(states, s.State), decided && !slices.Contains(kinds, o.Kind):
 		problem := fmt.Sprintf("has state %q and kind %q: another version wrote it", s.State, o.Kind)
-		r.err = &dedupstore.RecordError{Key: r.key, Problem: problem}
+		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: problem}
 	}
 	return r, sqlstore.TimeAt(at), nil
 }
 
 // appendRow appends the values of a record.
-func appendRow(b []byte, r *row) []byte {
+func appendRow(b []byte, r *sqlstore.Row) []byte {
 	s, o := &r.Stored, &r.Outcome
 	var history []byte
 	if len(s.History) > 0 {
 		history, _ = json.Marshal(s.History)
 	}
 	blobs := blobsOf(s)
-	return sqlstore.AppendRow(b, r.id, r.key, string(s.State), s.Owner, s.Fence, s.Attempts, s.Returned, s.Reruns,
+	return sqlstore.AppendRow(b, r.ID, r.Key, string(s.State), s.Owner, s.Fence, s.Attempts, s.Returned, s.Reruns,
 		s.Started, sqlstore.MicrosAt(s.Lease), sqlstore.MicrosAt(s.Due), sqlstore.MicrosAt(s.Expires),
 		s.Fingerprint.Scheme, s.Fingerprint.Sum,
 		strings.Join(s.Settled, ","), s.Trace, s.Decided, string(o.Kind), o.Exhausted, o.Truncated, o.Reason,
@@ -148,7 +133,7 @@ func blobsOf(s *dedupstore.Stored) (blobs [3]blob) {
 const statementBytes = 256 << 10
 
 // save writes records that the transaction has locked.
-func (s *Store) save(ctx context.Context, tx sqlstore.Querier, records []*row) error {
+func (s *Store) save(ctx context.Context, tx sqlstore.Querier, records []*sqlstore.Row) error {
 	head := "REPLACE INTO `" + s.config.Table + "` (" + columns + blobColumns + ") VALUES "
 	b := []byte(head)
 	for i, r := range records {
@@ -162,7 +147,7 @@ func (s *Store) save(ctx context.Context, tx sqlstore.Querier, records []*row) e
 		b = b[:len(head)]
 	}
 	for _, r := range records {
-		if err := s.saveLarge(ctx, tx, r.id, &r.Stored); err != nil {
+		if err := s.saveLarge(ctx, tx, r.ID, &r.Stored); err != nil {
 			return err
 		}
 	}

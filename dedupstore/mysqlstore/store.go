@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,15 +100,6 @@ func (s *Store) usable(ctx context.Context) error {
 	return nil
 }
 
-// An operation changes one record.
-type operation struct {
-	id    string
-	lease time.Duration
-	// may be called again, after a conflict, or because the record was locked
-	apply func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error)
-	err   *error // where its result goes
-}
-
 const (
 	// maxBatch is how many operations share a transaction at most.
 	maxBatch = 256
@@ -122,12 +112,9 @@ const (
 	longestSilence = 30 * time.Second
 )
 
-// errContended says that another transaction has had a record locked for contendedFor.
-var errContended = errors.New("another transaction has the record locked")
-
 // change makes operations, each under the lock of its record. None waits for a record that another needs: they pass
-// what somebody has locked, and those that have to change it try again, or end with errContended.
-func (s *Store) change(ctx context.Context, ops []operation) error {
+// what somebody has locked, and those that have to change it try again, or end with ErrContended.
+func (s *Store) change(ctx context.Context, ops []sqlstore.Operation) error {
 	if len(ops) == 0 {
 		return nil
 	}
@@ -135,9 +122,9 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 	if err != nil {
 		return err
 	}
-	fail := func(ops []operation, err error) {
+	fail := func(ops []sqlstore.Operation, err error) {
 		for _, op := range ops {
-			*op.err = s.failed("change", err)
+			*op.Err = s.failed("change", err)
 		}
 	}
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: contendedFor / 8}
@@ -150,7 +137,7 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 		case len(locked) == 0:
 			return nil
 		case time.Now().After(until):
-			fail(locked, errContended)
+			fail(locked, sqlstore.ErrContended)
 			return nil
 		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
 			fail(locked, ctx.Err())
@@ -166,69 +153,47 @@ func (s *Store) change(ctx context.Context, ops []operation) error {
 
 // changeFree makes operations in one transaction. It returns those whose records somebody has locked, or that have
 // none.
-func (s *Store) changeFree(ctx context.Context, ops []operation) (passed []operation, err error) {
+func (s *Store) changeFree(ctx context.Context, ops []sqlstore.Operation) (passed []sqlstore.Operation, err error) {
 	silence := longestSilence
 	for _, op := range ops { // a vanished host should not cost the record its next lease
-		silence = min(silence, op.lease/2)
+		if op.Lease > 0 {
+			silence = min(silence, op.Lease/2)
+		}
 	}
 	err = s.inTx(ctx, silence, func(tx sqlstore.Querier) error {
 		found, now, err := s.load(ctx, tx, idsOf(ops), " FOR UPDATE SKIP LOCKED")
 		if err != nil {
 			return err
 		}
-		var changed []*row
 		passed = nil
+		var free []sqlstore.Operation
+		locked := map[string]bool{}
 		for _, op := range ops {
-			rec := found[op.id]
-			if rec == nil {
+			if locked[op.ID] = found[op.ID] != nil; locked[op.ID] {
+				free = append(free, op)
+			} else {
 				passed = append(passed, op)
-				continue
-			}
-			if *op.err = rec.err; rec.err != nil {
-				continue
-			}
-			var next *dedupstore.Stored
-			if next, *op.err = op.apply(rec.Stored, now); next == nil {
-				continue
-			}
-			rec.Stored = *next
-			if !slices.Contains(changed, rec) {
-				changed = append(changed, rec)
 			}
 		}
-		return s.save(ctx, tx, changed)
+		return s.save(ctx, tx, sqlstore.Decide(free, found, locked, now))
 	})
 	return passed, err
 }
 
 // changeNothing looks at records without a lock, and answers the operations that leave them as they are. It returns the
 // others, whose records are locked.
-func (s *Store) changeNothing(ctx context.Context, ops []operation) (locked []operation, err error) {
+func (s *Store) changeNothing(ctx context.Context, ops []sqlstore.Operation) (locked []sqlstore.Operation, err error) {
 	found, now, err := s.load(ctx, s.db, idsOf(ops), "")
 	if err != nil {
 		return nil, err
 	}
-	waits := map[string]bool{}
-	for _, op := range ops {
-		rec := cmp.Or(found[op.id], &row{})
-		if *op.err = rec.err; rec.err != nil {
-			continue
-		}
-		var next *dedupstore.Stored
-		if !waits[op.id] {
-			next, *op.err = op.apply(rec.Stored, now)
-		}
-		if waits[op.id] = waits[op.id] || next != nil; waits[op.id] {
-			locked = append(locked, op)
-		}
-	}
-	return locked, nil
+	return sqlstore.Changing(ops, found, now), nil
 }
 
-func idsOf(ops []operation) []string {
+func idsOf(ops []sqlstore.Operation) []string {
 	ids := make([]string, len(ops))
 	for i, op := range ops {
-		ids[i] = op.id
+		ids[i] = op.ID
 	}
 	return ids
 }
@@ -269,22 +234,24 @@ func together[O any](all []O, do func([]O) error, fail func(O, error)) {
 }
 
 // all makes operations that are valid.
-func (s *Store) all(ctx context.Context, what string, ops []operation) {
-	together(ops, func(batch []operation) error { return s.change(ctx, batch) },
-		func(op operation, err error) { *op.err = s.failed(what, err) })
+func (s *Store) all(ctx context.Context, what string, ops []sqlstore.Operation) {
+	together(ops, func(batch []sqlstore.Operation) error { return s.change(ctx, batch) },
+		func(op sqlstore.Operation, err error) { *op.Err = s.failed(what, err) })
 }
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
 	errs := make([]error, len(extensions))
 	unusable := s.usable(ctx)
-	var ops []operation
+	var ops []sqlstore.Operation
 	for i, x := range extensions {
 		if errs[i] = cmp.Or(x.Validate(), unusable); errs[i] != nil {
 			continue
 		}
-		extend := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) { return rec.Extend(x, now) }
-		ops = append(ops, operation{idOf(x.Claim.Key.String()), x.Lease, extend, &errs[i]})
+		op := sqlstore.NewOperation(x.Claim.Key, &errs[i])
+		op.Lease = x.Lease
+		op.Apply = func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) { return rec.Extend(x, now) }
+		ops = append(ops, op)
 	}
 	s.all(ctx, "extend", ops)
 	return errs
@@ -294,16 +261,18 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	unusable := s.usable(ctx)
-	var ops []operation
+	var ops []sqlstore.Operation
 	for i, x := range settlings {
 		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
 		if errs[i] != nil {
 			continue
 		}
-		settle := func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
+		op := sqlstore.NewOperation(x.Claim.Key, &errs[i])
+		op.Lease = x.Claim.Lease
+		op.Apply = func(rec dedupstore.Stored, now time.Time) (*dedupstore.Stored, error) {
 			return rec.Settle(x.Claim, x.Settlement, now)
 		}
-		ops = append(ops, operation{idOf(x.Claim.Key.String()), x.Claim.Lease, settle, &errs[i]})
+		ops = append(ops, op)
 	}
 	s.all(ctx, "settle", ops)
 	return errs
