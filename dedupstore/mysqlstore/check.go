@@ -147,7 +147,8 @@ func (s *Store) checkTable(ctx context.Context) error {
 	case engine != "InnoDB":
 		return s.setup(nil, "has the engine %q: ALTER TABLE … ENGINE=InnoDB, the one with transactions", engine)
 	}
-	probe := &sqlstore.Row{ID: sqlstore.IDOf("oncemill check"), Stored: dedupstore.Stored{State: dedupstore.Running, Fence: 1}}
+	probe := &sqlstore.Row{ID: sqlstore.IDOf("oncemill check")}
+	probe.State, probe.Fence = dedupstore.Running, 1
 	query := fmt.Appendf(nil, "UPDATE `%s` SET fence = fence + 1 WHERE id = ", s.config.Table)
 	err = sqlstore.InMySQLTx(ctx, s.db, longestSilence, func(tx sqlstore.Querier) error {
 		if err := s.save(ctx, tx, []*sqlstore.Row{probe}); err != nil {

@@ -37,7 +37,8 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 			all = append(all, newClaiming(&requests[i], &results[i]))
 		}
 	}
-	together(all, func(batch []*claiming) error { return s.claim(ctx, batch) },
+	claim := func(batch []*claiming) error { return s.claim(ctx, batch) }
+	sqlstore.Together(all, maxBatch, claim, alone,
 		func(c *claiming, err error) { *c.result = dedupstore.ClaimResult{Err: s.failed("claim", err)} })
 	return results
 }

@@ -75,13 +75,8 @@ func (s *Store) clean(ctx context.Context, limit int) (found, removed int, err e
 // RunCleaning deletes expired records every minute until ctx ends, and then returns nil. It logs errors and goes on. It
 // may run in one process or in all.
 func (s *Store) RunCleaning(ctx context.Context) error {
-	for {
-		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {
-			s.config.Logger.WarnContext(ctx, "mysqlstore: expired records could not be deleted",
-				"table", s.config.Table, "error", err)
-		}
-		if !pace.Sleep(ctx, pace.Jitter(s.rest)) {
-			return nil
-		}
-	}
+	return sqlstore.RunCleaning(ctx, s.config.Logger, s.config.Table, s.rest, func(ctx context.Context) error {
+		_, err := s.Clean(ctx, 1<<30)
+		return err
+	})
 }

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -68,19 +67,7 @@ func scan(rows *sql.Rows) (r *sqlstore.Row, now time.Time, err error) {
 	if history != nil {
 		_ = json.Unmarshal(history, &s.History) // evidence: a text that is none counts for nothing
 	}
-	o.Produced, err = sqlstore.DecodeProduced(stubs, contents)
-	states := []dedupstore.State{
-		dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
-	}
-	kinds := []dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
-	decided := s.State == dedupstore.Publishing || s.State == dedupstore.Finished
-	switch {
-	case err != nil:
-		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: err.Error()}
-	case !slices.Contains(states, s.State), decided && !slices.Contains(kinds, o.Kind):
-		problem := fmt.Sprintf("has state %q and kind %q: another version wrote it", s.State, o.Kind)
-		r.Err = &dedupstore.RecordError{Key: r.Key, Problem: problem}
-	}
+	r.Read(stubs, contents)
 	return r, sqlstore.TimeAt(at), nil
 }
 
@@ -118,15 +105,11 @@ func (b blob) inline() []byte {
 	return b.value
 }
 
-func blobsOf(s *dedupstore.Stored) (blobs [3]blob) {
-	blobs = [...]blob{{column: "result"}, {"stubs", sqlstore.EncodeStubs(s.Outcome.Produced)}, {column: "contents"}}
-	if len(s.Outcome.Result) > 0 {
-		blobs[0].value = s.Outcome.Result
+func blobsOf(s *dedupstore.Stored) [3]blob {
+	return [...]blob{
+		{"result", sqlstore.Result(s.Outcome)}, {"stubs", sqlstore.EncodeStubs(s.Outcome.Produced)},
+		{"contents", sqlstore.Contents(s)},
 	}
-	if s.State == dedupstore.Publishing && len(s.Outcome.Produced) > 0 {
-		blobs[2].value = sqlstore.EncodeContents(s.Outcome.Produced)
-	}
-	return blobs
 }
 
 // statementBytes is how long a statement that writes several records becomes: any server takes that.

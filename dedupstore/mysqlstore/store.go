@@ -210,32 +210,13 @@ func (s *Store) again(ctx context.Context, try func() error) error {
 	return sqlstore.Again(ctx, conflicts, try)
 }
 
-// together makes operations in batches. If the server refuses one, each goes alone: what one of them is refused for
-// says nothing of the others.
-func together[O any](all []O, do func([]O) error, fail func(O, error)) {
-	for len(all) > 0 {
-		batch := all[:min(len(all), maxBatch)]
-		all = all[len(batch):]
-		err := do(batch)
-		switch {
-		case err == nil:
-		case len(batch) > 1 && (number(err) != 0 || errors.Is(err, dedupstore.ErrFull)):
-			for i := range batch {
-				if err := do(batch[i : i+1]); err != nil {
-					fail(batch[i], err)
-				}
-			}
-		default:
-			for _, o := range batch {
-				fail(o, err)
-			}
-		}
-	}
-}
+// alone reports whether the operations of a batch that was refused may go alone.
+func alone(err error) bool { return number(err) != 0 || errors.Is(err, dedupstore.ErrFull) }
 
 // all makes operations that are valid.
 func (s *Store) all(ctx context.Context, what string, ops []sqlstore.Operation) {
-	together(ops, func(batch []sqlstore.Operation) error { return s.change(ctx, batch) },
+	change := func(batch []sqlstore.Operation) error { return s.change(ctx, batch) }
+	sqlstore.Together(ops, maxBatch, change, alone,
 		func(op sqlstore.Operation, err error) { *op.Err = s.failed(what, err) })
 }
 

@@ -45,10 +45,6 @@ func (c *claiming) apply(rec dedupstore.Stored, now time.Time) (next *dedupstore
 	if rec.State == "" {
 		return &rec, nil // to be made
 	}
-	states := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
-	if !slices.Contains(states, rec.State) && now.Before(rec.Expires) {
-		return nil, recordError(c.key, "was written by another version of the store, or by something else")
-	}
 	next, c.result.Answer = rec.Claim(*c.Request, now)
 	c.result.Answer.Outcome = c.result.Answer.Outcome.Clone()
 	return next, nil
@@ -239,8 +235,4 @@ func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming, text text, made
 // interval is so many microseconds.
 func interval(micros int64) pgtype.Interval {
 	return pgtype.Interval{Microseconds: micros, Valid: true}
-}
-
-func recordError(key, problem string) error {
-	return &dedupstore.RecordError{Key: key, Problem: problem}
 }

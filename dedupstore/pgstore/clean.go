@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // Clean deletes expired records in one transaction, at most limit of them (1 to 100,000), and returns how many. It also
@@ -60,14 +61,7 @@ func (s *Store) clean(ctx context.Context, limit int) (records, beats int, err e
 // took. So it delays the commits of others no longer than a small batch does, also on a slow server. It logs errors and
 // goes on. It may run in every process: one at a time cleans.
 func (s *Store) RunCleaning(ctx context.Context) error {
-	for {
-		if err := s.cleanAll(ctx); err != nil && ctx.Err() == nil {
-			s.cfg.Logger.WarnContext(ctx, "pgstore: expired records could not be deleted", "error", err)
-		}
-		if !pace.Sleep(ctx, pace.Jitter(s.rest)) {
-			return nil
-		}
-	}
+	return sqlstore.RunCleaning(ctx, s.cfg.Logger, s.cfg.Table, s.rest, s.cleanAll)
 }
 
 // cleanAll deletes until a batch is less than half full. Less than full says nothing: some of what was looked at may

@@ -21,6 +21,6 @@ func finishArgs(token string, was dedupstore.State, c dedupstore.Claim, f dedups
 	return []any{
 		token, idOf(c.Key.String()), c.Owner, int64(c.Fence), string(was), string(state), lease,
 		interval(life), string(o.Kind), o.Exhausted, o.Truncated, encodeText(o.Reason),
-		resultOf(f.Outcome), sqlstore.EncodeStubs(o.Produced), contents, millis(f.Took),
+		sqlstore.Result(f.Outcome), sqlstore.EncodeStubs(o.Produced), contents, millis(f.Took),
 	}
 }

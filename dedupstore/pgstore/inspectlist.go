@@ -197,7 +197,7 @@ func badAfter(after string) error {
 func keyOf(name string) (dedupstore.Key, error) {
 	key, err := dedupstore.ParseKey(name)
 	if err != nil {
-		return key, recordError(name, err.Error())
+		return key, &dedupstore.RecordError{Key: name, Problem: err.Error()}
 	}
 	return key, nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,25 +22,16 @@ func asIs(s string) string { return s }
 // together makes operations in one transaction. If PostgreSQL refuses that, each goes alone: what one of them is
 // refused for says nothing of the others.
 func together[O any](ctx context.Context, all []O, exec func([]O, text) error, fail func(O, error)) {
-	if len(all) == 0 {
-		return
-	}
-	err := exec(all, asIs)
-	// the database has another encoding than UTF-8
-	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
-		err = exec(all, errtext.ASCII)
-	}
-	switch {
-	case err == nil:
-	case (codeOf(err) != "" || unreadable(err)) && len(all) > 1:
-		for one := range slices.Chunk(all, 1) {
-			together(ctx, one, exec, fail)
+	do := func(some []O) error {
+		err := exec(some, asIs)
+		// the database has another encoding than UTF-8
+		if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
+			err = exec(some, errtext.ASCII)
 		}
-	default:
-		for _, o := range all {
-			fail(o, cmp.Or(ctx.Err(), err))
-		}
+		return err
 	}
+	alone := func(err error) bool { return codeOf(err) != "" || unreadable(err) }
+	sqlstore.Together(all, max(1, len(all)), do, alone, func(o O, err error) { fail(o, cmp.Or(ctx.Err(), err)) })
 }
 
 // unreadable reports whether a row has a value that this program cannot read.

@@ -2,8 +2,6 @@ package pgstore
 
 import (
 	"encoding/json"
-	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -114,14 +112,7 @@ func (c *scanner) scan(rows pgx.Rows) error {
 	o.Exhausted, o.Truncated = c.exhausted != nil && *c.exhausted, c.truncated != nil && *c.truncated
 	o.Reason = decodeText(o.Reason)
 	s.History = decodeHistory(c.history)
-	var err error
-	if o.Produced, err = sqlstore.DecodeProduced(c.stubs, c.contents); err != nil {
-		r.Err = recordError(r.Key, err.Error())
-	}
-	kinds := []dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}
-	if (s.State == dedupstore.Publishing || s.State == dedupstore.Finished) && !slices.Contains(kinds, o.Kind) {
-		r.Err = recordError(r.Key, fmt.Sprintf("has an outcome of the kind %q", o.Kind))
-	}
+	r.Read(c.stubs, c.contents)
 	if !c.now.Before(s.Expires) {
 		r.Err = nil // it counts as none
 	}
@@ -198,9 +189,9 @@ func saveArgs(rows []*sqlstore.Row, now time.Time, text text) []any {
 		column(rows, func(r *sqlstore.Row) *bool { return orNull(r.Outcome.Exhausted) }),
 		column(rows, func(r *sqlstore.Row) *bool { return orNull(r.Outcome.Truncated) }),
 		column(rows, func(r *sqlstore.Row) *string { return orNull(text(encodeText(r.Outcome.Reason))) }),
-		column(rows, func(r *sqlstore.Row) []byte { return resultOf(r.Outcome) }),
+		column(rows, func(r *sqlstore.Row) []byte { return sqlstore.Result(r.Outcome) }),
 		column(rows, func(r *sqlstore.Row) []byte { return sqlstore.EncodeStubs(r.Outcome.Produced) }),
-		column(rows, contentsOf),
+		column(rows, func(r *sqlstore.Row) []byte { return sqlstore.Contents(&r.Stored) }),
 		now,
 	}
 }
@@ -223,21 +214,6 @@ func orNull[T comparable](v T) *T {
 
 // stamp is a time as tables have it, rounded up to microseconds: nothing ends early.
 func stamp(t time.Time) *time.Time { return orNull(sqlstore.TimeAt(sqlstore.MicrosAt(t))) }
-
-func resultOf(o dedupstore.Outcome) []byte {
-	if len(o.Result) == 0 {
-		return nil
-	}
-	return o.Result
-}
-
-// contentsOf is what is kept of messages until they are published.
-func contentsOf(r *sqlstore.Row) []byte {
-	if r.State != dedupstore.Publishing || len(r.Outcome.Produced) == 0 {
-		return nil
-	}
-	return sqlstore.EncodeContents(r.Outcome.Produced)
-}
 
 // printOf is a fingerprint as tables have it: scheme and sum, or empty.
 func printOf(f dedupstore.Fingerprint) string {

@@ -149,9 +149,7 @@ func (f *form) finish(ctx context.Context, settlings []*update) error {
 	kept, results, took := make([]int64, n), make([][]byte, n), make([]*int64, n)
 	for i, s := range settlings {
 		kept[i], took[i] = sqlstore.Micros(s.plain.Retention), millis(s.plain.Took)
-		if result := s.plain.Outcome.Result; len(result) > 0 {
-			results[i] = result
-		}
+		results[i] = sqlstore.Result(s.plain.Outcome)
 	}
 	return f.quick(ctx, f.store.sql.settle, settlings, kept, results, took)
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // cleanBatch is how many records are removed in one transaction. Others get the write lock in between.
@@ -55,13 +55,8 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 // RunCleaning removes expired records every minute until ctx ends, and then returns nil. It logs errors and goes on.
 // Run it in one of the processes that share the database, or in each.
 func (s *Store) RunCleaning(ctx context.Context) error {
-	for {
-		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {
-			s.config.Logger.WarnContext(ctx, "sqlitestore: expired records could not be deleted",
-				"table", s.config.Table, "error", err)
-		}
-		if !pace.Sleep(ctx, s.rest) {
-			return nil
-		}
-	}
+	return sqlstore.RunCleaning(ctx, s.config.Logger, s.config.Table, s.rest, func(ctx context.Context) error {
+		_, err := s.Clean(ctx, 1<<30)
+		return err
+	})
 }

@@ -16,7 +16,7 @@ type Config struct {
 	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 
-	// Logger gets what goes wrong in RunCleaning. Nil: slog.Default().
+	// Logger gets the log lines of RunCleaning and inboxes. Nil: slog.Default().
 	Logger *slog.Logger
 }
 

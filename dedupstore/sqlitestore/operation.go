@@ -3,7 +3,6 @@ package sqlitestore
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
@@ -13,8 +12,8 @@ const maxBatch = 256
 
 // do makes operations in their order. The context bounds the waiting for the write lock.
 func (s *Store) do(ctx context.Context, ops []sqlstore.Operation) {
-	for batch := range slices.Chunk(ops, maxBatch) {
-		err := s.write(ctx, s.gate.enter, func(ctx context.Context, t *lockedTx) error {
+	write := func(batch []sqlstore.Operation) error {
+		return s.write(ctx, s.gate.enter, func(ctx context.Context, t *lockedTx) error {
 			stmt, now := t.StmtContext(ctx, s.statements.load), clock()
 			found, locked := map[string]*sqlstore.Row{}, map[string]bool{}
 			for _, op := range batch {
@@ -34,16 +33,7 @@ func (s *Store) do(ctx context.Context, ops []sqlstore.Operation) {
 			}
 			return nil
 		})
-		switch {
-		case err == nil:
-		case len(batch) > 1 && ctx.Err() == nil: // one that cannot be made must not harm the others
-			for i := range batch {
-				s.do(ctx, batch[i:i+1])
-			}
-		default:
-			for _, op := range batch {
-				*op.Err = noRoom(fmt.Errorf("sqlitestore: %w", err))
-			}
-		}
 	}
+	sqlstore.Together(ops, maxBatch, write, func(error) bool { return ctx.Err() == nil },
+		func(op sqlstore.Operation, err error) { *op.Err = noRoom(fmt.Errorf("sqlitestore: %w", err)) })
 }

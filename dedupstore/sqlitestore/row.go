@@ -5,8 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -70,11 +68,6 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, 
 	rec.State, o.Kind, o.Reason = dedupstore.State(col.state), dedupstore.Kind(col.kind), string(col.reason)
 	rec.Lease, rec.Due = sqlstore.TimeAt(col.lease), sqlstore.TimeAt(col.due)
 	rec.First, rec.Expires = sqlstore.TimeAt(col.first), sqlstore.TimeAt(col.expires)
-	known := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
-	if col.fence <= 0 || col.decided < 0 || !slices.Contains(known, rec.State) {
-		problem := fmt.Sprintf("has state %q, fence %d, decided %d", col.state, col.fence, col.decided)
-		rec.Err = &dedupstore.RecordError{Key: rec.Key, Problem: problem}
-	}
 	rec.Fence, rec.Decided = uint64(col.fence), uint64(col.decided)
 	rec.Claimed = time.UnixMicro(col.fence) // as far as the clock was not set back
 	if col.took.Valid {
@@ -89,19 +82,13 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, 
 	if len(col.result) > 0 {
 		o.Result = col.result
 	}
-	if o.Produced, err = sqlstore.DecodeProduced(col.stubs, col.contents); err != nil {
-		rec.Err = &dedupstore.RecordError{Key: rec.Key, Problem: err.Error()}
-	}
+	rec.Read(col.stubs, col.contents)
 	return rec, nil
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.
 func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *sqlstore.Row) error {
 	o := &rec.Outcome
-	var contents []byte
-	if rec.State == dedupstore.Publishing && len(o.Produced) > 0 {
-		contents = sqlstore.EncodeContents(o.Produced)
-	}
 	var took, history any
 	if !rec.Ended.IsZero() {
 		took = rec.Ended.Sub(rec.Claimed).Milliseconds()
@@ -116,7 +103,7 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *sqlstore.Row) error {
 		sqlstore.MicrosAt(rec.Expires), rec.Fingerprint.Scheme, rec.Fingerprint.Sum, strings.Join(rec.Settled, ","),
 		rec.Trace, int64(rec.Decided), string(o.Kind), o.Exhausted, o.Truncated, []byte(o.Reason),
 		append([]byte{}, o.Result...), // nil would be NULL
-		sqlstore.EncodeStubs(o.Produced), contents, rec.Holder, took, history, rec.Reruns,
+		sqlstore.EncodeStubs(o.Produced), sqlstore.Contents(&rec.Stored), rec.Holder, took, history, rec.Reruns,
 		rec.Crashes)
 	return err
 }

@@ -72,7 +72,8 @@ var Contended = dedupstore.Answer{
 }
 
 const (
-	// LeastCommit is how long a settlement, its commit and looks after it may take at least, however short the lease is.
+	// LeastCommit is how long a settlement and its commit may take at least, and a look at the record after it, however
+	// short the lease is.
 	LeastCommit = time.Second
 
 	// EndTimeout bounds a rollback. A connection that does not answer is closed, which rolls back too.
@@ -209,8 +210,8 @@ func (t *Transaction) repeat(ctx context.Context, db Database, log *slog.Logger,
 		case undecided:
 			return err
 		case errors.Is(err, dedupstore.ErrEnded):
-			log.ErrorContext(ctx, "dedupstore: the inbox's transaction ended before its run; what was committed has no "+
-				"outcome", "key", t.Stands.Key, "error", err)
+			log.ErrorContext(ctx, "dedupstore: the inbox's transaction ended before its run; what was committed has "+
+				"no outcome", "key", t.Stands.Key, "error", err)
 			return err
 		case err != ErrRefused && !db.Refused(err): //nolint:errorlint // never wrapped
 			return db.Full(err)

@@ -1,30 +1,15 @@
 package sqlstore
 
 import (
-	"crypto/sha256"
+	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
-
-// IDOf is what the record of a key is found by: the key itself may be longer than an index takes.
-func IDOf(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return string(sum[:16])
-}
-
-// A Row is a record as it was read.
-type Row struct {
-	ID     string
-	Key    string
-	Number int64 // of SQLite's row; 0: there is none
-	dedupstore.Stored
-	Err error // why the record cannot be used
-
-	changed bool
-}
 
 // An Operation is decided by the record of its key, and may change it.
 type Operation struct {
@@ -90,4 +75,33 @@ func Changing(ops []Operation, found map[string]*Row, now time.Time) []Operation
 	return slices.DeleteFunc(slices.Clone(ops), func(op Operation) bool {
 		return *op.Err != ErrContended //nolint:errorlint // Decide's own
 	})
+}
+
+// Together makes operations in batches of at most so many. If a batch is refused, each of it goes alone where that may
+// help: what one is refused for says nothing of the others.
+func Together[O any](all []O, most int, do func([]O) error, alone func(error) bool, fail func(O, error)) {
+	for batch := range slices.Chunk(all, most) {
+		switch err := do(batch); {
+		case err == nil:
+		case len(batch) > 1 && alone(err):
+			Together(batch, 1, do, alone, fail)
+		default:
+			for _, o := range batch {
+				fail(o, err)
+			}
+		}
+	}
+}
+
+// RunCleaning cleans again and again, with rests between, until ctx ends. It logs errors and goes on.
+func RunCleaning(ctx context.Context, log *slog.Logger, table string, rest time.Duration,
+	clean func(context.Context) error) error {
+	for {
+		if err := clean(ctx); err != nil && ctx.Err() == nil {
+			log.WarnContext(ctx, "dedupstore: expired records could not be deleted", "table", table, "error", err)
+		}
+		if !pace.Sleep(ctx, pace.Jitter(rest)) {
+			return nil
+		}
+	}
 }

@@ -1,4 +1,7 @@
 // Package sqlstore is what stores and outboxes on SQL databases share, without a driver.
+//
+// How runs wait for a connection and how first runs make their records stay with each store: their databases lock and
+// tell so differently that one program for both would be longer.
 package sqlstore
 
 import (
