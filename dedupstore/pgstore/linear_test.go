@@ -41,10 +41,15 @@ func (l *losing) lose(seed uint64) {
 }
 
 // A spoken store leaves out what the model does not know. A claim that meets a lock is Busy without a fence. A Finish
-// of another kind than the owner's first is lost: see sqlstore.Settle.
+// of another kind than the owner's first, which may have got no answer, is lost: see sqlstore.Settle.
 type spoken struct {
 	dedupstore.Store
-	kinds *sync.Map // by owner: of its first Finish
+	kinds *sync.Map // of Finishes that were sent, by ownerKind
+}
+
+type ownerKind struct {
+	owner string
+	kind  dedupstore.Kind
 }
 
 var errUnheard = errors.New("not for the model")
@@ -60,16 +65,21 @@ func (s spoken) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 }
 
 func (s spoken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	others := make([]bool, len(settlings))
-	for i, x := range settlings {
+	var others []ownerKind // of which one may have come before
+	for _, x := range settlings {
+		var other ownerKind
 		if f, is := x.Settlement.(dedupstore.Finish); is {
-			first, _ := s.kinds.LoadOrStore(x.Claim.Owner, f.Outcome.Kind)
-			others[i] = first != f.Outcome.Kind
+			s.kinds.Store(ownerKind{x.Claim.Owner, f.Outcome.Kind}, true)
+			other = ownerKind{x.Claim.Owner, dedupstore.Failed}
+			if f.Outcome.Kind == dedupstore.Failed {
+				other.kind = dedupstore.Succeeded
+			}
 		}
+		others = append(others, other)
 	}
 	errs := s.Store.Settle(ctx, settlings)
 	for i, err := range errs {
-		if others[i] && errors.Is(err, dedupstore.ErrClaimLost) {
+		if _, sent := s.kinds.Load(others[i]); sent && errors.Is(err, dedupstore.ErrClaimLost) {
 			errs[i] = errUnheard
 		}
 	}
