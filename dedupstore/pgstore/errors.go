@@ -18,7 +18,8 @@ var (
 
 	// ErrTxEnded says that the handler ended the inbox's transaction with a statement of its own. What it wrote is
 	// committed or lost without an outcome. The guard parks the run as unknown, also if the handler returned an error,
-	// which this one wraps. Correct the handler. It is dedupstore.ErrEnded.
+	// which this one wraps. But a COMMIT in a first delivery, whose record is a part of the transaction, commits it as a
+	// success, whatever the handler returns. Correct the handler. It is dedupstore.ErrEnded.
 	ErrTxEnded = fmt.Errorf("pgstore: %w", dedupstore.ErrEnded)
 
 	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler

@@ -25,9 +25,9 @@ import (
 // once LargeObjects were asked for.
 //
 // A handler must not end the transaction by raw SQL, RESET ALL included. The store notices before it settles
-// (ErrTxEnded) and parks the run as unknown, but what was committed stays. It may not notice if the handler commits and
-// begins another transaction (COMMIT AND CHAIN). The message may run again if a statement fails there, the connection
-// is lost, or rows of a query are open.
+// (ErrTxEnded) and parks the run as unknown, or finds that a first delivery is committed as a success. What was
+// committed stays. It may not notice if the handler commits and begins another transaction (COMMIT AND CHAIN). The
+// message may run again if a statement fails there, the connection is lost, or rows of a query are open.
 //
 // A handler that changes the search path or the role has to change them back. Otherwise set Config.Schema and grant the
 // other role what Migrate says, or the settlement is refused and everything is rolled back.
