@@ -304,7 +304,7 @@ func (r *run) undone(ctx context.Context, failure, err error) error {
 	case gone && (r.mariadb.Load() || conflicts(failure)) && r.deadlocked(ctx): // nobody has tried it on MySQL
 		return joined(errDeadlocked, failure)
 	case gone, errors.Is(err, sql.ErrTxDone): // another run could make the effects once more
-		return joined(ErrTxEnded, failure)
+		return &sqlstore.Ended{Err: joined(ErrTxEnded, failure)}
 	case failure != nil:
 		return failure
 	}

@@ -99,6 +99,11 @@ func stopped(made int, err error) error {
 	return sqlstore.ErrRefused
 }
 
+// ended says that the handler ended the transaction, beside which something else failed.
+func ended(failure error) error {
+	return &sqlstore.Ended{Err: fmt.Errorf("%w: %w", ErrTxEnded, failure)}
+}
+
 // A session is a transaction in the way that the handler uses it.
 type session interface {
 	// context returns the handler's context.
@@ -182,7 +187,7 @@ func (c *calling) Within(
 func (r *run) Undo(_ context.Context, failure error) error {
 	r.stop()
 	if !r.end() { // another run could make the effects once more
-		return fmt.Errorf("%w: %w", ErrTxEnded, failure)
+		return ended(failure)
 	}
 	return r.because(failure)
 }
@@ -198,14 +203,19 @@ func (r *run) Commit(ctx context.Context) error {
 		return nil
 	case errors.Is(err, ErrTxAborted):
 		return r.because(err)
-	case errors.Is(err, sqlstore.ErrRefused), errors.Is(err, ErrTxEnded), conflicts(err):
+	case errors.Is(err, ErrTxEnded):
+		return &sqlstore.Ended{Err: err}
+	case errors.Is(err, sqlstore.ErrRefused), conflicts(err):
 		return err
 	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
 		if !r.end() {
-			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
+			return ended(errAfterwards)
 		}
 		return err
 	case refused(err):
+		if codeOf(err) == codeNoTransaction {
+			return ended(err)
+		}
 		return r.because(r.inbox.refusal(err))
 	}
 	return &sqlstore.Unanswered{Err: err}
@@ -293,10 +303,7 @@ func (i *inbox) note(ctx context.Context, used bool) {
 
 // refusal explains why PostgreSQL neither settled nor committed.
 func (i *inbox) refusal(err error) error {
-	switch codeOf(err) {
-	case codeNoTransaction:
-		return fmt.Errorf("%w: %w", ErrTxEnded, err)
-	case codeAborted:
+	if codeOf(err) == codeAborted {
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
 	err = i.store.failed("settle and commit", err)

@@ -8,6 +8,7 @@ import (
 	codes "modernc.org/sqlite/lib"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // unfit names a setting of the database that does not suit dedup records, and what to do.
@@ -21,8 +22,8 @@ func unfit(setting, value, advice string) error {
 // handler committed it and then returned an error, or its context ended. No outcome was written, so the guard parks the
 // run as unknown.
 func endedError(err error) error {
-	return fmt.Errorf("sqlitestore: %w: the handler must not commit or roll back the transaction that Tx gives it, "+
-		"and must return the errors of its statements: %w", dedupstore.ErrEnded, err)
+	return &sqlstore.Ended{Err: fmt.Errorf("sqlitestore: %w: the handler must not commit or roll back the transaction "+
+		"that Tx gives it, and must return the errors of its statements: %w", dedupstore.ErrEnded, err)}
 }
 
 // ErrNested says that a store was used in the context of a run in an inbox of its database. The store would wait for
@@ -56,6 +57,8 @@ var (
 
 // A conflictError says why the database refused a transaction because of others. Nothing of the transaction is there.
 type conflictError struct{ error }
+
+func (e *conflictError) Unwrap() error { return e.error }
 
 // isBusy reports whether the database refused because of others (SQLITE_BUSY, SQLITE_LOCKED and their extended codes).
 func isBusy(err error) bool {

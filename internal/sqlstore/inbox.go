@@ -37,13 +37,13 @@ type Database interface {
 
 // A Tx is a transaction in which handlers have run.
 type Tx interface {
-	// Undo returns why a transaction is rolled back: the failure, what hides behind it, or ErrEnded of package
-	// dedupstore around it if the handler may have committed.
+	// Undo returns why a transaction is rolled back: the failure, or what hides behind it. It returns an *Ended if the
+	// handler may have committed.
 	Undo(ctx context.Context, failure error) error
 
 	// Commit settles the members that take part by their Finishes, and commits. It returns ErrRefused if a claim does
-	// not hold, and an *Unanswered if nobody knows whether the transaction has committed. After any other error
-	// nothing is committed.
+	// not hold, an *Unanswered if nobody knows whether the transaction has committed, and an *Ended as Undo does. After
+	// any other error nothing is committed.
 	Commit(ctx context.Context) error
 }
 
@@ -65,6 +65,12 @@ var (
 type Unanswered struct{ Err error }
 
 func (e *Unanswered) Error() string { return e.Err.Error() }
+
+// Ended says that the handler may have committed: another run could make its effects once more. Err is ErrEnded of
+// package dedupstore, which InTx returns. A handler's own error may wrap that of another store.
+type Ended struct{ Err error }
+
+func (e *Ended) Error() string { return e.Err.Error() }
 
 // Contended is the answer to a claim whose record somebody has locked: they are about to change it.
 var Contended = dedupstore.Answer{
@@ -205,15 +211,15 @@ func (t *Transaction) repeat(ctx context.Context, db Database, log *slog.Logger,
 			break
 		}
 		err := t.once(ctx, db, work)
-		_, undecided := err.(*dedupstore.UndecidedError) //nolint:errorlint // never wrapped
-		switch {
-		case undecided:
+		switch e := err.(type) { //nolint:errorlint // never wrapped
+		case *dedupstore.UndecidedError:
 			return err
-		case errors.Is(err, dedupstore.ErrEnded):
+		case *Ended:
 			log.ErrorContext(ctx, "dedupstore: the inbox's transaction ended before its run; what was committed has "+
-				"no outcome", "key", t.Stands.Key, "error", err)
-			return err
-		case err != ErrRefused && !db.Refused(err): //nolint:errorlint // never wrapped
+				"no outcome", "key", t.Stands.Key, "error", e.Err)
+			return e.Err
+		}
+		if err != ErrRefused && !db.Refused(err) { //nolint:errorlint // never wrapped
 			return db.Full(err)
 		}
 		conflict = &dedupstore.ConflictError{Err: err}
@@ -294,10 +300,16 @@ func resolve(ctx context.Context, db Database, m *Member, cause error) error {
 			return fmt.Errorf("dedupstore: the transaction was not committed: %w", cause)
 		case err == nil && v == Lost:
 			return dedupstore.ErrClaimLost
-		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
+		case unreadable(err), !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
 			return &dedupstore.UndecidedError{Err: errors.Join(cause, cmp.Or(err, errGone))}
 		}
 	}
+}
+
+// unreadable reports whether a record cannot be read, which does not pass.
+func unreadable(err error) bool {
+	_, is := errors.AsType[*dedupstore.RecordError](err)
+	return is
 }
 
 // A Verdict is what records say of claims.
@@ -313,6 +325,9 @@ const (
 // Look reads what became of the claims that were made before. It returns nil if all hold, and else why there is nothing
 // to do.
 func (t *Transaction) Look(ctx context.Context, db Database) error {
+	if len(t.Claimed) == 0 {
+		return dedupstore.ErrClaimLost // as Judge says of first runs
+	}
 	found, now, err := db.Load(ctx, t.Claimed, false)
 	if err != nil {
 		return err

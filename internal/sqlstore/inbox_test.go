@@ -93,7 +93,8 @@ func TestInTx_EndsAsTheDatabaseSays(t *testing.T) {
 		"refused, and the record is gone":    {[]error{sqlstore.ErrRefused}, nil, nil, taken, 1},
 		"refused because of others":          {[]error{errConflict, errConflict, nil}, nil, nil, is(nil), 3},
 		"refused because of others for ever": {[]error{errConflict}, nil, nil, conflict, sqlstore.Tries},
-		"ended before its run":               {[]error{dedupstore.ErrEnded}, nil, nil, is(dedupstore.ErrEnded), 1},
+		"ended before its run":               {[]error{&sqlstore.Ended{Err: dedupstore.ErrEnded}}, nil, nil, is(dedupstore.ErrEnded), 1},
+		"refused, as another store's ended":  {[]error{errors.Join(errConflict, dedupstore.ErrEnded), nil}, nil, nil, is(nil), 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
