@@ -290,7 +290,6 @@ func (s Stored) Look(key Key, now time.Time) Record {
 
 // Change makes a change, or refuses it as [Refuse] does. If next and err are nil, remove the record.
 func (s Stored) Change(seen Record, c Change, now time.Time) (next *Stored, err error) {
-	s = s.at(now)
 	if err := Refuse(c, seen, s.Look(seen.Key, now), now); err != nil {
 		return nil, err
 	}

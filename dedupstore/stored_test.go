@@ -3,6 +3,8 @@ package dedupstore_test
 import (
 	"errors"
 	"reflect"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -67,8 +69,8 @@ func TestStored_AnswersClaimsInTheOrderOfTheContract(t *testing.T) {
 	t.Parallel()
 	const run, publish = dedupstore.AcquiredRun, dedupstore.AcquiredPublish
 	first := request("1")
-	brief, other, again := first, first, first
-	brief.Lease = time.Millisecond
+	brief, short, other, again := first, first, first, first
+	brief.Lease, short.Lease = time.Millisecond, time.Second
 	other.Owner = "another-owner-token"
 	again.Owner = "a-third-owner-token"
 	parks, last, content := other, other, other
@@ -105,6 +107,9 @@ func TestStored_AnswersClaimsInTheOrderOfTheContract(t *testing.T) {
 			other, false, dedupstore.Busy, "", 0, false},
 		"due":     {[]storedOp{claimed(first), settled(dedupstore.Release{})}, other, false, run, "", 2, true},
 		"expired": {[]storedOp{claimed(brief)}, other, false, run, "", 2, true},
+		"at the end of the lease": {[]storedOp{claimed(short)}, other, false, run, "", 2, true},
+		"at the moment when it is due": {
+			[]storedOp{claimed(first), settled(dedupstore.Release{Delay: time.Second})}, other, false, run, "", 2, true},
 		"expired, not started, parks": {
 			[]storedOp{claimed(brief)}, parks, false, run, "", 2, true},
 		"expired, started, parks": {
@@ -159,6 +164,9 @@ func TestStored_SettlesForTheOwnerOnly(t *testing.T) {
 			if lost := errors.Is(err, dedupstore.ErrClaimLost); lost != c.lost || (next == nil) != (c.want == "") {
 				t.Fatalf("got %v, %v", next, err)
 			}
+			if c.with == nil && err == nil {
+				t.Error("it was taken")
+			}
 			if next != nil && next.State != c.want {
 				t.Errorf("state is %s, want %s", next.State, c.want)
 			}
@@ -198,6 +206,9 @@ func TestStored_ARecordWhoseTimeHasComeCountsAsNone(t *testing.T) {
 	if _, err := s.Extend(extension, later); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("extend was answered %v", err)
 	}
+	if _, err := s.Settle(claimOf(s), succeeds, later); !errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("settle was answered %v", err)
+	}
 	s.Fence = uint64(later.UnixMicro()) + 9 // the clock was set back
 	next, a := s.Claim(request("1"), later)
 	if a.Found != dedupstore.Absent || a.Claim.Attempt != 1 || next.Fence != s.Fence+1 || !next.First.Equal(later) {
@@ -205,5 +216,73 @@ func TestStored_ARecordWhoseTimeHasComeCountsAsNone(t *testing.T) {
 	}
 	if s.Note(dedupstore.Duplicates{Count: 1}, later) != nil {
 		t.Error("a duplicate was noted")
+	}
+}
+
+func TestStored_ARepeatedReleaseWritesNothing(t *testing.T) {
+	t.Parallel()
+	s := after(t, claimed(request("1")))
+	claim := claimOf(s)
+	released, err := s.Settle(claim, dedupstore.Release{}, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next, err := released.Settle(claim, dedupstore.Release{}, epoch); next != nil || err != nil {
+		t.Errorf("answered %v, writes %+v", err, next)
+	}
+}
+
+func TestStored_WhatIsReleasedAtOnceIsDueByAnyClock(t *testing.T) {
+	t.Parallel()
+	s := after(t, claimed(request("1")), settled(dedupstore.Release{}))
+	other := request("1")
+	other.Owner = "another-owner-token"
+	if _, a := s.Claim(other, epoch.Add(-time.Minute)); a.Status != dedupstore.AcquiredRun {
+		t.Errorf("a clock that is behind was answered %s, wait %v", a.Status, a.Wait)
+	}
+}
+
+func TestStored_RemembersTheLastOwners(t *testing.T) {
+	t.Parallel()
+	var ops []storedOp
+	for i := range dedupstore.MaxSettled + 2 {
+		r := request("1")
+		r.Owner, r.MaxAttempts = "an-owner-token-number-"+strconv.Itoa(i), 100
+		ops = append(ops, claimed(r), settled(dedupstore.Release{}))
+	}
+	s := after(t, ops...)
+	if n := len(s.Settled); n != dedupstore.MaxSettled || !slices.IsSorted(s.Settled) || s.Settled[n-1][22:] != "5" {
+		t.Errorf("it remembers %q", s.Settled)
+	}
+}
+
+func TestStored_LooksAtWhatIsPublishedWithoutItsBytes(t *testing.T) {
+	t.Parallel()
+	finish := publishing
+	finish.Outcome.Produced = []dedupstore.Produced{{ID: "out", Payload: []byte("secret")}}
+	s := after(t, claimed(request("1")), settled(finish))
+	seen := s.Look(request("1").Key, epoch)
+	if produced := seen.Outcome.Produced; len(produced) != 1 || produced[0].ID != "out" || produced[0].Payload != nil {
+		t.Errorf("it looks like %+v", produced)
+	}
+	if !seen.Until.Equal(s.Lease) || seen.Decided != s.Fence || s.Lease.IsZero() {
+		t.Errorf("until %v, decided under %d; want %v, %d", seen.Until, seen.Decided, s.Lease, s.Fence)
+	}
+	if !seen.Ended.IsZero() {
+		t.Errorf("a run that did not say how long it took ended %v", seen.Ended)
+	}
+}
+
+func TestStored_ARerunLeavesOnlyTheReason(t *testing.T) {
+	t.Parallel()
+	finish := fails
+	finish.Outcome.Reason, finish.Outcome.Result, finish.Outcome.Exhausted = "r", []byte("old"), true
+	s := after(t, claimed(request("1")), settled(finish))
+	next, err := s.Change(s.Look(request("1").Key, epoch), dedupstore.Rerun{}, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (dedupstore.Outcome{Reason: "r"}); !reflect.DeepEqual(next.Outcome, want) {
+		t.Errorf("what runs again has %+v, want %+v", next.Outcome, want)
 	}
 }
