@@ -47,7 +47,7 @@ func TestBatches_AreBounded(t *testing.T) {
 		a.Receive(r.messages("0")) // one at a time
 		synctest.Wait()
 		messages := r.messages("1", "2", "3", "4", "5", "6", "7")
-		for i, size := range []int{10, 10, 70, 60, 50, 300, 1} {
+		for i, size := range []int{10, 10, 80, 60, 50, 300, 1} {
 			fakeOf(messages[i].Message).payload = make([]byte, size)
 		}
 		a.Receive(messages)
@@ -84,6 +84,10 @@ func TestBatches_LingerForMore(t *testing.T) {
 		r.wants("batches", &r.began, "1+2")
 		a.Receive(r.messages("3", "4", "5"))
 		r.wants("batches", &r.began, "1+2", "3+4+5")
+		a.Receive(r.messages("6"))
+		r.wants("batches", &r.began, "1+2", "3+4+5")
+		time.Sleep(time.Second)
+		r.wants("batches", &r.began, "1+2", "3+4+5", "6")
 		r.ends(a)
 	})
 }
@@ -123,6 +127,25 @@ func TestBatches_AHaltStartsNone(t *testing.T) {
 		close(release)
 		r.wants("batches", &r.began, "1", "3")
 		r.wants("acked", &r.acked, "1", "3")
+		r.ends(halted)
+		r.ends(other)
+	})
+}
+
+// A batch of which nothing may start any more leaves its slots to others.
+func TestBatches_ThatMayNotStartLeaveTheirSlots(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(1, Batches{Most: 1, Linger: time.Second}, succeed)
+		r.loop.batcher.Most = 4 // than there are slots: a message alone lingers
+		halted, other := r.assign(), r.assign()
+		halted.Receive(r.returnable("1"))
+		other.Receive(r.messages("2"))
+		synctest.Wait()
+		halted.Halt()
+		time.Sleep(time.Minute)
+		r.wants("given back", &r.back, "1")
+		r.wants("acked", &r.acked, "2")
 		r.ends(halted)
 		r.ends(other)
 	})
@@ -266,7 +289,12 @@ func TestBatches_Problem(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := (Batches{}.WithDefaults()).Problem(); got != "" {
-		t.Errorf("the defaults: %q", got)
+	for _, b := range []Batches{{}, Batches{}.WithDefaults()} {
+		if got := b.Problem(); got != "" {
+			t.Errorf("%+v: %q", b, got)
+		}
+	}
+	if b := (Batches{}.WithDefaults()); b.Most != 64 || b.Bytes != 1<<20 {
+		t.Errorf("the defaults are %+v", b)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/internal/consumertest"
 )
 
@@ -130,7 +131,7 @@ func TestLoop_ClockThatIsSetEndsTheWait(t *testing.T) {
 		r.each(1, func(context.Context, string) error { return nil })
 		began := time.Now()
 		r.loop.until = func(time.Time) time.Duration {
-			if time.Since(began) > lookAgain/2 {
+			if time.Since(began) > lookAgain*3/2 {
 				return 0
 			}
 			return 10 * 365 * 24 * time.Hour
@@ -139,6 +140,8 @@ func TestLoop_ClockThatIsSetEndsTheWait(t *testing.T) {
 		messages := r.messages("1")
 		fakeOf(messages[0].Message).due = began.Add(time.Hour)
 		a.Receive(messages)
+		time.Sleep(lookAgain)
+		r.wants("acked", &r.acked)
 		time.Sleep(lookAgain)
 		r.wants("acked", &r.acked, "1")
 		r.ends(a)
@@ -235,8 +238,8 @@ func TestAssignment_Room(t *testing.T) {
 		a := r.loop.Assign(t.Context(), nil, 2, r.leave)
 		a.Receive(r.messages("1", "2", "3", "4"))
 		r.wants("began", &r.began, "1", "2")
-		if a.Queued() != 2 || len(a.InFlight()) != 2 {
-			t.Errorf("%d queued, %d in flight, want 2 and 2", a.Queued(), len(a.InFlight()))
+		if a.Queued() != 2 || len(a.InFlight()) != 2 || fakeOf(a.InFlight()[1]).id != "2" {
+			t.Errorf("%d queued, in flight %v, want 2, and 1 and 2", a.Queued(), a.InFlight())
 		}
 		g.of("1") <- errFailed
 		r.wants("began", &r.began, "1", "2")
@@ -485,13 +488,270 @@ func TestAssignment_HoldKeepsItFromEnding(t *testing.T) {
 		r.each(1, func(context.Context, string) error { return nil })
 		a := r.assign()
 		a.Hold()
+		if a.IsHalted() {
+			t.Error("it is halted")
+		}
 		a.Halt()
+		if !a.IsHalted() || a.HasEnded() {
+			t.Error("it is not halted, or has ended")
+		}
 		a.Receive(r.returnable("1"))
 		r.wants("given back", &r.back, "1")
 		if closed(a.Ended()) {
 			t.Error("it has ended")
 		}
+		next := r.loop.Assign(t.Context(), a, 1, r.leave)
+		next.Receive(r.messages("2"))
+		r.wants("acked", &r.acked)
 		a.Release()
+		r.wants("acked", &r.acked, "2")
+		if !a.HasEnded() {
+			t.Error("it has not ended")
+		}
+		r.ends(a)
+		r.ends(next)
+	})
+}
+
+// What waits for an earlier assignment starts as soon as that has ended, whatever ends it.
+func TestAssignment_StartsWhenTheEarlierOneHasEnded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.each(2, func(_ context.Context, id string) error {
+			if id == "1" {
+				return errFailed
+			}
+			return nil
+		})
+		first := r.assign()
+		second := r.loop.Assign(t.Context(), first, 1, r.leave)
+		second.Receive(r.messages("2"))
+		r.wants("acked", &r.acked)
+		first.Halt()
+		r.wants("acked", &r.acked, "2")
+		r.ends(second)
+
+		third := r.assign()
+		messages := r.messages("1")
+		messages[0].Last = true // it waits for its next try until the grace ends
+		third.Receive(messages)
+		synctest.Wait()
+		third.Halt()
+		fourth := r.loop.Assign(t.Context(), third, 1, r.leave)
+		fourth.Receive(r.messages("4"))
+		third.Cancel(errFailed)
+		r.wants("acked", &r.acked, "2", "4")
+		r.ends(third)
+		r.ends(fourth)
+	})
+}
+
+// What waits for its next try is given back once, although the grace ends after the halt.
+func TestAssignment_CancelGivesNothingBackTwice(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r, g := newRig(t), &gates{}
+		r.each(2, g.wait)
+		a := r.assign()
+		a.Receive(r.returnable("1", "2"))
+		g.of("1") <- errFailed
+		synctest.Wait()
+		a.Halt()
+		a.Cancel(errFailed)
+		r.wants("given back", &r.back, "1", "2")
+		r.ends(a)
+	})
+}
+
+// A message on its last delivery that has no slot yet at the halt gets one.
+func TestAssignment_LastDeliveryWaitsForASlotInTheDrain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r, g := newRig(t), &gates{}
+		r.each(1, g.wait)
+		a := r.assign()
+		messages := r.returnable("1", "2", "3")
+		messages[1].Last = true
+		a.Receive(messages)
+		synctest.Wait()
+		a.Halt()
+		r.wants("given back", &r.back, "3")
+		g.open("1", "2")
+		r.wants("acked", &r.acked, "1", "2")
+		r.ends(a)
+	})
+}
+
+// A halt while the loop starts messages finds them, too.
+func TestAssignment_HaltWhileMessagesStart(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.each(2, func(context.Context, string) error { return nil })
+		a := r.assign()
+		messages := r.returnable("1", "2")
+		fakeOf(messages[0].Message).starts = a.Halt
+		a.Receive(messages)
+		r.wants("given back", &r.back, "1", "2")
+		r.wants("began", &r.began)
+		r.ends(a)
+	})
+}
+
+// A message that ran before does not start again either.
+func TestAssignment_HaltWhileAMessageStartsAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.each(1, func(context.Context, string) error { return errFailed })
+		a := r.assign()
+		messages := r.returnable("1")
+		starts := 0
+		fakeOf(messages[0].Message).starts = func() {
+			if starts++; starts == 2 {
+				a.Halt()
+			}
+		}
+		a.Receive(messages)
+		time.Sleep(time.Minute)
+		r.wants("began", &r.began, "1")
+		r.wants("given back", &r.back, "1")
+		r.ends(a)
+	})
+}
+
+// A repeating inbox has each transaction refused once, because of others.
+type repeating struct{ *storetest.MemoryInbox }
+
+func (i repeating) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	return i.MemoryInbox.InTx(ctx, runs, func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+		if _, err := work(ctx, claims); err != nil {
+			return nil, err
+		}
+		return work(ctx, claims)
+	})
+}
+
+// A handler that has begun before the halt is called again when its transaction has to be repeated.
+func TestAssignment_HaltLetsTransactionsBeRepeated(t *testing.T) {
+	for name, batches := range map[string]bool{"each": false, "batch": true} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				r := newRig(t)
+				inbox := repeating{storetest.NewMemoryInbox(consumertest.NewStore(t))}
+				work := Work{Handler: "charge", Once: consumertest.NewProcessor(t, inbox, consumer.Config{})}
+				calls := 0
+				var a *Assignment
+				handle := func(of int) {
+					if calls += of; calls == 2 {
+						a.Halt()
+					}
+				}
+				if batches {
+					work.Batches = Batches{}.WithDefaults()
+					work.Batch = func(_ context.Context, ms []Message) []error { handle(len(ms)); return nil }
+				} else {
+					work.Each = func(context.Context, Message) error { handle(2); return nil }
+				}
+				r.loop = New(work, 2)
+				a = r.assign()
+				a.Receive(r.returnable("1", "2")[:map[bool]int{true: 2, false: 1}[batches]])
+				synctest.Wait()
+				r.ends(a)
+				if len(r.back) > 0 || calls != 4 {
+					t.Errorf("%d calls, %v acked, %v given back; want 4 calls", calls, r.acked, r.back)
+				}
+			})
+		})
+	}
+}
+
+// Messages of several assignments that start together have the contexts of their own ones.
+func TestLoop_EachHasTheContextOfItsAssignment(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r, g := newRig(t), &gates{}
+		r.each(10, g.wait)
+		one, other := r.assign(), r.assign()
+		first := r.returnable("1")
+		fakeOf(first[0].Message).starts = func() { // the loop starts what comes now together, afterwards
+			one.Receive(r.returnable("2", "3"))
+			other.Receive(r.returnable("4", "5"))
+		}
+		one.Receive(first)
+		r.wants("began", &r.began, "1", "2", "3", "4", "5")
+		one.Halt()
+		one.Cancel(errFailed)
+		r.wants("given back", &r.back, "1", "2", "3")
+		g.open("4", "5")
+		r.wants("acked", &r.acked, "4", "5")
+		r.ends(one)
+		r.ends(other)
+	})
+}
+
+// A decision that takes long to carry out has no slot.
+func TestLoop_DecisionHasNoSlot(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		carried := make(chan struct{})
+		r.retries = func(*fake, consumer.Decision) (time.Time, bool) { <-carried; return time.Time{}, false }
+		r.each(1, func(_ context.Context, id string) error {
+			if id == "1" {
+				return errFailed
+			}
+			return nil
+		})
+		a := r.assign()
+		a.Receive(r.messages("1", "2"))
+		r.wants("acked", &r.acked, "2")
+		close(carried)
+		r.ends(a)
+	})
+}
+
+// At most half of the slots wait for keys that others hold.
+func TestLoop_HalfOfTheSlotsWaitForOthers(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r, g := newRig(t), &gates{}
+		var turnedAway []string
+		r.retries = func(m *fake, _ consumer.Decision) (time.Time, bool) {
+			turnedAway = append(turnedAway, m.id)
+			return time.Time{}, false
+		}
+		r.each(8, g.wait)
+		holder, a := r.assign(), r.assign()
+		holder.Receive(r.messages(numbered(6)...))
+		synctest.Wait()
+		r.loop.free += 6 // the holders might be elsewhere
+		a.Receive(r.messages(numbered(6)...))
+		synctest.Wait()
+		if len(turnedAway) != 2 {
+			t.Errorf("turned away: %v, want two of six", turnedAway)
+		}
+		g.open(numbered(6)...)
+		r.ends(a)
+		r.ends(holder)
+	})
+}
+
+// Wait waits for what is given back, too.
+func TestLoop_WaitWaitsForItsGoroutines(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		carried, waited := make(chan struct{}), make(chan struct{})
+		r.retries = func(*fake, consumer.Decision) (time.Time, bool) { <-carried; return time.Time{}, false }
+		r.each(1, func(context.Context, string) error { return errFailed })
+		a := r.assign()
+		a.Receive(r.messages("1"))
+		synctest.Wait()
+		go func() {
+			r.loop.Wait()
+			close(waited)
+		}()
+		synctest.Wait()
+		if closed(waited) {
+			t.Error("a decision is being carried out, and it does not wait")
+		}
+		close(carried)
+		<-waited
 		r.ends(a)
 	})
 }

@@ -49,6 +49,7 @@ type fake struct {
 	id      string
 	due     time.Time
 	payload []byte
+	starts  func() // called when the loop starts it
 }
 
 // A returned is a message that can be given back, as one of NATS.
@@ -62,6 +63,9 @@ func (m returned) GiveBack(_ context.Context, due time.Time) {
 }
 
 func (m *fake) Delivery(tries int) (consumer.Delivery, time.Time) {
+	if m.starts != nil {
+		m.starts()
+	}
 	return consumer.Delivery{
 		Topic: "orders", Header: producer.Header{producer.HeaderID: m.id}, Count: tries + 1, Payload: m.payload,
 	}, m.due
@@ -182,6 +186,9 @@ func (r *rig) ends(a *Assignment) {
 	a.Halt()
 	if late := Late([]*Assignment{a}, time.Hour); len(late) > 0 {
 		r.t.Fatal("the assignment has not ended after an hour")
+	}
+	if a.ctx.Err() == nil {
+		r.t.Error("the assignment has ended, and its context goes on")
 	}
 	r.loop.Wait()
 }
