@@ -86,14 +86,18 @@ func TestStartBatch_ABatchThatFailsAsAWholeCostsNoAttempt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				store := &batches{Store: newStore(t)}
-				g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
+				memory := newStore(t)
+				g := newGuard(t, &batches{Store: memory}, oncemill.Policy{Lease: 3 * time.Second})
 				var s shapes
 				ends := together(t, g, func(ctx context.Context, calls []int) []error {
 					if s.note(calls); len(calls) > 1 {
 						return fn(ctx, calls)
 					}
-					time.Sleep(10 * time.Second) // virtual: the leases of those that wait are kept alive meanwhile
+					time.Sleep(10 * time.Second) // virtual: the leases are kept alive meanwhile
+					id := oncemill.FromContext(ctx).Key.ID
+					if until := memory.look(t, id).Until; !time.Now().Before(until) {
+						t.Errorf("the lease of %s has ended at %v, and its handler runs", id, until)
+					}
 					return nil
 				}, "a", "b")
 				for i, res := range ends {
@@ -200,6 +204,75 @@ func TestStartBatch_ANeighboursEndCostsNoAttempt(t *testing.T) {
 	})
 }
 
+// What interrupted a batch that failed as a whole is none of those that run alone afterwards.
+func TestStartBatch_AnInterruptedBatchDoesNotInterruptItsCallsAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		calls := []oncemill.Call{call("revoked"), call("neighbour")}
+		revoked, revoke := context.WithCancel(t.Context())
+		ends := make(chan oncemill.Result, 1)
+		g.StartBatch(t.Context(), calls, []context.Context{revoked, t.Context()},
+			func(ctx context.Context, which []int) []error {
+				if len(which) > 1 {
+					revoke()
+					<-ctx.Done()
+					return []error{ctx.Err()}
+				}
+				time.Sleep(time.Second) // virtual
+				if err := ctx.Err(); which[0] == 1 && err != nil {
+					t.Errorf("it is interrupted, too: %v", context.Cause(ctx))
+				}
+				return []error{errors.New("no")}
+			}, func(i int, res oncemill.Result, _ error) {
+				if i == 1 {
+					ends <- res
+				}
+			})
+		if res := <-ends; res.Outcome.Kind != dedupstore.Failed || !res.Outcome.Exhausted {
+			t.Errorf("ended with %+v, want a failure after its only attempt", res)
+		}
+		g.Close()
+	})
+}
+
+// A watchedContext counts what waits for its end.
+type watchedContext struct {
+	context.Context
+	waiting *atomic.Int32
+}
+
+// Value hides what the context is made of, which package context would ask instead.
+func (watchedContext) Value(any) any { return nil }
+
+func (c watchedContext) AfterFunc(f func()) (stop func() bool) {
+	c.waiting.Add(1)
+	inner := context.AfterFunc(c.Context, f)
+	return func() bool { c.waiting.Add(-1); return inner() }
+}
+
+// The context of a batch ends with it, and leaves nothing behind at the contexts of its deliveries.
+func TestStartBatch_ItsContextEndsWithIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		delivery, end := context.WithCancel(t.Context())
+		defer end()
+		var waiting atomic.Int32
+		watched := watchedContext{delivery, &waiting}
+		var kept context.Context
+		g.StartBatch(t.Context(), []oncemill.Call{call("a"), call("b")}, []context.Context{watched, watched},
+			func(ctx context.Context, _ []int) []error {
+				if kept = ctx; waiting.Load() == 0 {
+					t.Error("the end of the delivery would not end the batch")
+				}
+				return nil
+			}, func(int, oncemill.Result, error) {})
+		if kept.Err() == nil || waiting.Load() != 0 {
+			t.Errorf("the batch is over; its context has ended with %v, %d wait for the delivery", kept.Err(), waiting.Load())
+		}
+		g.Close()
+	})
+}
+
 // The work for a failure, such as publishing its dead letter, does not keep the outcomes beside it from the store. The
 // leases of the batch are not extended any more.
 func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
@@ -280,6 +353,29 @@ func (s *muteStore) Extend(ctx context.Context, extensions []dedupstore.Extensio
 		return slices.Repeat([]error{ctx.Err()}, len(extensions))
 	}
 	return s.Store.Extend(ctx, extensions)
+}
+
+// A slowStore takes a second for each extension.
+type slowStore struct{ dedupstore.Store }
+
+func (s slowStore) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	time.Sleep(time.Second) // virtual
+	return s.Store.Extend(ctx, extensions)
+}
+
+// The runs of a batch are marked as started together: with one after the other the first leases could end meanwhile.
+func TestStartBatch_RunsAreMarkedTogether(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, slowStore{newStore(t)}, oncemill.Irreversible())
+		began := time.Now()
+		together(t, g, func(_ context.Context, calls []int) []error {
+			if took := time.Since(began); took > 2*time.Second || len(calls) != 4 {
+				t.Errorf("%d calls run after %v, want four after two answers at most", len(calls), took)
+			}
+			return nil
+		}, "a", "b", "c", "d")
+		g.Close()
+	})
 }
 
 // A lease may end while a neighbour's run is being marked as started: then its handler does not start.

@@ -692,3 +692,43 @@ func TestGuard_OutcomeIsStoredThoughTheStorePanicsOnce(t *testing.T) {
 		}
 	})
 }
+
+// The record of a failure has the beginning of a result that is too long, as that of a success has.
+func TestGuard_LongResultOfAFailureIsCut(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxResultBytes: 4})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Result: []byte("declined")}, oncemill.Permanent(errors.New("no"))
+		}}
+		for _, want := range []string{"declined", "decl"} {
+			res, err := g.Run(t.Context(), call("m1"), h.run)
+			if got := string(res.Outcome.Result); err != nil || got != want || res.Outcome.Truncated != (want == "decl") {
+				t.Errorf("ended with result %q, truncated %v, %v; want %q", got, res.Outcome.Truncated, err, want)
+			}
+		}
+	})
+}
+
+// The history says how long an attempt took that failed.
+func TestGuard_HistorySaysHowLongAFailedAttemptTook(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		h := counter{then: func(_ context.Context, run int) (dedupstore.Outcome, error) {
+			time.Sleep(time.Minute) // virtual
+			return dedupstore.Outcome{}, map[int]error{1: errors.New("no")}[run]
+		}}
+		answertest.Want(t, second(g.Run(t.Context(), call("m1"), h.run)), oncemill.StatusRetry)
+		time.Sleep(time.Hour) // virtual
+		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
+			t.Fatal(err)
+		}
+		past := store.look(t, "m1").History
+		if len(past) != 1 || past[0].Ended.Sub(past[0].Claimed) != time.Minute {
+			t.Errorf("the history is %+v, want an attempt of a minute", past)
+		}
+	})
+}
+
+func second(_ oncemill.Result, err error) error { return err }

@@ -1,6 +1,7 @@
 package oncemill_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -254,6 +255,39 @@ func TestGuard_OutputsOverTheLimitArePublishedBeforeTheRunFinishes(t *testing.T)
 			})
 		})
 	}
+}
+
+// Outputs and dead letters of just the limit are in the record, from which another process can publish them.
+func TestGuard_ProducedBytesOfTheLimitAreStored(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxProducedBytes: 100})
+		one := []dedupstore.Produced{{ID: "out", Topic: "t", Payload: bytes.Repeat([]byte("x"), 100)}}
+		produces := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Produced: one}, nil
+		}}
+		fails := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.Permanent(errDown)
+		}}
+		for id, h := range map[string]*counter{"produces": &produces, "fails": &fails} {
+			c := call(id)
+			c.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced { return one }
+			c.Publish = func(context.Context, []dedupstore.Produced) error {
+				if state := store.look(t, id).State; state != dedupstore.Publishing {
+					t.Errorf("%s: published while the record is %s", id, state)
+				}
+				return nil
+			}
+			if _, err := g.Run(t.Context(), c, h.run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range store.settled {
+			if finish, is := s.(dedupstore.Finish); is && (finish.Withheld || len(finish.Outcome.Produced) == 0) {
+				t.Errorf("stored without its bytes: %+v", finish)
+			}
+		}
+	})
 }
 
 func TestGuard_PublisherThatLostItsLeaseMayStillAcknowledge(t *testing.T) {

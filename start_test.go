@@ -263,6 +263,9 @@ func TestGuard_FailureWithAnOversizeDeadLetterRunsOnce(t *testing.T) {
 		if err != nil || res.Outcome.Kind != dedupstore.Failed || h.runs.Load() != 1 {
 			t.Errorf("ended with %+v, %v after %d runs, want a failure after one", res, err, h.runs.Load())
 		}
+		if first, _ := store.settled[0].(dedupstore.Finish); !first.Withheld || len(first.Outcome.Produced) > 0 {
+			t.Errorf("the record was to hold %d messages, want a failure without its letter", len(first.Outcome.Produced))
+		}
 		if len(published) != 1 || !bytes.Equal(published[0], letter) {
 			t.Errorf("%d letters were published, want one, as it was", len(published))
 		}
