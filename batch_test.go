@@ -108,6 +108,9 @@ func TestStartBatch_ABatchThatFailsAsAWholeCostsNoAttempt(t *testing.T) {
 				if len(s.ran) != 3 {
 					t.Errorf("calls ran as %v, want together, then each alone", s.ran)
 				}
+				if n := memory.claimed(); n != 2 {
+					t.Errorf("%d claims for two calls", n)
+				}
 				g.Close()
 			})
 		})

@@ -732,3 +732,39 @@ func TestGuard_HistorySaysHowLongAFailedAttemptTook(t *testing.T) {
 }
 
 func second(_ oncemill.Result, err error) error { return err }
+
+// Most holders are quick: a call that waits for one notices soon that it has finished.
+func TestGuard_AWaitForAQuickHolderIsShort(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		holder := abandonedClaim(t, store, "m1")
+		began := time.Now()
+		time.AfterFunc(60*time.Millisecond, func() {
+			finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}
+			if err := dedupstore.SettleOne(t.Context(), store, holder, finish); err != nil {
+				t.Error(err)
+			}
+		})
+		c := call("m1")
+		c.MaxWait = time.Minute
+		res, err := g.Run(t.Context(), c, (&counter{}).run)
+		if took := time.Since(began); err != nil || !res.Duplicate || took > 250*time.Millisecond {
+			t.Errorf("ended with %+v, %v after %v", res, err, took)
+		}
+	})
+}
+
+// A store whose answer has no meaning is one that does not answer.
+func TestGuard_AnswerWithoutMeaningRunsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			return dedupstore.Answer{Status: "maybe"}, nil
+		}
+		var h counter
+		_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), call("m1"), h.run)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
+		h.want(t, 0)
+	})
+}

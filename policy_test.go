@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -152,11 +153,37 @@ func TestIrreversible_UnmarkableRunIsGivenBack(t *testing.T) {
 		_, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
 		answertest.Want(t, err, oncemill.StatusStoreDown)
 		store.extend = nil
+		asked := store.extension
+		time.Sleep(time.Hour) // virtual
+		if n := store.extension - asked; n > 0 {
+			t.Errorf("the lease of a run that was given back was extended %d times", n)
+		}
 		res, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
 		if err != nil || res.Attempt != 1 {
 			t.Errorf("%+v, %v; want attempt 1", res, err)
 		}
 		h.want(t, 1)
+	})
+}
+
+// Calls that start together claim nothing under their own keys either.
+func TestShadow_TouchesNothingOfCallsThatStartTogether(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		h := counter{}
+		calls := []oncemill.Call{call("a"), call("b")}
+		var done sync.WaitGroup
+		done.Add(len(calls))
+		newGuard(t, store, oncemill.Policy{Shadow: true}).Start([]context.Context{t.Context(), t.Context()}, calls,
+			func(ctx context.Context, _ int) (dedupstore.Outcome, error) { return h.run(ctx) },
+			func(int, oncemill.Result, error) { done.Done() })
+		done.Wait()
+		h.want(t, 2)
+		for _, r := range store.claims {
+			if r.Key.Handler != "~charge" {
+				t.Errorf("it claimed %v", r.Key)
+			}
+		}
 	})
 }
 

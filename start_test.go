@@ -182,13 +182,121 @@ func TestAhead_RunsAgainIfItsProcessDies(t *testing.T) {
 // A call that does not begin gives its claim back, and the attempt with it.
 func TestAhead_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 1})
 		for range 3 {
 			claimed(t, g, call("m1")).GiveBack(t.Context())
+		}
+		time.Sleep(time.Hour) // virtual
+		if store.extension > 0 {
+			t.Errorf("what was given back was extended %d times", store.extension)
 		}
 		if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Attempt != 1 {
 			t.Errorf("ended with %+v, %v", res, err)
 		}
+	})
+}
+
+// A publish step that is given back is soon taken over.
+func TestAhead_GivenBackIsPublishedSoon(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		finish := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
+			Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "out", Topic: "t"}},
+		}}
+		if err := dedupstore.SettleOne(t.Context(), store, abandonedClaim(t, store, "m1"), finish); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // its publisher is gone
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		claimed(t, g, call("m1")).GiveBack(t.Context())
+		time.Sleep(5 * time.Second)
+		var p publisher
+		c := call("m1")
+		c.Publish = p.publish
+		if _, err := g.Run(t.Context(), c, (&counter{}).run); err != nil {
+			t.Error(err)
+		}
+		p.want(t, "out")
+	})
+}
+
+// started starts calls, and returns the errors with which they ended.
+func started(t *testing.T, g *oncemill.Guard, contexts []context.Context, h *counter, ids ...string) []error {
+	t.Helper()
+	var calls []oncemill.Call
+	for _, id := range ids {
+		calls = append(calls, call(id))
+	}
+	ends := make([]error, len(calls))
+	var done sync.WaitGroup
+	done.Add(len(calls))
+	g.Start(contexts, calls, func(ctx context.Context, _ int) (dedupstore.Outcome, error) { return h.run(ctx) },
+		func(i int, _ oncemill.Result, err error) { ends[i] = err; done.Done() })
+	done.Wait()
+	return ends
+}
+
+// Deliveries may end while their claims are under way: these are given back, or their messages would wait for the end
+// of the leases.
+func TestStart_DeliveryThatEndsWhileItIsClaimedIsGivenBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 1})
+		ctx, shutdown := context.WithCancelCause(t.Context())
+		store.claim = func(apply func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			shutdown(errDown)
+			return apply()
+		}
+		var h counter
+		for _, err := range started(t, g, []context.Context{ctx, ctx}, &h, "a", "b") {
+			wantError(t, err, errDown)
+		}
+		h.want(t, 0)
+		store.claim = nil
+		for _, id := range []string{"a", "b"} {
+			if res, err := g.Run(t.Context(), call(id), h.run); err != nil || res.Attempt != 1 {
+				t.Errorf("%s: %+v, %v; want the claim given back", id, res, err)
+			}
+		}
+	})
+}
+
+// What is wrong with a call, or has ended, is no question to the store.
+func TestStart_AsksTheStoreOnlyForWhatCanRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		ended, end := context.WithCancelCause(t.Context())
+		end(errDown)
+		var h counter
+		errs := started(t, g, []context.Context{t.Context(), t.Context(), ended}, &h, "good", "", "ended")
+		if errs[0] != nil || errs[1] == nil || !errors.Is(errs[2], errDown) {
+			t.Errorf("they ended with %v", errs)
+		}
+		h.want(t, 1)
+		if n := store.claimed(); n != 1 || store.claims[0].Key.ID != "good" {
+			t.Errorf("the store was asked for %v", store.claims)
+		}
+		if _, err := g.Run(ended, call("alone"), h.run); !errors.Is(err, errDown) || store.claimed() != 1 {
+			t.Errorf("ended with %v, after %d claims", err, store.claimed())
+		}
+	})
+}
+
+// Calls of several shards that start together are all asked for.
+func TestStart_CallsOfSeveralShards(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := sharded{newOutage(t)}
+		g := newGuard(t, store, oncemill.Policy{})
+		var h counter
+		contexts := slices.Repeat([]context.Context{t.Context()}, 6)
+		for i, err := range started(t, g, contexts, &h, "a 1", "a 2", "b 1", "a 3", "c 1", "c 2") {
+			if err != nil {
+				t.Errorf("call %d ended with %v", i, err)
+			}
+		}
+		h.want(t, 6)
 	})
 }
 
