@@ -768,3 +768,43 @@ func TestGuard_AnswerWithoutMeaningRunsNothing(t *testing.T) {
 		h.want(t, 0)
 	})
 }
+
+// A call that waits for a retry asks again when that is due, and is a quarter of its last pause late at most.
+func TestGuard_AWaitForARetryEndsWhenItIsDue(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		for delay := 600 * time.Millisecond; delay < 3*time.Second; delay += 110 * time.Millisecond {
+			id := delay.String()
+			if err := dedupstore.SettleOne(t.Context(), store, abandonedClaim(t, store, id), dedupstore.Release{Delay: delay}); err != nil {
+				t.Fatal(err)
+			}
+			due := time.Now().Add(delay)
+			c := call(id)
+			c.MaxWait = time.Minute
+			if _, err := g.Run(t.Context(), c, (&counter{}).run); err != nil {
+				t.Fatal(err)
+			}
+			if late := time.Since(due); late < 0 || late > 160*time.Millisecond {
+				t.Errorf("what was due in %v ran %v late", delay, late)
+			}
+		}
+	})
+}
+
+// A store that cannot say how long a key is busy is not asked all the time.
+func TestGuard_AWaitWithoutAnEndAsksNowAndThen(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			return dedupstore.Answer{Status: dedupstore.Busy}, nil
+		}
+		c := call("m1")
+		c.MaxWait = 10 * time.Second
+		_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), c, (&counter{}).run)
+		answertest.Want(t, err, oncemill.StatusBusy)
+		if n := store.claimed(); n < 15 || n > 40 {
+			t.Errorf("asked %d times in ten seconds", n)
+		}
+	})
+}
