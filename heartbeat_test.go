@@ -2,6 +2,7 @@ package oncemill_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -194,4 +195,56 @@ func TestGuard_ClaimThatWaitedForLongerThanItsLeaseRuns(t *testing.T) {
 			t.Errorf("%+v, %v", res, err)
 		}
 	})
+}
+
+// Runs that begin all the time do not put off the renewals of those that are at work.
+func TestGuard_HeartbeatsComeThoughRunsBeginAllTheTime(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{Lease: 24 * time.Second}) // it looks at leases each second
+		ended := make(chan error, 1)
+		go func() {
+			_, err := g.Run(t.Context(), call("long"), func(context.Context) (dedupstore.Outcome, error) {
+				time.Sleep(time.Minute) // virtual
+				return dedupstore.Outcome{}, nil
+			})
+			ended <- err
+		}()
+		for i := range 100 {
+			if _, err := g.Run(t.Context(), call(fmt.Sprint(i)), func(context.Context) (dedupstore.Outcome, error) {
+				time.Sleep(500 * time.Millisecond) // virtual
+				return dedupstore.Outcome{}, nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if until := store.look(t, "long").Until; !time.Now().Before(until) {
+				t.Fatalf("its lease has ended at %v", until)
+			}
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What a handler has left to go on ends with its run.
+func TestGuard_ContextOfAHandlerEndsWithItsRun(t *testing.T) {
+	for name, store := range map[string]func(t *testing.T) dedupstore.Store{
+		"leased": func(t *testing.T) dedupstore.Store { return newStore(t) },
+		"inbox":  func(t *testing.T) dedupstore.Store { return newInbox(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				var kept context.Context
+				_, err := newGuard(t, store(t), oncemill.Policy{}).Run(t.Context(), call("m1"),
+					func(ctx context.Context) (dedupstore.Outcome, error) {
+						kept = ctx
+						return dedupstore.Outcome{}, ctx.Err()
+					})
+				if err != nil || kept.Err() == nil {
+					t.Errorf("%v; the context has ended with %v", err, kept.Err())
+				}
+			})
+		})
+	}
 }

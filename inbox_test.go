@@ -117,15 +117,17 @@ func TestInbox_HandlersErrorRollsBackAndCountsAnAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{})
+		cause := oncemill.RetryAfter(7*time.Second, errRefused)
 		h := inbox.charging(t, func(_ context.Context, run int) (dedupstore.Outcome, error) {
 			if run == 1 {
-				return dedupstore.Outcome{}, oncemill.RetryAfter(7*time.Second, errRefused)
+				return dedupstore.Outcome{}, cause
 			}
 			return dedupstore.Outcome{}, nil
 		})
 		_, err := g.Run(t.Context(), call("m1"), h.run)
 		retry := answertest.Want(t, err, oncemill.StatusRetry)
-		if retry.Wait != 7*time.Second || retry.Attempt != 1 || retry.Uncounted || !errors.Is(err, errRefused) {
+		if retry.Wait != 7*time.Second || retry.Attempt != 1 || retry.Uncounted || !errors.Is(err, errRefused) ||
+			retry.Handler != cause { //nolint:errorlint // the handler's error, and not one around it
 			t.Errorf("%+v", retry)
 		}
 		inbox.effects(t, 0)

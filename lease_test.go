@@ -25,3 +25,24 @@ func TestLease_ThatIsRenewedMeanwhileIsNotCut(t *testing.T) {
 		t.Errorf("the log says %q", log.String())
 	}
 }
+
+func TestHeartbeat_LooksAtNothingWithoutLeases(t *testing.T) {
+	t.Parallel()
+	h := &heartbeat{guard: &Guard{}, every: time.Hour, timer: time.AfterFunc(time.Hour, func() {})}
+	h.timer.Stop()
+	if h.look(); h.timer.Stop() {
+		t.Error("it will look again")
+	}
+}
+
+// The end of a host's name tells pods apart, and so it is what is kept.
+func TestHolder_KeepsTheEndOfALongName(t *testing.T) {
+	t.Parallel()
+	long := holder(strings.Repeat("x", 2*dedupstore.MaxHolder)+" pod-7\n", nil)
+	if len(long) != dedupstore.MaxHolder || !strings.Contains(long, "xpod-7:") {
+		t.Errorf("the holder is %q", long)
+	}
+	if short := holder("pod-7", nil); !strings.HasPrefix(short, "pod-7:") {
+		t.Errorf("the holder is %q", short)
+	}
+}

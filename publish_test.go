@@ -282,7 +282,22 @@ func TestGuard_ProducedBytesOfTheLimitAreStored(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, s := range store.settled {
+		large := call("header")
+		large.Publish = func(context.Context, []dedupstore.Produced) error {
+			if state := store.look(t, "header").State; state != dedupstore.Running {
+				t.Errorf("headers over the limit are published while the record is %s", state)
+			}
+			return nil
+		}
+		stored := len(store.settled)
+		if _, err := g.Run(t.Context(), large, func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{
+				ID: "out", Topic: "t", Header: map[string]string{strings.Repeat("k", 51): strings.Repeat("v", 50)},
+			}}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range store.settled[:stored] {
 			if finish, is := s.(dedupstore.Finish); is && (finish.Withheld || len(finish.Outcome.Produced) == 0) {
 				t.Errorf("stored without its bytes: %+v", finish)
 			}
@@ -493,6 +508,72 @@ func TestStart_ADeadLetterThatExitsLeavesTheKey(t *testing.T) {
 		res, err := newGuard(t, store, oncemill.Policy{MaxAttempts: 2}).Run(t.Context(), call("m1"), (&counter{}).run)
 		if err != nil || res.Outcome.Kind != dedupstore.Failed {
 			t.Errorf("a minute later %+v, %v, want the failure", res, err)
+		}
+	})
+}
+
+// A lease may be renewed while the publish step under it fails. The step is shortened after that, and can be taken over
+// soon; if no renewal is under way it is shortened at once.
+func TestGuard_FailedPublishIsTakenOverSoonThoughItsLeaseWasBeingRenewed(t *testing.T) {
+	for name, slow := range map[string]time.Duration{"renewed": 0, "being renewed": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				store.extend = func(apply func() error) error {
+					if store.extension == 1 {
+						time.Sleep(slow) // virtual
+					}
+					return apply()
+				}
+				g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+				c := call("m1")
+				c.Publish = func(context.Context, []dedupstore.Produced) error {
+					for store.extension == 0 {
+						time.Sleep(time.Millisecond) // virtual
+					}
+					return errDown
+				}
+				began := time.Now()
+				_, err := g.Run(t.Context(), c, (&counter{then: producing("o1")}).run)
+				unpublished := answertest.Want(t, err, oncemill.StatusUnpublished)
+				if took := time.Since(began); took > 12*time.Second+slow {
+					t.Errorf("the failure was told after %v", took)
+				}
+				time.Sleep(max(unpublished.Wait, slow) + time.Millisecond) // virtual
+				var p publisher
+				c.Publish = p.publish
+				if _, err := g.Run(t.Context(), c, (&counter{}).run); err != nil {
+					t.Errorf("when it was to be due: %v", err)
+				}
+				p.want(t, "o1")
+			})
+		})
+	}
+}
+
+// The publish step has a lease of its own, from when the outcome was sent.
+func TestGuard_PublishStepOfAQuickRunIsNotRenewedBeforeIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			if f, finishes := s.(dedupstore.Finish); finishes && !f.Published {
+				defer time.Sleep(2 * time.Second) // virtual
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		c := call("m1")
+		c.Publish = func(context.Context, []dedupstore.Produced) error {
+			if store.extension > 0 {
+				t.Errorf("its lease was renewed %d times, two seconds after it began", store.extension)
+			}
+			return nil
+		}
+		if _, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
+			time.Sleep(9 * time.Second) // virtual: not quite a third of the lease
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "out", Topic: "t"}}}, nil
+		}); err != nil {
+			t.Fatal(err)
 		}
 	})
 }

@@ -35,8 +35,14 @@ func begun(t *testing.T, a oncemill.Ahead, h *counter) (oncemill.Result, error) 
 		err error
 	}
 	ended := make(chan end, 1)
-	a.Begin(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
+	later := a.Begin(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
+	if !later && len(ended) == 0 {
+		t.Error("Begin has told that the call has ended, before its end was told")
+	}
 	e := <-ended
+	if later && (e.res.Duplicate || errors.Is(e.err, oncemill.ErrMaxRun) || len(e.res.Outcome.Produced) > 0) {
+		t.Errorf("Begin has told that a success is being stored, and it is %+v", e.res)
+	}
 	return e.res, e.err
 }
 
