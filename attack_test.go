@@ -203,8 +203,11 @@ func TestGuard_HandlerIsCancelledWithTimeToSpare(t *testing.T) {
 			cancelled = time.Since(start)
 			return dedupstore.Outcome{}, nil
 		})
-		if err != nil || cancelled > 29*time.Second || cancelled < 15*time.Second {
+		if err != nil || cancelled > 28500*time.Millisecond || cancelled < 15*time.Second {
 			t.Errorf("cancelled %v into a lease of 30s (%v), want before its end and after several tries", cancelled, err)
+		}
+		if store.extension < 4 || store.extension > 10 {
+			t.Errorf("renewed %d times, want several tries with pauses between them", store.extension)
 		}
 	})
 }

@@ -256,7 +256,8 @@ func (c watchedContext) AfterFunc(f func()) (stop func() bool) {
 // The context of a batch ends with it, and leaves nothing behind at the contexts of its deliveries.
 func TestStartBatch_ItsContextEndsWithIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), oncemill.Policy{})
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
 		delivery, end := context.WithCancel(t.Context())
 		defer end()
 		var waiting atomic.Int32
@@ -271,6 +272,10 @@ func TestStartBatch_ItsContextEndsWithIt(t *testing.T) {
 			}, func(int, oncemill.Result, error) {})
 		if kept.Err() == nil || waiting.Load() != 0 {
 			t.Errorf("the batch is over; its context has ended with %v, %d wait for the delivery", kept.Err(), waiting.Load())
+		}
+		time.Sleep(time.Hour) // virtual
+		if store.extension > 0 {
+			t.Errorf("its leases were extended %d times after that", store.extension)
 		}
 		g.Close()
 	})

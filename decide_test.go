@@ -75,3 +75,17 @@ func TestDecide_FollowsItsTable(t *testing.T) {
 		})
 	}
 }
+
+func TestPolicy_KeepsStepsForTheWindowsOfTheirMessage(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for want, p := range map[time.Duration]Policy{
+		3 * day:       {Window: day, FailureWindow: 2 * day},
+		4 * day:       {Window: 2 * day, FailureWindow: day},
+		longestWindow: {Window: longestWindow, FailureWindow: day},
+	} {
+		if got := p.keepsSteps(); got != want {
+			t.Errorf("%v with %v after a failure: %v, want %v", p.Window, p.FailureWindow, got, want)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,6 +125,32 @@ func TestStartBatch_WhatMayBeCommittedIsNotRunAgain(t *testing.T) {
 	})
 }
 
+// The end of a delivery ends the context of its batch, which is rolled back.
+func TestStartBatch_OverAnInboxEndsWithADelivery(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		revoked, revoke := context.WithCancel(t.Context())
+		calls := []oncemill.Call{call("revoked"), call("neighbour")}
+		var ended sync.WaitGroup
+		ended.Add(len(calls))
+		g.StartBatch(t.Context(), calls, []context.Context{revoked, t.Context()}, func(ctx context.Context, which []int) []error {
+			if len(which) == 1 {
+				return nil
+			}
+			revoke()
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Hour): // virtual
+				t.Error("the batch goes on")
+			}
+			return []error{ctx.Err(), ctx.Err()}
+		}, func(int, oncemill.Result, error) { ended.Done() })
+		ended.Wait()
+		g.Close()
+	})
+}
+
 // A handler's error may be one of another inbox. It says nothing about this transaction, which the database has rolled
 // back.
 func TestStartBatch_AHandlersErrorSaysNothingOfItsTransaction(t *testing.T) {
@@ -188,6 +215,11 @@ func TestStartBatch_WhatTookNoPartIsNotEndedWithTheBatch(t *testing.T) {
 			}, firstly("a"), firstly("b"), firstly("c"))
 			if res := ends[1]; res.Outcome.Kind != dedupstore.Succeeded || res.Attempt != 2 || len(seen.ran) != 2 {
 				t.Errorf("%s: ran as %v, and the one that took no part ended with %+v", name, seen.ran, res)
+			}
+			for _, i := range []int{0, 2} {
+				if res := ends[i]; res.Status != oncemill.StatusUnrecorded && res.Outcome.Kind != dedupstore.Unknown {
+					t.Errorf("%s: call %d, which may be committed, ended with %+v", name, i, res)
+				}
 			}
 			g.Close()
 		}

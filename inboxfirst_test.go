@@ -340,6 +340,35 @@ func TestFirst_UnrecordedFailureIsSaid(t *testing.T) {
 	})
 }
 
+// The answer that a first run gets from its transaction is one: it is not asked for again.
+func TestFirst_DuplicateIsAskedForOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		for run := range 2 {
+			before := inbox.records.claimed()
+			res, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, nil).run)
+			if err != nil || res.Duplicate != (run == 1) || inbox.records.claimed() != before+1 {
+				t.Errorf("run %d: %+v, %v after %d claims, want one", run, res, err, inbox.records.claimed()-before)
+			}
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+// A batch of which no call was a first one says nothing about the next first call.
+func TestFirst_BatchOfClaimedRunsMakesNobodyWary(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		together(t, g, func(_ context.Context, calls []int) []error { return make([]error, len(calls)) }, "a", "b")
+		if _, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, nil).run); err != nil || inbox.firsts.Load() != 1 {
+			t.Errorf("%v, %d runs without a claim", err, inbox.firsts.Load())
+		}
+		g.Close()
+	})
+}
+
 func TestFirst_NotWithoutATraceAndNotAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		rerun := firstly("m1")

@@ -74,6 +74,22 @@ func TestGuard_SaysAtLevelDebugWhatWasHandledAndWhatWasADuplicate(t *testing.T) 
 	})
 }
 
+// A shadow handles nothing.
+func TestShadow_SaysOfNothingThatItWasHandled(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		log := &lines{level: slog.LevelDebug}
+		g := newGuard(t, newStore(t), oncemill.Policy{Logger: slog.New(log), Shadow: true})
+		for range 2 {
+			if _, err := g.Run(t.Context(), call("m1"), new(counter).run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(log.lines) > 0 {
+			t.Errorf("lines %q, want none", log.lines)
+		}
+	})
+}
+
 func wantAttrs(t *testing.T, got, want map[string]any) {
 	t.Helper()
 	for name, value := range want {

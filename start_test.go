@@ -40,7 +40,7 @@ func begun(t *testing.T, a oncemill.Ahead, h *counter) (oncemill.Result, error) 
 		t.Error("Begin has told that the call has ended, before its end was told")
 	}
 	e := <-ended
-	if later && (e.res.Duplicate || errors.Is(e.err, oncemill.ErrMaxRun) || len(e.res.Outcome.Produced) > 0) {
+	if _, retries := answertest.Is(e.err, oncemill.StatusRetry); later && (e.res.Duplicate || retries) {
 		t.Errorf("Begin has told that a success is being stored, and it is %+v", e.res)
 	}
 	return e.res, e.err
@@ -224,6 +224,15 @@ func TestAhead_GivenBackIsPublishedSoon(t *testing.T) {
 			t.Error(err)
 		}
 		p.want(t, "out")
+	})
+}
+
+// Of a failure Begin tells the end before it returns.
+func TestAhead_BeginTellsWhatIsNotStoredWithOthersAtOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		_, err := begun(t, claimed(t, g, call("m1")), &counter{then: failing(errDown)})
+		answertest.Want(t, err, oncemill.StatusRetry)
 	})
 }
 
