@@ -104,11 +104,7 @@ func (r *run) published(ctx context.Context, e *ending, then dedupstore.Settleme
 	g, l := r.guard, &r.lease
 	g.heartbeat.remove(l)
 	err := g.settle(ctx, l, then)
-	finish, unfinished := then.(dedupstore.Finish)
-	switch {
-	case err == nil && unfinished:
-		g.countEnd(ctx, &l.claim.Key, &finish.Outcome)
-	case unfinished:
+	if _, unfinished := then.(dedupstore.Finish); unfinished && err != nil {
 		return r.unfinished(ctx, nil, err)
 	}
 	return e

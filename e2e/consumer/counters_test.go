@@ -1,0 +1,233 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"testing"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
+)
+
+// A flawed store fails on request.
+type flawed struct {
+	dedupstore.Store
+	claim, extend, settle func() error // nil: they work
+}
+
+func (f *flawed) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	if f.claim != nil {
+		if err := f.claim(); err != nil {
+			return dedupstore.ClaimEach(ctx, requests, func(context.Context, dedupstore.Request) (dedupstore.Answer, error) {
+				return dedupstore.Answer{}, err
+			})
+		}
+	}
+	return f.Store.Claim(ctx, requests)
+}
+
+func (f *flawed) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	if f.extend != nil {
+		if err := f.extend(); err != nil {
+			return dedupstore.ExtendEach(ctx, extensions, func(context.Context, dedupstore.Extension) error { return err })
+		}
+	}
+	return f.Store.Extend(ctx, extensions)
+}
+
+func (f *flawed) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	if f.settle != nil {
+		if err := f.settle(); err != nil {
+			return dedupstore.SettleEach(ctx, settlings,
+				func(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return err })
+		}
+	}
+	return f.Store.Settle(ctx, settlings)
+}
+
+// times returns an error so many times.
+func times(n int, err error) func() error {
+	return func() error {
+		if n--; n >= 0 {
+			return err
+		}
+		return nil
+	}
+}
+
+// Each counter of a guard counts what has happened, once, and nothing else.
+func TestGuard_CountsWhatHappens(t *testing.T) {
+	boom := errors.New("boom")
+	fails := func(err error) oncemill.RunFunc {
+		return func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, err }
+	}
+	lasts := func(d time.Duration) oncemill.RunFunc {
+		return func(context.Context) (dedupstore.Outcome, error) {
+			time.Sleep(d) // virtual
+			return dedupstore.Outcome{}, nil
+		}
+	}
+	crashed := dedupstore.Request{
+		Owner: "a-process-that-is-dead", Lease: time.Second, Retention: time.Hour, MaxAttempts: 9,
+	}
+	const claims, failures, takeovers, losses = "oncemill.claims", "oncemill.failures", "oncemill.lease.takeovers",
+		"oncemill.lease.losses"
+	const renewals, storeErrors, oversize = "oncemill.lease.renewals", "oncemill.store.errors", "oncemill.outputs.oversize"
+	by := map[string]string{
+		claims: "oncemill.outcome", failures: "oncemill.result", takeovers: "", losses: "", renewals: "oncemill.result",
+		storeErrors: "oncemill.store.operation", oversize: "",
+	}
+	type counts = map[string]map[string]int64
+	for name, c := range map[string]struct {
+		crashed bool
+		policy  oncemill.Policy
+		store   flawed
+		work    []oncemill.RunFunc // of one message
+		want    counts
+	}{
+		"a success and its duplicate": {
+			work: []oncemill.RunFunc{lasts(0), lasts(0)},
+			want: counts{claims: {"claimed": 1, "duplicate_completed": 1}},
+		},
+		"a failure for good": {
+			work: []oncemill.RunFunc{fails(oncemill.Permanent(boom)), lasts(0)},
+			want: counts{claims: {"claimed": 1, "duplicate_failed": 1}, failures: {"permanent": 1}},
+		},
+		"an error": {
+			work: []oncemill.RunFunc{fails(boom), lasts(0)},
+			want: counts{claims: {"claimed": 1, "reclaimed": 1}},
+		},
+		"the last attempt": {
+			policy: oncemill.Policy{MaxAttempts: 1}, work: []oncemill.RunFunc{fails(boom)},
+			want: counts{claims: {"claimed": 1}, failures: {"exhausted": 1}},
+		},
+		"an unknown outcome": {
+			policy: oncemill.Policy{ExpiredLease: oncemill.Park}, work: []oncemill.RunFunc{fails(boom), lasts(0)},
+			want: counts{
+				claims: {"claimed": 1, "duplicate_unknown": 1}, failures: {"unknown": 1}, renewals: {"ok": 1},
+			},
+		},
+		"a crash": {
+			crashed: true, work: []oncemill.RunFunc{lasts(0)},
+			want: counts{claims: {"reclaimed": 1}, takeovers: {"": 1}},
+		},
+		"a crash in the last attempt": {
+			crashed: true, policy: oncemill.Policy{MaxAttempts: 1}, work: []oncemill.RunFunc{lasts(0)},
+			want: counts{claims: {"publish_only": 1}, takeovers: {"": 1}, failures: {"exhausted": 1}},
+		},
+		"a long run": {
+			policy: oncemill.Policy{Lease: 24 * time.Second}, work: []oncemill.RunFunc{lasts(30 * time.Second)},
+			want: counts{claims: {"claimed": 1}, renewals: {"ok": 3}},
+		},
+		"a run that loses its claim": {
+			policy: oncemill.Policy{Lease: 24 * time.Second}, work: []oncemill.RunFunc{lasts(30 * time.Second)},
+			store: flawed{extend: times(1, dedupstore.ErrClaimLost)},
+			want:  counts{claims: {"claimed": 1}, renewals: {"lost": 1}, losses: {"": 1}},
+		},
+		"a renewal that fails": {
+			policy: oncemill.Policy{Lease: 24 * time.Second}, work: []oncemill.RunFunc{lasts(11 * time.Second)},
+			store: flawed{extend: times(1, boom)},
+			want:  counts{claims: {"claimed": 1}, renewals: {"error": 1, "ok": 1}},
+		},
+		"a settlement that is refused at first": {
+			work: []oncemill.RunFunc{fails(boom)}, store: flawed{settle: times(3, boom)},
+			want: counts{claims: {"claimed": 1}},
+		},
+		"a settlement that is never taken": {
+			work: []oncemill.RunFunc{fails(boom)}, store: flawed{settle: times(1<<30, boom)},
+			want: counts{claims: {"claimed": 1}, storeErrors: {"settle": 1}},
+		},
+		"a claim that waits for the store": {
+			work: []oncemill.RunFunc{lasts(0)}, store: flawed{claim: times(3, boom)},
+			want: counts{claims: {"store_error": 1, "claimed": 1}, storeErrors: {"claim": 3}},
+		},
+		"outputs that are too large": {
+			policy: oncemill.Policy{MaxProducedBytes: 1},
+			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "o", Topic: "t", Payload: []byte("xx")}}}, nil
+			}},
+			want: counts{claims: {"claimed": 1}, oversize: {"": 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			consumertest.Virtual(t, func(t *testing.T) {
+				c.store.Store = newStore(t)
+				reader := sdkmetric.NewManualReader()
+				c.policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+				c.policy.Logger = slog.New(slog.DiscardHandler)
+				guard, err := oncemill.NewGuard(&c.store, c.policy)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer guard.Close()
+				call := oncemill.Call{
+					Key:     dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"},
+					MaxWait: time.Minute,
+					Publish: func(context.Context, []dedupstore.Produced) error { return nil },
+				}
+				if c.crashed {
+					dead := crashed
+					dead.Key = call.Key
+					if _, err := dedupstore.ClaimOne(t.Context(), c.store.Store, dead); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Minute) // virtual
+				}
+				for _, work := range c.work {
+					_, _ = guard.Run(t.Context(), call, work)
+					time.Sleep(time.Hour) // virtual
+				}
+				for metric, label := range by {
+					if got := counted(t, reader, metric, label); !maps.Equal(got, c.want[metric]) {
+						t.Errorf("%s: %v, want %v", metric, got, c.want[metric])
+					}
+				}
+			})
+		})
+	}
+}
+
+// A call that waits for another's run counts as one duplicate, however often it asks.
+func TestGuard_CountsAWaitOnce(t *testing.T) {
+	consumertest.Virtual(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		guard, err := oncemill.NewGuard(newStore(t), oncemill.Policy{
+			Logger:    slog.New(slog.DiscardHandler),
+			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer guard.Close()
+		call := oncemill.Call{
+			Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"}, MaxWait: time.Minute,
+		}
+		first := make(chan error, 1)
+		began := make(chan struct{})
+		go func() {
+			_, err := guard.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
+				close(began)
+				time.Sleep(5 * time.Second) // virtual
+				return dedupstore.Outcome{}, nil
+			})
+			first <- err
+		}()
+		<-began
+		res, err := guard.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, errors.New("it runs again")
+		})
+		if err != nil || <-first != nil || !res.Duplicate {
+			t.Errorf("%+v, %v", res, err)
+		}
+		want := map[string]int64{"claimed": 1, "duplicate_in_progress": 1, "duplicate_completed": 1}
+		if got := counted(t, reader, "oncemill.claims", "oncemill.outcome"); !maps.Equal(got, want) {
+			t.Errorf("claims: %v, want %v", got, want)
+		}
+	})
+}
