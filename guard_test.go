@@ -2,6 +2,7 @@ package oncemill_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -805,6 +806,47 @@ func TestGuard_AWaitWithoutAnEndAsksNowAndThen(t *testing.T) {
 		answertest.Want(t, err, oncemill.StatusBusy)
 		if n := store.claimed(); n < 15 || n > 40 {
 			t.Errorf("asked %d times in ten seconds", n)
+		}
+	})
+}
+
+// A call that has waited makes room for another, however often it has asked.
+func TestWaitLimit_IsOfCallsNotOfQuestions(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		limit := oncemill.NewWaitLimit(1)
+		for _, id := range []string{"a", "b", "c"} {
+			holder := abandonedClaim(t, store, id)
+			time.AfterFunc(3*time.Second, func() {
+				finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}
+				if err := dedupstore.SettleOne(t.Context(), store, holder, finish); err != nil {
+					t.Error(err)
+				}
+			})
+			c := call(id)
+			c.MaxWait, c.WaitLimit = time.Minute, limit
+			if res, err := g.Run(t.Context(), c, (&counter{}).run); err != nil || !res.Duplicate {
+				t.Errorf("%s: %+v, %v", id, res, err)
+			}
+		}
+	})
+}
+
+// A handler that ends because its claim is lost has no error of its own.
+func TestGuard_LostRunHasTheErrorOfItsHandler(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for _, own := range []error{nil, errDown} {
+			store := newStore(t)
+			store.extend = func(func() error) error { return dedupstore.ErrClaimLost }
+			_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), call("m1"),
+				func(ctx context.Context) (dedupstore.Outcome, error) {
+					<-ctx.Done()
+					return dedupstore.Outcome{}, cmp.Or(own, context.Cause(ctx))
+				})
+			if lost := answertest.Want(t, err, oncemill.StatusLost); lost.Handler != own { //nolint:errorlint // the very one
+				t.Errorf("the handler's error is %v, want %v", lost.Handler, own)
+			}
 		}
 	})
 }

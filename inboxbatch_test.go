@@ -244,3 +244,75 @@ func (e *endingInbox) InTx(
 			return settlements, err
 		})
 }
+
+// Runs of a batch that was rolled back keep their claims until they have run alone, and no longer.
+func TestStartBatch_OverAnInboxKeepsTheClaimsOfWhatRunsAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{Lease: 3 * time.Second, MaxAttempts: 1})
+		revoked, revoke := context.WithCancel(t.Context())
+		ends := make([]oncemill.Result, 2)
+		var ended sync.WaitGroup
+		ended.Add(2)
+		g.StartBatch(t.Context(), []oncemill.Call{call("revoked"), call("neighbour")},
+			[]context.Context{revoked, t.Context()}, func(ctx context.Context, which []int) []error {
+				if len(which) > 1 {
+					revoke()
+					<-ctx.Done()
+					return []error{ctx.Err(), ctx.Err()}
+				}
+				time.Sleep(10 * time.Second) // virtual
+				if until := inbox.records.look(t, "neighbour").Until; which[0] == 1 && !time.Now().Before(until) {
+					t.Errorf("its lease has ended at %v, and its handler runs", until)
+				}
+				return []error{ctx.Err()}
+			}, func(i int, res oncemill.Result, _ error) { ends[i] = res; ended.Done() })
+		ended.Wait()
+		if res := ends[1]; res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("the neighbour ended with %+v", res)
+		}
+		n := inbox.records.extension
+		time.Sleep(time.Hour) // virtual
+		if inbox.records.extension != n {
+			t.Errorf("leases were extended %d times after that", inbox.records.extension-n)
+		}
+		g.Close()
+	})
+}
+
+// The handler of a batch over an inbox ends when one of its claims is lost, and none is extended after it.
+func TestStartBatch_OverAnInboxEndsWithALostClaim(t *testing.T) {
+	for _, loses := range []bool{true, false} {
+		t.Run(fmt.Sprint(loses), func(t *testing.T) {
+			virtual(t, func(t *testing.T) { endsWithALostClaim(t, loses) })
+		})
+	}
+}
+
+func endsWithALostClaim(t *testing.T, loses bool) {
+	inbox := newInbox(t)
+	if loses {
+		inbox.records.extend = func(func() error) error { return dedupstore.ErrClaimLost }
+	}
+	g := newGuard(t, inbox, oncemill.Policy{Lease: 30 * time.Second})
+	batchOf(t, g, func(ctx context.Context, which []int) []error {
+		if len(which) == 1 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			wantError(t, context.Cause(ctx), oncemill.ErrClaimLost)
+		case <-time.After(61 * time.Second): // virtual
+		}
+		if lost := ctx.Err() != nil; lost != loses {
+			t.Errorf("the context has ended with %v", context.Cause(ctx))
+		}
+		return []error{ctx.Err(), ctx.Err()}
+	}, call("a"), call("b"))
+	n := inbox.records.extension
+	time.Sleep(time.Hour) // virtual
+	if inbox.records.extension != n {
+		t.Errorf("leases were extended %d times after that", inbox.records.extension-n)
+	}
+	g.Close()
+}

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -483,6 +484,86 @@ func TestStartBatch_LeaseOfAKeyThatAFailedTransactionWasGrantedBeginsWithIt(t *t
 		}, firstly("new"), firstly("known"))
 		if !ran {
 			t.Error("the known key did not run")
+		}
+	})
+}
+
+// An oddInbox begins no transaction of first runs, or returns no answers when all take part.
+type oddInbox struct {
+	*firstInbox
+	fails error
+}
+
+func (o oddInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if runs[0].First != nil && o.fails != nil {
+		return nil, o.fails
+	}
+	_, err := o.firstInbox.InTx(ctx, runs, work)
+	return nil, err
+}
+
+func TestFirst_TransactionThatDoesNotBeginOrHasNoAnswers(t *testing.T) {
+	for name, fails := range map[string]error{"does not begin": errDown, "no answers": nil} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				inbox := oddInbox{newFirstInbox(t), fails}
+				h := inbox.charging(t, nil)
+				res, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("m1"), h.run)
+				if err != nil || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("ended with %+v, %v", res, err)
+				}
+				h.want(t, 1)
+				inbox.effects(t, 1)
+			})
+		})
+	}
+}
+
+func TestFirst_EndedDeliveryBeginsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		ctx, end := context.WithCancelCause(t.Context())
+		end(errDown)
+		_, err := newGuard(t, inbox, oncemill.Policy{}).Run(ctx, firstly("m1"), inbox.charging(t, nil).run)
+		wantError(t, err, errDown)
+		inbox.effects(t, 0)
+	})
+}
+
+// A first run that has ended is not at work any more.
+func TestFirst_EndedRunIsNotNamed(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		log := &lines{level: slog.LevelWarn}
+		g := newGuard(t, inbox, oncemill.Policy{Logger: slog.New(log)})
+		if _, err := g.Run(t.Context(), firstly("m1"), inbox.charging(t, nil).run); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour) // virtual
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		if len(log.lines) > 0 {
+			t.Errorf("the log says %q", log.lines)
+		}
+	})
+}
+
+// After a batch of duplicates a guard claims first calls for a while, as after one duplicate.
+func TestFirst_BatchOfDuplicatesMakesWary(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		run := func(g *oncemill.Guard, calls ...oncemill.Call) {
+			batchOf(t, g, func(context.Context, []int) []error { return nil }, calls...)
+			g.Close()
+		}
+		run(newGuard(t, inbox, oncemill.Policy{}), firstly("a"), firstly("b"))
+		g := newGuard(t, inbox, oncemill.Policy{})
+		run(g, firstly("a"), firstly("b"))
+		before := inbox.firsts.Load()
+		if _, err := g.Run(t.Context(), firstly("c"), inbox.charging(t, nil).run); err != nil || inbox.firsts.Load() != before {
+			t.Errorf("%v, %d first runs without a claim", err, inbox.firsts.Load()-before)
 		}
 	})
 }

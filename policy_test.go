@@ -166,6 +166,21 @@ func TestIrreversible_UnmarkableRunIsGivenBack(t *testing.T) {
 	})
 }
 
+// A run that cannot be marked because its claim is lost has nothing to give back.
+func TestIrreversible_LostRunIsNotGivenBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.extend = func(func() error) error { return dedupstore.ErrClaimLost }
+		var h counter
+		_, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
+		answertest.Want(t, err, oncemill.StatusLost)
+		h.want(t, 0)
+		if len(store.settled) > 0 {
+			t.Errorf("it was settled with %+v", store.settled)
+		}
+	})
+}
+
 // Calls that start together claim nothing under their own keys either.
 func TestShadow_TouchesNothingOfCallsThatStartTogether(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -577,3 +577,53 @@ func TestGuard_PublishStepOfAQuickRunIsNotRenewedBeforeIt(t *testing.T) {
 		}
 	})
 }
+
+// A publish step that failed is due after the backoff, or, if it could not be shortened, after its lease.
+func TestGuard_FailedPublishSaysWhenItIsDue(t *testing.T) {
+	for name, c := range map[string]struct {
+		extend func(func() error) error
+		want   time.Duration
+	}{
+		"shortened":     {nil, 3 * time.Second},
+		"not shortened": {func(func() error) error { return errDown }, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				store.extend = c.extend
+				g := newGuard(t, store, oncemill.Policy{
+					Lease: 30 * time.Second, Backoff: oncemill.Backoff{Min: 3 * time.Second, Max: 3 * time.Second},
+				})
+				one := call("m1")
+				one.Publish = func(context.Context, []dedupstore.Produced) error { return errDown }
+				_, err := g.Run(t.Context(), one, (&counter{then: producing("o1")}).run)
+				if wait := answertest.Want(t, err, oncemill.StatusUnpublished).Wait; wait < c.want*3/4 || wait > c.want*5/4 {
+					t.Errorf("due in %v, want some %v", wait, c.want)
+				}
+				n := store.extension
+				time.Sleep(time.Hour) // virtual
+				if store.extension != n {
+					t.Errorf("its lease was extended %d times after that", store.extension-n)
+				}
+			})
+		})
+	}
+}
+
+// What was published is renewed no more.
+func TestGuard_PublishStepEndsItsHeartbeat(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		var p publisher
+		c := call("m1")
+		c.Publish = p.publish
+		if _, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), c, (&counter{then: producing("o1")}).run); err != nil {
+			t.Fatal(err)
+		}
+		n := store.extension
+		time.Sleep(time.Hour) // virtual
+		if store.extension != n {
+			t.Errorf("its lease was extended %d times after that", store.extension-n)
+		}
+	})
+}

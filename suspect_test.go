@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -214,6 +215,50 @@ func TestGuard_AWaitForATurnEndsWithTheDelivery(t *testing.T) {
 				t.Errorf("%s has %d attempts, want the 2 of before", id, n)
 			}
 		}
+	})
+}
+
+// What may not start any more does not, although its turn comes at the same time, and keeps no turn.
+func TestGuard_AStoppedSuspectDoesNotStartWhenItsTurnComes(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "stopped", "b")
+		g := newGuard(t, store, oncemill.Policy{})
+		stopping := make(chan struct{})
+		close(stopping)
+		stopped := call("stopped")
+		stopped.Stopping = stopping
+		for range 50 { // either may come first
+			var h counter
+			_, err := g.Run(t.Context(), stopped, h.run)
+			answertest.Want(t, err, oncemill.StatusNotDue)
+			h.want(t, 0)
+		}
+		if _, err := g.Run(t.Context(), call("b"), (&counter{}).run); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A suspect whose goroutine ends leaves its turn.
+func TestGuard_ATurnEndsWithItsGoroutine(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "a", "b")
+		g := newGuard(t, store, oncemill.Policy{})
+		exits := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			runtime.Goexit()
+			return dedupstore.Outcome{}, nil
+		}}
+		if err := started(t, g, []context.Context{t.Context()}, &exits, "a")[0]; err == nil {
+			t.Error("it has ended well")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := g.Run(ctx, call("b"), (&counter{}).run); err != nil {
+			t.Error(err)
+		}
+		g.Close()
 	})
 }
 

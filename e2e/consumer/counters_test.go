@@ -19,6 +19,7 @@ import (
 type flawed struct {
 	dedupstore.Store
 	claim, extend, settle func() error // nil: they work
+	reply                 func() error // to a claim that was applied
 }
 
 func (f *flawed) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
@@ -29,7 +30,13 @@ func (f *flawed) Claim(ctx context.Context, requests []dedupstore.Request) []ded
 			})
 		}
 	}
-	return f.Store.Claim(ctx, requests)
+	answers := f.Store.Claim(ctx, requests)
+	if f.reply != nil {
+		if err := f.reply(); err != nil {
+			answers[0] = dedupstore.ClaimResult{Err: err}
+		}
+	}
+	return answers
 }
 
 func (f *flawed) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
@@ -79,9 +86,10 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 	const claims, failures, takeovers, losses = "oncemill.claims", "oncemill.failures", "oncemill.lease.takeovers",
 		"oncemill.lease.losses"
 	const renewals, storeErrors, oversize = "oncemill.lease.renewals", "oncemill.store.errors", "oncemill.outputs.oversize"
+	const claimTimes = "oncemill.claim.duration"
 	by := map[string]string{
 		claims: "oncemill.outcome", failures: "oncemill.result", takeovers: "", losses: "", renewals: "oncemill.result",
-		storeErrors: "oncemill.store.operation", oversize: "",
+		storeErrors: "oncemill.store.operation", oversize: "", claimTimes: "oncemill.outcome",
 	}
 	type counts = map[string]map[string]int64
 	for name, c := range map[string]struct {
@@ -147,6 +155,17 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 			work: []oncemill.RunFunc{lasts(0)}, store: flawed{claim: times(3, boom)},
 			want: counts{claims: {"store_error": 1, "claimed": 1}, storeErrors: {"claim": 3}},
 		},
+		"a claim whose answer is lost": {
+			work: []oncemill.RunFunc{lasts(0)}, store: flawed{reply: times(1, boom)},
+			want: counts{
+				claims: {"store_error": 1, "claimed": 1}, storeErrors: {"claim": 1}, claimTimes: {"store_error": 1, "claimed": 1},
+			},
+		},
+		"a run that cannot be marked as started": {
+			policy: oncemill.Policy{ExpiredLease: oncemill.Park, Lease: time.Second}, work: []oncemill.RunFunc{lasts(0)},
+			store: flawed{extend: times(1<<30, boom)},
+			want:  counts{claims: {"claimed": 1}, storeErrors: {"extend": 1}},
+		},
 		"outputs that are too large": {
 			policy: oncemill.Policy{MaxProducedBytes: 1},
 			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
@@ -184,6 +203,9 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 					time.Sleep(time.Hour) // virtual
 				}
 				for metric, label := range by {
+					if c.want[metric] == nil && (metric == claimTimes || metric == renewals && c.store.extend != nil) {
+						continue
+					}
 					if got := counted(t, reader, metric, label); !maps.Equal(got, c.want[metric]) {
 						t.Errorf("%s: %v, want %v", metric, got, c.want[metric])
 					}
