@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -194,7 +195,8 @@ func (hanging) settleOne(ctx context.Context, _ dedupstore.Claim, _ dedupstore.S
 func TestGuard_HandlerIsCancelledWithTimeToSpare(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		g := newGuard(t, store, oncemill.Policy{})
+		log := &lines{level: slog.LevelError}
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(log)})
 		store.extend = func(func() error) error { return errDown }
 		start := time.Now()
 		var cancelled time.Duration
@@ -205,6 +207,9 @@ func TestGuard_HandlerIsCancelledWithTimeToSpare(t *testing.T) {
 		})
 		if err != nil || cancelled > 28500*time.Millisecond || cancelled < 15*time.Second {
 			t.Errorf("cancelled %v into a lease of 30s (%v), want before its end and after several tries", cancelled, err)
+		}
+		if len(log.attrs) != 1 || log.attrs[0]["error"] != errDown {
+			t.Errorf("the log says %v, want why it was cancelled", log.attrs)
 		}
 		if store.extension < 4 || store.extension > 10 {
 			t.Errorf("renewed %d times, want several tries with pauses between them", store.extension)

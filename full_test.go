@@ -106,7 +106,111 @@ func TestGuard_OutputsThatArePublishedFirstAndNotFinished(t *testing.T) {
 				_, err := g.Run(t.Context(), c, (&counter{then: producing("o1")}).run)
 				answertest.Want(t, err, want)
 				p.want(t, "o1")
+
+				res, err := g.Run(t.Context(), call("m2"), (&counter{then: producing("o2")}).run)
+				if err != nil || res.Publication == nil {
+					t.Fatalf("%+v, %v, want its publication", res, err)
+				}
+				answertest.Want(t, res.Publication.Done(), want)
 			})
 		})
 	}
+}
+
+// A publish step whose lease is lost, or cannot be renewed any more, publishes nothing.
+func TestGuard_PublishesNothingWithoutALease(t *testing.T) {
+	for name, c := range map[string]struct {
+		most    int // bytes of outputs in a record
+		refusal error
+		want    oncemill.Status
+	}{
+		"stored, lost":     {1 << 20, dedupstore.ErrClaimLost, oncemill.StatusLost},
+		"stored, away":     {1 << 20, errDown, oncemill.StatusUnpublished},
+		"not stored, lost": {1, dedupstore.ErrClaimLost, oncemill.StatusLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				began := time.Now()
+				store.settle = func(_ dedupstore.Settlement, apply func() error) error {
+					if time.Since(began) < 30*time.Second {
+						return errDown
+					}
+					return apply()
+				}
+				store.extend = func(func() error) error {
+					if time.Since(began) > 14*time.Second {
+						return c.refusal
+					}
+					return errDown
+				}
+				g := newGuard(t, store, oncemill.Policy{MaxProducedBytes: c.most, Lease: 40 * time.Second})
+				var p publisher
+				one := call("m1")
+				one.Publish = p.publish
+				_, err := g.Run(t.Context(), one, func(context.Context) (dedupstore.Outcome, error) {
+					time.Sleep(14*time.Second + time.Millisecond) // virtual
+					return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "o", Topic: "t", Payload: []byte("xx")}}}, nil
+				})
+				if got := answertest.Want(t, err, c.want); c.want == oncemill.StatusUnpublished && got.Wait != 40*time.Second {
+					t.Errorf("due in %v, want its whole lease", got.Wait)
+				}
+				p.want(t)
+			})
+		})
+	}
+}
+
+// A settlement that has nothing to leave out is sent to a full store again.
+func TestGuard_SettlesAFullStoreAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		fails := 0
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			if fails++; fails%3 != 0 {
+				return dedupstore.ErrFull
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{})
+		var p publisher
+		for id, then := range map[string]func(context.Context, int) (dedupstore.Outcome, error){
+			"a success": failing(nil), "a failure": failing(oncemill.Permanent(errDown)),
+		} {
+			c := call(id)
+			c.Publish = p.publish
+			if _, err := g.Run(t.Context(), c, (&counter{then: then}).run); err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+			if seen := store.look(t, id); seen.State != dedupstore.Finished {
+				t.Errorf("%s: the record is %+v", id, seen)
+			}
+		}
+		claimed(t, g, call("given back")).GiveBack(t.Context())
+		if seen := store.look(t, "given back"); seen.State != dedupstore.Retryable {
+			t.Errorf("what was given back is %+v", seen)
+		}
+	})
+}
+
+// A store may be away first, and full when it is back.
+func TestGuard_SettlesAStoreThatIsAwayAndThenFull(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		asked := 0
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			if asked++; asked == 1 {
+				return errDown
+			}
+			if r, releases := s.(dedupstore.Release); releases && r.Reason != "" {
+				return dedupstore.ErrFull
+			}
+			return apply()
+		}
+		_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), call("m1"), (&counter{then: failing(errDown)}).run)
+		answertest.Want(t, err, oncemill.StatusRetry)
+		if seen := store.look(t, "m1"); seen.State != dedupstore.Retryable {
+			t.Errorf("the record is %+v", seen)
+		}
+	})
 }

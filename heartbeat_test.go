@@ -232,11 +232,12 @@ func TestGuard_ContextOfAHandlerEndsWithItsRun(t *testing.T) {
 	for name, store := range map[string]func(t *testing.T) dedupstore.Store{
 		"leased": func(t *testing.T) dedupstore.Store { return newStore(t) },
 		"inbox":  func(t *testing.T) dedupstore.Store { return newInbox(t) },
+		"first":  func(t *testing.T) dedupstore.Store { return newFirstInbox(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				var kept context.Context
-				_, err := newGuard(t, store(t), oncemill.Policy{}).Run(t.Context(), call("m1"),
+				_, err := newGuard(t, store(t), oncemill.Policy{}).Run(t.Context(), firstly("m1"),
 					func(ctx context.Context) (dedupstore.Outcome, error) {
 						kept = ctx
 						return dedupstore.Outcome{}, ctx.Err()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -531,5 +532,57 @@ func TestInbox_AHandlerThatEndedItsTransactionAndFailedIsUnknown(t *testing.T) {
 		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
 			t.Errorf("%+v, %v: what was committed is committed again", res, err)
 		}
+	})
+}
+
+// A database without room has rolled the effects back: the message waits, and no attempt is counted.
+func TestInbox_FullDatabaseCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		full := true
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			return do(func(ctx context.Context) (dedupstore.Settlement, error) {
+				s, err := work(ctx)
+				if full {
+					return nil, fmt.Errorf("%w: commit", dedupstore.ErrFull)
+				}
+				return s, err
+			})
+		}
+		log := &lines{level: slog.LevelError}
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1, Logger: slog.New(log)})
+		h := inbox.charging(t, nil)
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		retry := answertest.Want(t, err, oncemill.StatusRetry)
+		if !retry.Uncounted || retry.Wait <= 0 || len(log.lines) != 1 {
+			t.Errorf("%+v, the log says %q; want a retry later, and one line", retry, log.lines)
+		}
+		inbox.effects(t, 0)
+		full = false
+		time.Sleep(retry.Wait)
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+// A store finds the database's error in that of a handler, by which it knows that it has to repeat the transaction.
+func TestInbox_ShowsTheStoreTheHandlersError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			err := do(work)
+			if !errors.Is(err, errSerialization) {
+				t.Errorf("the store got %v", err)
+			}
+			return err
+		}
+		g := newGuard(t, inbox, oncemill.Policy{})
+		if !g.Transacts() || newGuard(t, newStore(t), oncemill.Policy{}).Transacts() {
+			t.Error("only a guard over an inbox has transactions")
+		}
+		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, failing(fmt.Errorf("insert: %w", errSerialization))).run)
+		answertest.Want(t, err, oncemill.StatusRetry)
 	})
 }

@@ -560,10 +560,50 @@ func TestFirst_BatchOfDuplicatesMakesWary(t *testing.T) {
 		}
 		run(newGuard(t, inbox, oncemill.Policy{}), firstly("a"), firstly("b"))
 		g := newGuard(t, inbox, oncemill.Policy{})
+		asked := inbox.records.claimed()
 		run(g, firstly("a"), firstly("b"))
+		if n := inbox.records.claimed() - asked; n != 2 {
+			t.Errorf("two duplicates were asked for %d times", n)
+		}
 		before := inbox.firsts.Load()
 		if _, err := g.Run(t.Context(), firstly("c"), inbox.charging(t, nil).run); err != nil || inbox.firsts.Load() != before {
 			t.Errorf("%v, %d first runs without a claim", err, inbox.firsts.Load()-before)
+		}
+	})
+}
+
+// Calls of a batch come in their order, first ones and others.
+func TestFirst_BatchKeepsTheOrderOfItsCalls(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var seen shapes
+		g := newGuard(t, newFirstInbox(t), oncemill.Policy{})
+		batchOf(t, g, func(_ context.Context, calls []int) []error {
+			seen.note(calls)
+			return nil
+		}, firstly("a"), call("b"), firstly("c"), call("d"))
+		if len(seen.ran) != 1 || !slices.Equal(seen.ran[0], []int{0, 1, 2, 3}) {
+			t.Errorf("they ran as %v", seen.ran)
+		}
+		g.Close()
+	})
+}
+
+// A publish step after a first run has a lease that is renewed.
+func TestFirst_PublishStepKeepsItsLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		c := firstly("m1")
+		c.Publish = func(context.Context, []dedupstore.Produced) error {
+			time.Sleep(time.Minute) // virtual
+			if until := inbox.records.look(t, "m1").Until; !time.Now().Before(until) {
+				t.Errorf("its lease has ended at %v, and it publishes", until)
+			}
+			return nil
+		}
+		_, err := newGuard(t, inbox, oncemill.Policy{Lease: 10 * time.Second}).Run(t.Context(), c,
+			(&counter{then: producing("o1")}).run)
+		if err != nil || inbox.firsts.Load() != 1 {
+			t.Errorf("%v after %d first runs", err, inbox.firsts.Load())
 		}
 	})
 }

@@ -38,11 +38,32 @@ func TestHeartbeat_LooksAtNothingWithoutLeases(t *testing.T) {
 // The end of a host's name tells pods apart, and so it is what is kept.
 func TestHolder_KeepsTheEndOfALongName(t *testing.T) {
 	t.Parallel()
-	long := holder(strings.Repeat("x", 2*dedupstore.MaxHolder)+" pod-7\n", nil)
-	if len(long) != dedupstore.MaxHolder || !strings.Contains(long, "xpod-7:") {
+	long := holder(strings.Repeat("x", 2*dedupstore.MaxHolder)+"~ pod-7\n", nil)
+	if len(long) != dedupstore.MaxHolder || !strings.Contains(long, "x~pod-7:") {
 		t.Errorf("the holder is %q", long)
 	}
 	if short := holder("pod-7", nil); !strings.HasPrefix(short, "pod-7:") {
 		t.Errorf("the holder is %q", short)
+	}
+}
+
+// An earlier renewal may be answered after a later one.
+func TestLease_AnOlderRenewalShortensNothing(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := NewGuard(store, Policy{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	now := time.Now()
+	l := &lease{claim: &dedupstore.Claim{Lease: time.Minute}, renewing: 2, still: make(chan struct{})}
+	g.extended(l, now, nil)
+	g.extended(l, now.Add(-30*time.Second), nil)
+	if left := l.ends().Sub(now); left != time.Minute {
+		t.Errorf("it lasts for %v from the later one, want a minute", left)
 	}
 }

@@ -59,10 +59,14 @@ func TestPolicy_MaxRunKeepsASuccessThatComesLate(t *testing.T) {
 func TestPolicy_MaxRunIsNoInterruptionOfABatch(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{MaxRun: time.Second})
+		began := time.Now()
 		ends := together(t, g, func(ctx context.Context, _ []int) []error {
 			<-ctx.Done()
 			return []error{nil, ctx.Err()}
 		}, "m1", "m2")
+		if took := time.Since(began); took > 1200*time.Millisecond {
+			t.Errorf("a run of a second at most ended after %v", took)
+		}
 		if ends[0].Status != oncemill.StatusDone || ends[1].Status != oncemill.StatusRetry || ends[1].Uncounted {
 			t.Errorf("ended with %+v; want the second to have used an attempt up", ends)
 		}
@@ -118,17 +122,41 @@ func TestGuard_RunsThatHangAreNamed(t *testing.T) {
 }
 
 // A first run of an inbox has no claim that could be renewed.
-func TestPolicy_MaxRunBoundsFirstRuns(t *testing.T) {
+func TestPolicy_MaxRunBoundsFirstRuns(t *testing.T) { boundsRunsOfAnInbox(t, firstly("m1"), 1) }
+
+func TestPolicy_MaxRunBoundsClaimedRunsOfAnInbox(t *testing.T) { boundsRunsOfAnInbox(t, call("m1"), 0) }
+
+func boundsRunsOfAnInbox(t *testing.T, c oncemill.Call, firsts int64) {
 	virtual(t, func(t *testing.T) {
 		inbox := newFirstInbox(t)
 		g := newGuard(t, inbox, oncemill.Policy{MaxRun: 20 * time.Second})
-		_, err := g.Run(t.Context(), firstly("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		_, err := g.Run(t.Context(), c, func(ctx context.Context) (dedupstore.Outcome, error) {
 			<-ctx.Done()
 			return dedupstore.Outcome{}, context.Cause(ctx)
 		})
 		retry, failed := answertest.Is(err, oncemill.StatusRetry)
-		if !failed || retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) || inbox.firsts.Load() != 1 {
+		if !failed || retry.Uncounted || !errors.Is(err, oncemill.ErrMaxRun) || inbox.firsts.Load() != firsts {
 			t.Errorf("after %d first runs: %v, want an attempt that names ErrMaxRun", inbox.firsts.Load(), err)
 		}
+	})
+}
+
+// The wait for a transaction is none of the handler's time.
+func TestPolicy_MaxRunCountsNoWaitForATransaction(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			time.Sleep(time.Minute) // virtual
+			return do(work)
+		}
+		g := newGuard(t, inbox, oncemill.Policy{MaxRun: 20 * time.Second})
+		h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			time.Sleep(10 * time.Second) // virtual
+			return dedupstore.Outcome{}, ctx.Err()
+		})
+		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
+			t.Error(err)
+		}
+		inbox.effects(t, 1)
 	})
 }

@@ -227,6 +227,25 @@ func TestAhead_GivenBackIsPublishedSoon(t *testing.T) {
 	})
 }
 
+// A full store may have no room for the reason of a release.
+func TestAhead_GivenBackToAFullStore(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			if r, releases := s.(dedupstore.Release); releases && r.Reason != "" {
+				return dedupstore.ErrFull
+			}
+			return apply()
+		}
+		log := &lines{level: slog.LevelWarn}
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(log)})
+		claimed(t, g, call("m1")).GiveBack(t.Context())
+		if seen := store.look(t, "m1"); seen.State != dedupstore.Retryable || len(log.lines) > 0 {
+			t.Errorf("the record is %+v, the log says %q", seen, log.lines)
+		}
+	})
+}
+
 // Of a failure Begin tells the end before it returns.
 func TestAhead_BeginTellsWhatIsNotStoredWithOthersAtOnce(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -572,3 +572,39 @@ func TestStep_InAStepIsRememberedAsLong(t *testing.T) {
 		}
 	})
 }
+
+// The record of a step may say that it has failed, or that nobody knows, when somebody else has decided that.
+func TestStep_OutcomeThatSomebodyElseDecidedIsTheMessages(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy oncemill.Policy
+		step   dedupstore.Kind
+		want   dedupstore.Kind
+	}{
+		"failed":           {oncemill.Policy{}, dedupstore.Failed, dedupstore.Failed},
+		"unknown":          {oncemill.Policy{}, dedupstore.Unknown, dedupstore.Failed},
+		"failed, parking":  {oncemill.Irreversible(), dedupstore.Failed, dedupstore.Failed},
+		"unknown, parking": {oncemill.Irreversible(), dedupstore.Unknown, dedupstore.Unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				claim := abandonedClaim(t, store, "m1", func(r *dedupstore.Request) { r.Key.Handler += "/step=pay" })
+				finish := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: c.step, Reason: "r"}}
+				if err := dedupstore.SettleOne(t.Context(), store, claim, finish); err != nil {
+					t.Fatal(err)
+				}
+				res, err := newGuard(t, store, c.policy).Run(t.Context(), call("m1"),
+					func(ctx context.Context) (dedupstore.Outcome, error) {
+						_, err := oncemill.Step(ctx, "pay", func(context.Context) (int, error) {
+							t.Error("the step runs")
+							return 0, nil
+						})
+						return dedupstore.Outcome{}, err
+					})
+				if err != nil || res.Outcome.Kind != c.want {
+					t.Errorf("ended with %+v, %v, want %s", res, err, c.want)
+				}
+			})
+		})
+	}
+}

@@ -97,6 +97,7 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 		policy  oncemill.Policy
 		store   flawed
 		work    []oncemill.RunFunc // of one message
+		publish func() error       // set: a failure has a dead letter
 		want    counts
 	}{
 		"a success and its duplicate": {
@@ -166,6 +167,14 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 			store: flawed{extend: times(1<<30, boom)},
 			want:  counts{claims: {"claimed": 1}, storeErrors: {"extend": 1}},
 		},
+		"a settlement that is refused": {
+			work: []oncemill.RunFunc{fails(boom)}, store: flawed{settle: times(1, dedupstore.ErrClaimLost)},
+			want: counts{claims: {"claimed": 1}, losses: {"": 1}},
+		},
+		"a dead letter that is published late": {
+			work: []oncemill.RunFunc{fails(oncemill.Permanent(boom)), lasts(0)}, publish: times(1, boom),
+			want: counts{claims: {"claimed": 1, "publish_only": 1}, failures: {"permanent": 1}, renewals: {"ok": 1}},
+		},
 		"outputs that are too large": {
 			policy: oncemill.Policy{MaxProducedBytes: 1},
 			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
@@ -189,6 +198,12 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 					Key:     dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"},
 					MaxWait: time.Minute,
 					Publish: func(context.Context, []dedupstore.Produced) error { return nil },
+				}
+				if c.publish != nil {
+					call.Publish = func(context.Context, []dedupstore.Produced) error { return c.publish() }
+					call.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
+						return []dedupstore.Produced{{ID: "letter", Topic: "dead"}}
+					}
 				}
 				if c.crashed {
 					dead := crashed
