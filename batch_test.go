@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,9 @@ func TestStartBatch_IrreversibleBatchesAreNotRepeated(t *testing.T) {
 					res, err := g.Run(t.Context(), c, (&counter{}).run)
 					if err != nil || res.Outcome.Kind != dedupstore.Unknown {
 						t.Errorf("%s is %+v, %v, want unknown", id, res, err)
+					}
+					if name == "one without" && !strings.Contains(res.Outcome.Reason, "boom") {
+						t.Errorf("the reason is %q, without what the handler returned", res.Outcome.Reason)
 					}
 				}
 			})

@@ -186,6 +186,24 @@ func TestGuard_SettlesAFullStoreAgain(t *testing.T) {
 				t.Errorf("%s: the record is %+v", id, seen)
 			}
 		}
+		c := call("outputs")
+		c.Publish = p.publish
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			if _, publishes := s.(dedupstore.Published); !publishes {
+				return apply()
+			}
+			if fails++; fails%3 != 0 {
+				return dedupstore.ErrFull
+			}
+			return apply()
+		}
+		fails = 0
+		if _, err := g.Run(t.Context(), c, (&counter{then: producing("o1")}).run); err != nil {
+			t.Error(err)
+		}
+		if seen := store.look(t, "outputs"); seen.State != dedupstore.Finished {
+			t.Errorf("what was published is %+v", seen)
+		}
 		claimed(t, g, call("given back")).GiveBack(t.Context())
 		if seen := store.look(t, "given back"); seen.State != dedupstore.Retryable {
 			t.Errorf("what was given back is %+v", seen)

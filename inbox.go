@@ -126,8 +126,6 @@ func (r *run) firstUncommitted(ctx context.Context, w *transacted, err error) *e
 	case next == toRun:
 		r.guard.heartbeat.remove(&r.lease)
 		return r.uncommitted(ctx, w, err)
-	case next == toBypass:
-		return r.bypass(ctx)
 	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
 		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}})
 	default:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -315,4 +316,57 @@ func endsWithALostClaim(t *testing.T, loses bool) {
 		t.Errorf("leases were extended %d times after that", inbox.records.extension-n)
 	}
 	g.Close()
+}
+
+// A batch over an inbox that was told to end because its leases could not be renewed is attempted again, call by call,
+// when they can.
+func TestStartBatch_OverAnInboxThatWasCutRunsAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		var away atomic.Bool
+		away.Store(true)
+		inbox.records.extend = func(apply func() error) error {
+			if away.Load() {
+				return errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, inbox, oncemill.Policy{Lease: 30 * time.Second})
+		ends := batchOf(t, g, func(ctx context.Context, which []int) []error {
+			if len(which) > 1 {
+				<-ctx.Done()
+				away.Store(false)
+				return []error{ctx.Err(), ctx.Err()}
+			}
+			time.Sleep(time.Second) // virtual
+			return []error{ctx.Err()}
+		}, call("a"), call("b"))
+		for i, res := range ends {
+			if res.Outcome.Kind != dedupstore.Succeeded {
+				t.Errorf("call %d ended with %+v", i, res)
+			}
+		}
+		g.Close()
+	})
+}
+
+// Records of an inbox say how long runs took, alone and in a batch, that succeed and that fail.
+func TestInbox_RecordsSayHowLongRunsTook(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		batchOf(t, g, func(context.Context, []int) []error { time.Sleep(time.Minute); return nil }, call("a"), call("b"))
+		for id, err := range map[string]error{"alone": nil, "failed": oncemill.Permanent(errRefused)} {
+			_, _ = g.Run(t.Context(), call(id), func(context.Context) (dedupstore.Outcome, error) {
+				time.Sleep(time.Minute) // virtual
+				return dedupstore.Outcome{}, err
+			})
+		}
+		for _, id := range []string{"a", "b", "alone", "failed"} {
+			if seen := inbox.records.look(t, id); seen.Ended.Sub(seen.Claimed) != time.Minute {
+				t.Errorf("%s began %v, and ended %v", id, seen.Claimed, seen.Ended)
+			}
+		}
+		g.Close()
+	})
 }

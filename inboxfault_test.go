@@ -461,8 +461,8 @@ func TestInbox_AtMostOnceTheHandlerIsNotCalledAgainByTheDatabase(t *testing.T) {
 		}
 		h := inbox.charging(t, nil)
 		res, err := g.Run(t.Context(), call("m1"), h.run)
-		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
-			t.Errorf("%+v, %v; want it parked", res, err)
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown || !strings.Contains(res.Outcome.Reason, "must not run again") {
+			t.Errorf("%+v, %v; want it parked, and why", res, err)
 		}
 		h.want(t, 1)
 		inbox.effects(t, 0)
@@ -558,8 +558,13 @@ func TestInbox_FullDatabaseCostsNoAttempt(t *testing.T) {
 			t.Errorf("%+v, the log says %q; want a retry later, and one line", retry, log.lines)
 		}
 		inbox.effects(t, 0)
-		full = false
 		time.Sleep(retry.Wait)
+		works := inbox.inTx
+		inbox.inTx = func(txWork, func(txWork) error) error { return dedupstore.ErrFull }
+		_, err = g.Run(t.Context(), call("m1"), h.run) // the transaction does not begin
+		answertest.Want(t, err, oncemill.StatusStoreDown)
+		h.want(t, 1)
+		inbox.inTx, full = works, false
 		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 {
 			t.Errorf("%+v, %v", res, err)
 		}
@@ -573,7 +578,7 @@ func TestInbox_ShowsTheStoreTheHandlersError(t *testing.T) {
 		inbox := newInbox(t)
 		inbox.inTx = func(work txWork, do func(txWork) error) error {
 			err := do(work)
-			if !errors.Is(err, errSerialization) {
+			if !errors.Is(err, errSerialization) || err.Error() != "insert: "+errSerialization.Error() {
 				t.Errorf("the store got %v", err)
 			}
 			return err

@@ -607,3 +607,83 @@ func TestFirst_PublishStepKeepsItsLease(t *testing.T) {
 		}
 	})
 }
+
+// The claim for the settlement of a first run that failed is extended no more when that is stored.
+func TestFirst_SettledFailureIsNotExtended(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		_, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("m1"), inbox.charging(t, failing(errRefused)).run)
+		answertest.Want(t, err, oncemill.StatusRetry)
+		time.Sleep(time.Hour) // virtual
+		if n := inbox.records.extension; n > 0 {
+			t.Errorf("it was extended %d times", n)
+		}
+	})
+}
+
+// A failure that cannot be claimed for as long as a lease is not recorded, however long its delivery may wait.
+func TestFirst_UnrecordedFailureIsSaidInTime(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		c := firstly("m1")
+		c.MaxWait = time.Hour
+		began := time.Now()
+		_, err := newGuard(t, inbox, oncemill.Policy{Lease: 30 * time.Second}).Run(t.Context(), c,
+			inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+				inbox.records.down.Store(true)
+				return dedupstore.Outcome{}, errRefused
+			}).run)
+		unrecorded := answertest.Want(t, err, oncemill.StatusUnrecorded)
+		if took := time.Since(began); unrecorded.Handler == nil || took > time.Minute {
+			t.Errorf("%+v after %v", unrecorded, took)
+		}
+	})
+}
+
+// Where the store is down, a first call waits for it as any other does.
+func TestFirst_WaitsForAStoreThatIsDown(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		inbox.records.down.Store(true)
+		for i := range 100 {
+			_, err := g.Run(t.Context(), call(fmt.Sprint(i)), (&counter{}).run)
+			answertest.Want(t, err, oncemill.StatusStoreDown)
+			time.Sleep(100 * time.Millisecond) // virtual
+		}
+		firsts := inbox.firsts.Load()
+		_, err := g.Run(t.Context(), firstly("m1"), (&counter{}).run)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
+		if inbox.firsts.Load() != firsts {
+			t.Error("it has begun a transaction")
+		}
+	})
+}
+
+// MaxRun bounds a batch of first runs, which is not at work any more when it has ended.
+func TestFirst_BatchIsBoundedAndEnds(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		log := &lines{level: slog.LevelWarn}
+		g := newGuard(t, inbox, oncemill.Policy{MaxRun: 20 * time.Second, Logger: slog.New(log)})
+		batchOf(t, g, func(ctx context.Context, calls []int) []error {
+			if len(calls) > 1 {
+				select {
+				case <-ctx.Done():
+					wantError(t, context.Cause(ctx), oncemill.ErrMaxRun)
+				case <-time.After(time.Minute): // virtual
+					t.Error("it goes on after a minute")
+				}
+			}
+			return nil
+		}, firstly("a"), firstly("b"))
+		n := len(log.lines)
+		time.Sleep(time.Hour) // virtual
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		if len(log.lines) > n {
+			t.Errorf("the log names runs that have ended: %q", log.lines[n:])
+		}
+		g.Close()
+	})
+}

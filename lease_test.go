@@ -67,3 +67,59 @@ func TestLease_AnOlderRenewalShortensNothing(t *testing.T) {
 		t.Errorf("it lasts for %v from the later one, want a minute", left)
 	}
 }
+
+func TestHeartbeat_ForgetsALeaseAmongOthers(t *testing.T) {
+	t.Parallel()
+	h := &heartbeat{guard: &Guard{}, every: time.Hour}
+	leases := [4]lease{}
+	for i := range leases {
+		h.add(&leases[i])
+	}
+	for _, gone := range []int{1, 3, 0} { // in the middle, the newest, the oldest
+		h.remove(&leases[gone])
+	}
+	if h.first != &leases[2] || h.first.next != nil || h.first.prev != nil || h.leases != 1 {
+		t.Errorf("it keeps %d leases, from %p to %p", h.leases, h.first, h.first.next)
+	}
+	if h.remove(&leases[2]); h.timer.Stop() {
+		t.Error("it will look at nothing")
+	}
+}
+
+// Before its handler starts, a lease that could not be renewed in time may still be. Afterwards the handler was told.
+func TestLease_RenewalUndoesACutThatNobodyWasToldOf(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := NewGuard(store, Policy{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for _, told := range []bool{false, true} {
+		now := time.Now()
+		l := &lease{claim: &dedupstore.Claim{Lease: time.Minute}, deadline: now, renewal: now.Add(time.Hour)}
+		if told {
+			l.handler = cancelFunc(func(error) {})
+		}
+		if _, cut := l.due(now); !cut {
+			t.Fatal("a lease that ends now is not cut")
+		}
+		l.renewing, l.still = 1, make(chan struct{})
+		if g.extended(l, now, nil); l.wasCancelled() != told {
+			t.Errorf("its handler was told: %v; it counts as cancelled: %v", told, l.wasCancelled())
+		}
+	}
+}
+
+// A handler whose lease was cut while its context was made is told at once.
+func TestLease_ThatIsCutCancelsWorkThatBegins(t *testing.T) {
+	t.Parallel()
+	var cause error
+	l := &lease{cancelled: true}
+	if l.workUnder(cancelFunc(func(err error) { cause = err })); cause != ErrClaimLost { //nolint:errorlint // itself
+		t.Errorf("it was cancelled with %v", cause)
+	}
+}

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"github.com/oncemill/oncemill/internal/answertest"
 	"log/slog"
 	"strings"
 	"sync"
@@ -113,6 +114,22 @@ func TestGuard_SaysNothingOfSuccessesAboveLevelDebug(t *testing.T) {
 		}
 		if len(log.lines) > 0 {
 			t.Errorf("lines %q, want none", log.lines)
+		}
+	})
+}
+
+// A store that does not answer refuses nothing.
+func TestGuard_SaysOfRefusalsOnlyThatTheyAreOnes(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		log := &lines{level: slog.LevelWarn}
+		store := newStore(t)
+		store.down.Store(true)
+		_, err := newGuard(t, store, oncemill.Policy{Logger: slog.New(log)}).Run(t.Context(), call("m1"), new(counter).run)
+		answertest.Want(t, err, oncemill.StatusStoreDown)
+		for _, line := range log.lines {
+			if strings.Contains(line, "refuses") {
+				t.Errorf("the log says %q", line)
+			}
 		}
 	})
 }

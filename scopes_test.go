@@ -136,6 +136,13 @@ func TestGuard_NotesFirstRunsOfAnInboxToo(t *testing.T) {
 			t.Fatalf("%v, %d first runs", err, inbox.firsts.Load())
 		}
 		r.wants(t, 0, 1)
+
+		r = newRegistry(t)
+		inbox = rememberingInbox{newFirstInbox(t), r}
+		batch := newGuard(t, inbox, oncemill.Policy{})
+		batchOf(t, batch, func(context.Context, []int) []error { return nil }, firstly("1"), firstly("2"))
+		batch.Close()
+		r.wants(t, 0, 1)
 	})
 }
 

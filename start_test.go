@@ -246,6 +246,23 @@ func TestAhead_GivenBackToAFullStore(t *testing.T) {
 	})
 }
 
+// The log says which claims could not be given back, and nothing of those that others have taken.
+func TestAhead_SaysWhatIsNotGivenBack(t *testing.T) {
+	for err, want := range map[error]int{errDown: 1, dedupstore.ErrClaimLost: 0} {
+		t.Run(err.Error(), func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				store.settle = func(dedupstore.Settlement, func() error) error { return err }
+				log := &lines{level: slog.LevelWarn}
+				claimed(t, newGuard(t, store, oncemill.Policy{Logger: slog.New(log)}), call("m1")).GiveBack(t.Context())
+				if len(log.lines) != want {
+					t.Errorf("the log says %q, want %d lines", log.lines, want)
+				}
+			})
+		})
+	}
+}
+
 // Of a failure Begin tells the end before it returns.
 func TestAhead_BeginTellsWhatIsNotStoredWithOthersAtOnce(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -227,6 +227,9 @@ func TestStep_UnknownIsTheMessagesUntilSomebodyDecides(t *testing.T) {
 			c.Rerun = f.Fence
 		}
 		s.want(t, 1, 1, 1) // the rerun of the message is none of the step
+		if seen := store.lookAt(t, stepKey("a", "mail")); seen.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("the record of the step is %+v", seen)
+		}
 		decided := dedupstore.Complete{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(`"P1"`)}}
 		step := store.lookAt(t, stepKey("a", "mail"))
 		if err := store.Store.(dedupstore.Inspector).Change(t.Context(), step, decided); err != nil {
@@ -539,8 +542,9 @@ func TestStep_OfOtherContentIsAnError(t *testing.T) {
 			t.Errorf("the same content: %q, %v", got, err)
 		}
 		time.Sleep(time.Hour + time.Minute)
-		if got, err := run("second"); err == nil {
-			t.Errorf("other content got %q", got)
+		got, err := run("second")
+		if failed := answertest.Want(t, err, oncemill.StatusDone); failed.Outcome.Kind != dedupstore.Failed {
+			t.Errorf("other content got %q, and ended with %+v: no retry mends that", got, failed)
 		}
 	})
 }
@@ -607,4 +611,20 @@ func TestStep_OutcomeThatSomebodyElseDecidedIsTheMessages(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The error of a step is the handler's own, with the step's name before it.
+func TestStep_NamesTheStepInItsError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Irreversible())
+		for id, cause := range map[string]error{"a": errors.New("declined"), "b": oncemill.Permanent(errors.New("declined"))} {
+			_, _ = g.Run(t.Context(), call(id), func(ctx context.Context) (dedupstore.Outcome, error) {
+				_, err := oncemill.Step(ctx, "pay", func(context.Context) (int, error) { return 1, cause })
+				if want := `step "pay": ` + cause.Error(); err == nil || err.Error() != want {
+					t.Errorf("the error is %q, want %q", err, want)
+				}
+				return dedupstore.Outcome{}, err
+			})
+		}
+	})
 }

@@ -240,6 +240,33 @@ func TestGuard_AStoppedSuspectDoesNotStartWhenItsTurnComes(t *testing.T) {
 	})
 }
 
+// The wait for a turn is none for the key: that may be busy afterwards, for as long as the call may wait.
+func TestGuard_AWaitForATurnIsNoneForTheKey(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "a", "b")
+		s := newScene(t, store)
+		s.run(t.Context(), call("a"))
+		waits := call("b")
+		waits.MaxWait = 10 * time.Second
+		s.run(t.Context(), waits)
+		time.Sleep(time.Minute) // virtual
+		holder := abandonedClaim(t, store, "b")
+		time.AfterFunc(5*time.Second, func() {
+			finish := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}
+			if err := dedupstore.SettleOne(t.Context(), store, holder, finish); err != nil {
+				t.Error(err)
+			}
+		})
+		s.leave <- struct{}{}
+		for range 2 {
+			if err := <-s.ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // A suspect whose goroutine ends leaves its turn.
 func TestGuard_ATurnEndsWithItsGoroutine(t *testing.T) {
 	virtual(t, func(t *testing.T) {

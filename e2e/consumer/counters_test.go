@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/internal/consumertest"
 )
 
@@ -175,6 +177,20 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 			work: []oncemill.RunFunc{fails(oncemill.Permanent(boom)), lasts(0)}, publish: times(1, boom),
 			want: counts{claims: {"claimed": 1, "publish_only": 1}, failures: {"permanent": 1}, renewals: {"ok": 1}},
 		},
+		"outputs for which there is no room": {
+			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "o", Topic: "t"}}}, nil
+			}},
+			store: flawed{settle: times(1, dedupstore.ErrFull)},
+			want:  counts{claims: {"claimed": 1}, storeErrors: {"settle": 1}},
+		},
+		"a result for which there is no room": {
+			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{Result: []byte("long")}, nil
+			}},
+			store: flawed{settle: times(1, dedupstore.ErrFull)},
+			want:  counts{claims: {"claimed": 1}, storeErrors: {"settle": 1}},
+		},
 		"outputs that are too large": {
 			policy: oncemill.Policy{MaxProducedBytes: 1},
 			work: []oncemill.RunFunc{func(context.Context) (dedupstore.Outcome, error) {
@@ -216,6 +232,11 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 				for _, work := range c.work {
 					_, _ = guard.Run(t.Context(), call, work)
 					time.Sleep(time.Hour) // virtual
+				}
+				for kind := range counted(t, reader, storeErrors, "error.type") {
+					if full := strings.Contains(name, "no room"); full != (kind == "full") {
+						t.Errorf("the store's error counts as %q", kind)
+					}
 				}
 				for metric, label := range by {
 					if c.want[metric] == nil && (metric == claimTimes || metric == renewals && c.store.extend != nil) {
@@ -267,4 +288,60 @@ func TestGuard_CountsAWaitOnce(t *testing.T) {
 			t.Errorf("claims: %v, want %v", got, want)
 		}
 	})
+}
+
+// A failing inbox does not begin a transaction, or does not commit it.
+type failing struct {
+	*storetest.MemoryInbox
+	begins bool
+	err    error
+}
+
+func (f failing) InTx(ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork) ([]dedupstore.Answer, error) {
+	if !f.begins {
+		return nil, f.err
+	}
+	return f.MemoryInbox.InTx(ctx, runs, func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+		if _, err := work(ctx, claims); err != nil {
+			return nil, err
+		}
+		return nil, f.err
+	})
+}
+
+func TestGuard_CountsWhatAnInboxRefuses(t *testing.T) {
+	down := errors.New("down")
+	for name, c := range map[string]struct {
+		begins bool
+		err    error
+		want   string
+	}{
+		"no beginning": {false, down, "begin"},
+		"no room":      {true, dedupstore.ErrFull, "settle"},
+		"no known end": {true, &dedupstore.UndecidedError{Err: down}, "settle"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			consumertest.Virtual(t, func(t *testing.T) {
+				reader := sdkmetric.NewManualReader()
+				guard, err := oncemill.NewGuard(failing{storetest.NewMemoryInbox(newStore(t)), c.begins, c.err}, oncemill.Policy{
+					Logger:    slog.New(slog.DiscardHandler),
+					Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer guard.Close()
+				call := oncemill.Call{Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"}}
+				if _, err := guard.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
+					return dedupstore.Outcome{}, nil
+				}); err == nil {
+					t.Error("it ended well")
+				}
+				want := map[string]int64{c.want: 1}
+				if got := counted(t, reader, "oncemill.store.errors", "oncemill.store.operation"); !maps.Equal(got, want) {
+					t.Errorf("store errors: %v, want %v", got, want)
+				}
+			})
+		})
+	}
 }
