@@ -81,12 +81,14 @@ func luaRest(text string) string {
 	return strings.TrimSpace(line[:min(len(line), 40)])
 }
 
-// number tells mutants with the same key apart by their order.
+// number tells mutants apart that would have the same key.
 func number(mutants []*mutant) []*mutant {
 	seen := map[string]int{}
 	for _, m := range mutants {
-		m.nth = seen[m.key()]
-		seen[m.key()]++
+		key := m.key()
+		if seen[key]++; seen[key] > 1 {
+			m.what += fmt.Sprintf(" #%d", seen[key])
+		}
 	}
 	return mutants
 }

@@ -84,7 +84,8 @@ func TestTry(t *testing.T) {
 		}
 		text := strings.Join(wrong, "\n")
 		for _, part := range []string{
-			"no such mutant any more: p.go: gone", "println()", "not covered", "is in equal.txt, and killed by --- FAIL: TestLate",
+			"no such mutant any more: p.go: gone", "println()", "not covered",
+			"is in equal.txt, and killed by --- FAIL: TestLate",
 		} {
 			if !strings.Contains(text, part) {
 				t.Errorf("%q is not in\n%s", part, text)
@@ -140,7 +141,8 @@ end
 	for _, m := range mutants {
 		got = append(got, m.what)
 	}
-	want := "negate `a == 'x < y'`|negate `b <= 2 and c ~= 3`|<= is < before `2 and`|and is or before ``|~= is == before `3 then`"
+	want := "negate `a == 'x < y'`|negate `b <= 2 and c ~= 3`|<= is < before `2 and`|and is or before ``|" +
+		"~= is == before `3 then`"
 	if strings.Join(got, "|") != want {
 		t.Errorf("got\n%s, want\n%s", strings.Join(got, "|"), want)
 	}

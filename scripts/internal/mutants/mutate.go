@@ -26,13 +26,12 @@ type mutant struct {
 	number int    // of the line
 	line   string
 	what   string
-	nth    int      // of those with the same key
 	env    []string // what switches it on
 }
 
 func (m *mutant) key() string { return m.file + ": " + m.line + "\n\t" + m.what }
 
-func (m *mutant) name() string { return fmt.Sprintf("%s: %s: %s: %d", m.file, m.line, m.what, m.nth) }
+func (m *mutant) name() string { return strings.Replace(m.key(), "\n\t", ": ", 1) }
 
 // A mutator writes a package in which every mutant is there and one may be on, so that it compiles once. The text keeps
 // its lines.

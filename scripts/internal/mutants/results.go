@@ -36,11 +36,6 @@ func openResults(path, sum string, again bool) (*results, error) {
 	return r, err
 }
 
-func (r *results) get(m *mutant) (by string, ok bool) {
-	by, ok = r.before[m.name()]
-	return by, ok
-}
-
 func (r *results) put(m *mutant, by string) {
 	fmt.Fprintf(r.file, "%s\t%s\n", m.name(), strings.Join(strings.Fields(by), " "))
 }

@@ -22,6 +22,7 @@ import (
 type program struct {
 	path, dir string
 	args      []string
+	starts    time.Duration // what it takes without a test
 	tests     []*test
 }
 
@@ -36,12 +37,13 @@ type test struct {
 func build(root, work string, changed map[string]string, s suite) (*program, string, error) {
 	replaced := map[string]string{}
 	for path, text := range changed {
-		replaced[path] = filepath.Join(work, filepath.Base(path))
+		replaced[path] = filepath.Join(work, filepath.Base(path)+".txt") // not .go: it would be a package of its own
 		if err := os.WriteFile(replaced[path], []byte(text), 0o600); err != nil {
 			return nil, "", err
 		}
 	}
-	overlay, binary := filepath.Join(work, "overlay.json"), filepath.Join(work, strings.ReplaceAll(s.dir, "/", "_")+".test")
+	overlay := filepath.Join(work, "overlay.json")
+	binary := filepath.Join(work, strings.ReplaceAll(s.dir, "/", "_")+".test")
 	text, _ := json.Marshal(map[string]any{"Replace": replaced})
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return nil, "", err
@@ -56,8 +58,8 @@ func build(root, work string, changed map[string]string, s suite) (*program, str
 	return &program{path: binary, dir: filepath.Join(root, s.dir), args: s.args}, hex.EncodeToString(sum[:]), err
 }
 
-// trace runs each test alone, and notes which mutants it reaches, if that can be traced. Tests that fail are left out: some count the
-// allocations of code that has no mutants in it.
+// trace runs each test alone, and notes which mutants it reaches, if that can be traced. Tests that fail are left out:
+// some count the allocations of code that has no mutants in it.
 func (p *program) trace(work, skip string, traced bool) error {
 	list, err := exec.Command(p.path, "-test.list", ".").Output()
 	if err != nil {
@@ -95,35 +97,32 @@ func (p *program) trace(work, skip string, traced bool) error {
 		}
 	}
 	slices.SortFunc(p.tests, func(a, b *test) int { return cmp.Compare(a.took, b.took) })
+	if len(p.tests) == 0 {
+		return fmt.Errorf("%s: no test passes", p.dir)
+	}
+	p.starts = p.tests[0].took
 	return nil
 }
 
 // kill runs the tests that reach a mutant, the quick ones first. It returns what killed it.
 func (p *program) kill(m *mutant) (by string, reached bool) {
 	var names []string
-	var sum time.Duration
-	now := func() bool {
-		if by == "" && len(names) > 0 {
-			reached = true
-			if out, ok := p.run(names, 10*time.Second+5*sum, m.env...); !ok {
-				by = firstFailure(out)
-			}
+	var sum time.Duration // of what the tests take
+	enough := 300 * time.Millisecond
+	for i, t := range p.tests {
+		if t.reaches == nil || t.reaches[m.id] {
+			names, sum = append(names, t.name), sum+t.took-p.starts
 		}
-		names = nil
-		return by != ""
-	}
-	quick := 300 * time.Millisecond
-	for _, t := range p.tests {
-		if t.reaches != nil && !t.reaches[m.id] {
+		if len(names) == 0 || sum < enough && i < len(p.tests)-1 {
 			continue
 		}
-		if sum < quick && sum+t.took >= quick && now() {
-			return by, true
+		reached = true
+		if out, ok := p.run(names, 10*time.Second+5*(p.starts+sum), m.env...); !ok {
+			return firstFailure(out), true
 		}
-		names, sum = append(names, t.name), sum+t.took
+		names, enough = nil, 5*sum
 	}
-	now()
-	return by, reached
+	return "", reached
 }
 
 // run reports whether the tests pass in time. It ends the processes that they started, too.
