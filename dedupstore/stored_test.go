@@ -105,8 +105,8 @@ func TestStored_AnswersClaimsInTheOrderOfTheContract(t *testing.T) {
 		"not due": {
 			[]storedOp{claimed(first), settled(dedupstore.Release{Delay: time.Hour})},
 			other, false, dedupstore.Busy, "", 0, false},
-		"due":     {[]storedOp{claimed(first), settled(dedupstore.Release{})}, other, false, run, "", 2, true},
-		"expired": {[]storedOp{claimed(brief)}, other, false, run, "", 2, true},
+		"due":                     {[]storedOp{claimed(first), settled(dedupstore.Release{})}, other, false, run, "", 2, true},
+		"expired":                 {[]storedOp{claimed(brief)}, other, false, run, "", 2, true},
 		"at the end of the lease": {[]storedOp{claimed(short)}, other, false, run, "", 2, true},
 		"at the moment when it is due": {
 			[]storedOp{claimed(first), settled(dedupstore.Release{Delay: time.Second})}, other, false, run, "", 2, true},

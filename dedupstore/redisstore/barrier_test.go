@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -114,5 +115,32 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// WAIT waits for what its own connection has written. So a claim that is asked for again, and changes nothing, is written
+// again where replicas have to have it, and only there.
+func TestBarrier_ClaimThatIsAskedForAgainIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	master := ownServer(t)
+	rdb := master.Client()
+	host, port, _ := net.SplitHostPort(master.Addr)
+	redistest.Start(t, "--replicaof", host+" "+port)
+	written := func() string {
+		return regexp.MustCompile(`cmdstat_pexpire:calls=\d+`).FindString(rdb.Info(t.Context(), "commandstats").Val())
+	}
+	for replicas, rewrites := range map[int]bool{0: false, 1: true} {
+		s := must(New(rdb, Config{Prefix: fmt.Sprint("again-", replicas), Replicas: replicas}))(t)
+		eventually(t, func() error {
+			_, err := dedupstore.ClaimOne(t.Context(), s, request("probe"))
+			return err
+		})
+		r := request("k")
+		claim(t, s, r, dedupstore.AcquiredRun)
+		before := written()
+		claim(t, s, r, dedupstore.AcquiredRun)
+		if got := written() != before; got != rewrites {
+			t.Errorf("with %d replicas it was written again: %v", replicas, got)
+		}
 	}
 }
