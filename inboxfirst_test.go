@@ -677,6 +677,7 @@ func TestFirst_BatchIsBoundedAndEnds(t *testing.T) {
 			}
 			return nil
 		}, firstly("a"), firstly("b"))
+		batchOf(t, g, func(_ context.Context, calls []int) []error { return make([]error, len(calls)) }, firstly("c"), firstly("d"))
 		n := len(log.lines)
 		time.Sleep(time.Hour) // virtual
 		log.mu.Lock()

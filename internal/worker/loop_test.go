@@ -680,6 +680,8 @@ func TestLoop_EachHasTheContextOfItsAssignment(t *testing.T) {
 		one.Halt()
 		one.Cancel(errFailed)
 		r.wants("given back", &r.back, "1", "2", "3")
+		time.Sleep(time.Minute)
+		r.wants("began", &r.began, "1", "2", "3", "4", "5")
 		g.open("4", "5")
 		r.wants("acked", &r.acked, "4", "5")
 		r.ends(one)

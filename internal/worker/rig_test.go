@@ -63,6 +63,9 @@ func (m returned) GiveBack(_ context.Context, due time.Time) {
 }
 
 func (m *fake) Delivery(tries int) (consumer.Delivery, time.Time) {
+	if tries != m.Tries() {
+		m.t.Errorf("%s was tried %d times, and says %d", m.id, tries, m.Tries())
+	}
 	if m.starts != nil {
 		m.starts()
 	}
