@@ -61,6 +61,8 @@ func TestRecord_ThatCannotBeReadIsNeverTouched(t *testing.T) {
 		head + "w02x":                 `has a section "w" that cannot be read`,
 		head + "k0000000x":            `has "0000000x" in section "k"`,
 		head + "M0000000g":            `has a section "M" that cannot be read`,
+		head + "a2147483647":          `has "2147483647" in section "a"`,
+		head + "b9007199254740991":    `has "9007199254740991" in section "b"`,
 		head + "M00000005why":         `has a section "M" that cannot be read`,
 		head + "XX":                   `has a section "X" that cannot be read`,
 	} {

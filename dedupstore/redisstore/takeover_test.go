@@ -203,3 +203,31 @@ func (c *counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 		return next(ctx, cmds)
 	}
 }
+
+// A retry is due from the very microsecond that its record names, and a lease has ended then.
+func TestClaim_TimesAreOverWhenTheyHaveCome(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client()
+	s := newStore(t, rdb)
+	const come = 1799999999500000
+	for name, record := range map[string]string{
+		"a retry": "1T-1799999990000000abcdefghd1799999999500000",
+		"a lease": "1R-1799999990000000abcdefghl1799999999500000",
+	} {
+		for now, want := range map[int]string{come - 1: "b", come: "r"} {
+			clock := fmt.Sprintf("local time = {'%d', '%d'}", now/1_000_000, now%1_000_000)
+			var op operation
+			r := request(fmt.Sprint(name, now))
+			s.claim(&op, 0, &r)
+			if err := rdb.Set(t.Context(), op.name, record, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			program := strings.Replace(source("claim_fresh", "claim_again", "record", "claim"),
+				"local time = redis.call('TIME')", clock, 1)
+			said, err := rdb.Eval(t.Context(), program, []string{op.name}, op.packed, op.ms[0]).Text()
+			if err != nil || said[:1] != want {
+				t.Errorf("%s that ends at %d was answered %q, %v at %d, want %s", name, come, said, err, now, want)
+			}
+		}
+	}
+}

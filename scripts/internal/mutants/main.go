@@ -49,7 +49,7 @@ var targets = []target{
 	{name: "dedupstore", dir: "dedupstore", files: []string{"stored.go"}, suites: []suite{{dir: "dedupstore"}, simulator}},
 	{name: "internal/worker", dir: "internal/worker", suites: []suite{{dir: "internal/worker"}}},
 	{name: "redisstore", dir: "dedupstore/redisstore", lua: true, files: scripts, suites: []suite{{
-		dir: "dedupstore/redisstore", skip: "Linear|Cluster|Fuzz",
+		dir: "dedupstore/redisstore", skip: "Linear|Cluster|Fuzz", args: []string{"-rapid.nofailfile"},
 	}}},
 }
 
