@@ -850,3 +850,31 @@ func TestGuard_LostRunHasTheErrorOfItsHandler(t *testing.T) {
 		}
 	})
 }
+
+// Calls that began to wait together do not all come back at once.
+func TestGuard_WaitsThatBeganTogetherEndApart(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		abandonedClaim(t, store, "m1")
+		var mu sync.Mutex
+		ends := map[time.Duration]bool{}
+		var all sync.WaitGroup
+		began := time.Now()
+		for range 20 {
+			all.Go(func() {
+				c := call("m1")
+				c.MaxWait = time.Second
+				_, err := g.Run(t.Context(), c, (&counter{}).run)
+				answertest.Want(t, err, oncemill.StatusBusy)
+				mu.Lock()
+				defer mu.Unlock()
+				ends[time.Since(began)] = true
+			})
+		}
+		all.Wait()
+		if len(ends) < 10 {
+			t.Errorf("twenty waits ended at %d times", len(ends))
+		}
+	})
+}
