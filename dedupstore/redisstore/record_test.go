@@ -51,6 +51,7 @@ func TestRecord_ThatCannotBeReadIsNeverTouched(t *testing.T) {
 		"1D-1799999999999998abcdefgh": `begins with "1D-1799999999999998"`,
 		"1R-1799999999999 98abcdefgh": `begins with "1R-1799999999999 98"`,
 		"1R-9999999999999999abcdefgh": `begins with "1R-9999999999999999"`,
+		"1R-9007199254740991abcdefgh": `begins with "1R-9007199254740991"`,
 		head[:26]:                     `begins with "1R-1799999999999998"`,
 		head + "Z":                    `has a section "Z" that cannot be read`,
 		head + "a000":                 `has a section "a" that cannot be read`,

@@ -231,3 +231,19 @@ func TestClaim_TimesAreOverWhenTheyHaveCome(t *testing.T) {
 		}
 	}
 }
+
+// A claim that is granted is stored, also at maxmemory, where Redis refuses the write of the second part.
+func TestClaim_TakesOverAtMaxmemory(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	s, rdb := newStore(t, server.Client()), server.Client()
+	claim(t, s, request("k"), dedupstore.AcquiredRun)
+	expire(t, s, rdb, key("k"))
+	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	a := claim(t, s, request("k"), dedupstore.AcquiredRun)
+	if seen := lookAt(t, s, key("k")); seen.Fence != a.Claim.Fence || seen.Attempts != 2 {
+		t.Errorf("granted %+v, and the record is %+v", a.Claim, seen)
+	}
+}
