@@ -42,6 +42,12 @@ func (s *faultyStore) claimed() int {
 	return len(s.claims)
 }
 
+func (s *faultyStore) extended() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.extension
+}
+
 var errDown = errors.New("store is down")
 
 func newStore(t testing.TB) *faultyStore {

@@ -524,7 +524,7 @@ func TestGuard_FailedPublishIsTakenOverSoonThoughItsLeaseWasBeingRenewed(t *test
 			virtual(t, func(t *testing.T) {
 				store := newStore(t)
 				store.extend = func(apply func() error) error {
-					if store.extension == 1 {
+					if store.extended() == 1 {
 						time.Sleep(slow) // virtual
 					}
 					return apply()
@@ -532,7 +532,7 @@ func TestGuard_FailedPublishIsTakenOverSoonThoughItsLeaseWasBeingRenewed(t *test
 				g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
 				c := call("m1")
 				c.Publish = func(context.Context, []dedupstore.Produced) error {
-					for store.extension == 0 {
+					for store.extended() == 0 {
 						time.Sleep(time.Millisecond) // virtual
 					}
 					return errDown
