@@ -136,10 +136,11 @@ func (s *Source) Run(ctx context.Context, topic string, handle consumer.SourceHa
 			inFlight--
 			m := messages[d.at]
 			m.running, m.due = false, time.Now().Add(d.Delay)
-			if d.Action == consumer.Ack || d.Action == consumer.Reject {
+			switch d.Action {
+			case consumer.Ack, consumer.Reject:
 				m.due = time.Now().Add(time.Minute) // if the file is full: the guard knows what was done
 				_ = s.Queue.append(line{Ended: d.at})
-			} else if d.Action == consumer.Leave {
+			case consumer.Leave:
 				m.due = time.Now().Add(s.Once.Policy().Lease) // its other owner has as long
 			}
 		case <-time.After(10 * time.Millisecond):

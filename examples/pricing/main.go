@@ -105,7 +105,7 @@ func keep(ctx context.Context, url, wrong string) (deaths int, err error) {
 		cmd.Env = append(os.Environ(), childEnv+"="+url+" "+wrong)
 		said, err := cmd.CombinedOutput()
 		if ctx.Err() != nil {
-			return deaths, nil
+			return deaths, nil //nolint:nilerr // it was killed
 		}
 		if exit, is := errors.AsType[*exec.ExitError](err); !is || exit.Exited() { // by no signal
 			return deaths, fmt.Errorf("a worker ended: %w\n%s", err, said)

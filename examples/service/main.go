@@ -279,6 +279,7 @@ func probes(ready *atomic.Bool, db *pgxpool.Pool, screens *console.Console) http
 		defer cancel()
 		if !ready.Load() || db.Ping(ctx) != nil { // without NATS orders are taken: their events wait in the outbox
 			http.Error(w, "starting, stopping, or without PostgreSQL", http.StatusServiceUnavailable)
+			return
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.Handler())

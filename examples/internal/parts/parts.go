@@ -85,7 +85,7 @@ func HTTP(l net.Listener, h http.Handler) func(context.Context) error {
 		if err != nil {
 			err = errors.Join(err, srv.Close()) // requests that take too long are cut off, and their clients ask again
 		}
-		<-ended
+		<-ended //nolint:errcheck // http.ErrServerClosed
 		return err
 	}
 }

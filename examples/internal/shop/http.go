@@ -32,7 +32,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, relay func(conte
 const MaxBody = 64 << 10
 
 // A Refusal says that asking again is useless, and the HTTP status that tells clients so.
-type Refusal struct {
+type Refusal struct { //nolint:errname // an answer
 	Status int
 	Text   string
 }
