@@ -175,7 +175,7 @@ func (r *rig) measure(ctx context.Context, run way) (figures []kit.Figure, err e
 
 // await waits until all inputs are acknowledged.
 func (j *task) await(ctx context.Context, messages int) error {
-	for n := 0; n < messages; n++ {
+	for range messages {
 		select {
 		case err := <-j.handled:
 			if err != nil {

@@ -44,7 +44,7 @@ func (r *rig) loneVariant(name string, w way) kit.Variant {
 			return nil, err
 		}
 		defer j.conn.Close()
-		defer j.rdb.Close()
+		defer j.rdb.Close() //nolint:errcheck // given up
 		l := &loneTimes{}
 		j.meter = newMeter(max(int(lonePerSecond*loneCells*r.bench.Cell.Seconds()), 20))
 		j.meter.handling = l.handling

@@ -110,7 +110,7 @@ func (r *rig) prepare(ctx context.Context, records int) (*task, error) {
 	r.made++
 	topic := fmt.Sprintf("bench-%d-%d", os.Getpid(), r.made)
 	made, err := kadm.NewClient(r.fill).CreateTopic(ctx, partitions, 1, nil, topic)
-	if err = errors.Join(err, made.Err); err != nil {
+	if err := errors.Join(err, made.Err); err != nil {
 		return nil, err
 	}
 	var failed atomic.Pointer[error]

@@ -22,7 +22,7 @@ const (
 
 // drain compares how fast a backlog gets into the stream.
 func drain(ctx context.Context, b *kit.Bench, r *rig) error {
-	t, err := b.Compare(ctx, fmt.Sprintf("A backlog of %d rows to JetStream", r.scaled(backlog)), b.Rounds,
+	t, err := b.Compare(ctx, fmt.Sprintf("A backlog of %d rows to JetStream", r.backlog()), b.Rounds,
 		r.draining(forwarding, &watermillForwarder{pool: r.pool}),
 		r.draining(relaying, r.ours(byDefault)),
 		r.draining(removing, r.ours(outbox.DeleteAtOnce)),
@@ -57,10 +57,10 @@ func (r *rig) draining(name string, s system) kit.Variant {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, s.uninstall(context.WithoutCancel(ctx))) }()
-		if err := fill(ctx, s, r.scaled(backlog)); err != nil {
+		if err := fill(ctx, s, r.backlog()); err != nil {
 			return nil, err
 		}
-		return r.empty(ctx, s, r.scaled(backlog))
+		return r.empty(ctx, s, r.backlog())
 	})
 }
 

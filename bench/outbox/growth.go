@@ -21,7 +21,7 @@ func growth(ctx context.Context, b *kit.Bench, r *rig) (err error) {
 	if err := many.retain(ctx, b.Records); err != nil {
 		return err
 	}
-	title := fmt.Sprintf("A backlog of %d rows, beside %d published rows and beside none", r.scaled(backlog), b.Records)
+	title := fmt.Sprintf("A backlog of %d rows, beside %d published rows and beside none", r.backlog(), b.Records)
 	t, err := b.Compare(ctx, title, b.Rounds, r.beside(noneRetained, none), r.beside(manyRetained, many))
 	if err != nil {
 		return err
@@ -48,10 +48,10 @@ func (r *rig) beside(name string, s *ours) kit.Variant {
 		if err := s.forget(ctx); err != nil {
 			return nil, err
 		}
-		if err := fill(ctx, s, r.scaled(backlog)); err != nil {
+		if err := fill(ctx, s, r.backlog()); err != nil {
 			return nil, err
 		}
-		return r.empty(ctx, s, r.scaled(backlog))
+		return r.empty(ctx, s, r.backlog())
 	})
 }
 

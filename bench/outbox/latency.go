@@ -67,7 +67,7 @@ func (r *rig) timing(name string, s system, committed func(context.Context, []by
 			return nil, errors.Join(err, stop())
 		}
 		w := newWatch(max(int(perSecond*latencyCells*r.bench.Cell.Seconds()), 20), warmUp)
-		unsubscribe, err := w.consume(ctx, r.nats.URL, stream)
+		unsubscribe, err := w.consume(ctx, r.nats.URL)
 		if err != nil {
 			return nil, errors.Join(err, stop())
 		}
@@ -122,7 +122,7 @@ func newWatch(messages, first int) *watch {
 }
 
 // consume begins to take the times at which messages come.
-func (w *watch) consume(ctx context.Context, url string, stream jetstream.Stream) (stop func(), err error) {
+func (w *watch) consume(ctx context.Context, url string) (stop func(), err error) {
 	conn, err := nats.Connect(url)
 	if err != nil {
 		return nil, err

@@ -82,7 +82,7 @@ func writeEach(ctx context.Context, b *box) (int, time.Duration, error) {
 	all.Wait()
 	took := time.Since(begun)
 	_, err := b.settle(ctx, writersAtOnce*writesEach, nil)
-	return writersAtOnce * writesEach, took, errors.Join(append(errs, err)...)
+	return writersAtOnce * writesEach, took, errors.Join(append(errs, err)...) //nolint:makezero // the last one
 }
 
 // relayBatch does what a relay does with a batch.

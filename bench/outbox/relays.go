@@ -12,7 +12,7 @@ import (
 func relays(ctx context.Context, b *kit.Bench, r *rig) error {
 	one, two := r.ours(byDefault), r.ours(byDefault)
 	two.relays = 2
-	t, err := b.Compare(ctx, fmt.Sprintf("A backlog of %d rows, relays in one process", r.scaled(backlog)), b.Rounds,
+	t, err := b.Compare(ctx, fmt.Sprintf("A backlog of %d rows, relays in one process", r.backlog()), b.Rounds,
 		r.draining(oneRelay, one), r.draining(twoRelays, two))
 	if err != nil {
 		return err

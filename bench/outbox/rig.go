@@ -62,8 +62,8 @@ func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error
 	}}
 }
 
-// scaled is a number of messages times the scale.
-func (r *rig) scaled(messages int) int { return max(int(float64(messages)*r.bench.Scale), 100) }
+// backlog is how many rows a backlog has at this scale.
+func (r *rig) backlog() int { return max(int(backlog*r.bench.Scale), 100) }
 
 // cost measures what each message costs everybody.
 func (r *rig) cost(ctx context.Context, messages int, work func() error) ([]kit.Figure, error) {

@@ -33,7 +33,7 @@ func (r *rig) logged(ctx context.Context, s *ours) (figures []kit.Figure, err er
 	if err := r.postgres.Settle(ctx); err != nil {
 		return nil, err
 	}
-	messages := r.scaled(backlog)
+	messages := r.backlog()
 	var sum float64
 	for _, step := range []struct {
 		name string

@@ -108,7 +108,7 @@ func (s *server) prepare(ctx context.Context, db *sql.DB, insert string) error {
 }
 
 func prepared(ctx context.Context, db *sql.DB, query string) (statement, error) {
-	s, err := db.PrepareContext(ctx, query)
+	s, err := db.PrepareContext(ctx, query) //nolint:sqlclosecheck // it is as long as the database
 	return func(ctx context.Context, args ...any) (int64, error) {
 		result, err := s.ExecContext(ctx, args...)
 		if err != nil {

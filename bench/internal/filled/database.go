@@ -121,7 +121,8 @@ func (d *Database) copyRows(ctx context.Context, table string, from, to int, dif
 		return err
 	}
 	columns, err := rows.Columns()
-	if err := errors.Join(err, rows.Close()); err != nil {
+	err = errors.Join(err, rows.Err(), rows.Close()) //nolint:sqlclosecheck // before the next statement
+	if err != nil {
 		return err
 	}
 	values := make([]string, len(columns))

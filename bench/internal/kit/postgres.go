@@ -91,7 +91,7 @@ func initPostgres(programs, dir string) error {
 	}
 	command := asPostgres(filepath.Join(programs, "initdb"), "-D", filepath.Join(dir, "data"), "-U", postgresUser,
 		"--auth=trust", "-E", "UTF8", "--locale=C")
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := exec.Command(command[0], command[1:]...) //nolint:noctx // it ends soon
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("kit: initdb: %w\n%s", err, out)
