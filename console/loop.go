@@ -338,8 +338,8 @@ func (c *Console) watchLag(ctx context.Context) {
 				for _, l := range all {
 					shown.Waiting += l.Waiting
 				}
-				before := slices.Clone(shown.Sums[max(0, len(shown.Sums)+1-mostBeats):])
-				shown.Sums = append(before, float64(shown.Waiting))
+				shown.Sums = slices.Clone(shown.Sums[max(0, len(shown.Sums)+1-mostBeats):])
+				shown.Sums = append(shown.Sums, float64(shown.Waiting))
 			}
 			now := shown
 			c.see(func(s *seen) { s.Lag = &now })

@@ -299,7 +299,8 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 		}
 		q.In = s.Name
 		body.Store = p.Snap.store(s.Name)
-		if r.FormValue("archived") != "" {
+		switch {
+		case r.FormValue("archived") != "":
 			body.Archived = true
 			records, err := s.Inspector.Look(ctx, c.config.Notes.keys(s.Name))
 			if err != nil {
@@ -310,7 +311,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 			})}
 			slices.SortFunc(body.Found.Records, operate.LastFirst)
 			body.Found.To = len(body.Found.Records)
-		} else if q.Pattern != "" || q.State != "" || r.FormValue("list") != "" {
+		case q.Pattern != "" || q.State != "" || r.FormValue("list") != "":
 			q.State = cmp.Or(q.State, openFailures)
 			if len(q.Kinds) == 0 {
 				q.Kinds = failed
@@ -319,7 +320,7 @@ func (c *Console) failures(w http.ResponseWriter, r *http.Request, v *visitor) e
 				return err
 			}
 			body.Letters = c.topicsOf(body.Found.Records)
-		} else {
+		default:
 			p.Live = string(link("live", "screen", "failures", "in", s.Name))
 		}
 	}

@@ -91,7 +91,7 @@ func (d *doctor) lookAtRedis(ctx context.Context, what string, at *url.URL, stor
 	if err != nil {
 		return err
 	}
-	defer rdb.Close()
+	defer rdb.Close() //nolint:errcheck // it was only asked
 	single, ok := rdb.(*redis.Client)
 	if !ok {
 		return nil // a cluster has many clocks and limits

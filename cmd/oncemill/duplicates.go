@@ -135,7 +135,7 @@ func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string
 		}
 		return failed == nil
 	})
-	if err = cmp.Or(failed, err); err != nil {
+	if err := cmp.Or(failed, err); err != nil {
 		return err
 	}
 	progress.end()
@@ -286,7 +286,7 @@ func (r *topicReport) window(share float64, d time.Duration) dedupWindow {
 	if d > 2*time.Hour {
 		unit = time.Hour
 	}
-	w := dedupWindow{Share: share, window: (d/unit + 1) * unit, Records: r.IDs}
+	w := dedupWindow{Share: share, window: (d/unit + 1) * unit, Records: r.IDs} //nolint:durationcheck // of units
 	if all := r.Last.Sub(r.First); all > w.window {
 		w.Records = int(float64(r.IDs) * w.window.Seconds() / all.Seconds())
 	}

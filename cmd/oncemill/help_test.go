@@ -14,7 +14,7 @@ func TestHelp_Fits80Columns(t *testing.T) {
 	var look func(cmd *cobra.Command)
 	look = func(cmd *cobra.Command) {
 		var out bytes.Buffer
-		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+		args := strings.Fields(cmd.CommandPath() + " --help")[1:]
 		if status := run(t.Context(), args, nil, &out, &out); status != 0 {
 			t.Errorf("%q: status %d", args, status)
 		}

@@ -210,7 +210,7 @@ func (a *app) await(ctx context.Context, ready *readiness) (box, error) {
 		}
 		ready.set(fmt.Errorf("outbox: %w", err))
 		if !pace.Sleep(ctx, lookEvery) {
-			return nil, nil //nolint:nilerr // it was told to stop
+			return nil, nil // it was told to stop
 		}
 	}
 }
@@ -252,9 +252,9 @@ func (r *readiness) set(err error) {
 	if err != nil {
 		problem = oneLine(err)
 	}
-	switch before := *r.problem.Swap(&problem); {
-	case problem == before:
-	case problem == "":
+	switch before := *r.problem.Swap(&problem); problem {
+	case before:
+	case "":
 		r.log.Info("relay: ready")
 	default:
 		r.log.Warn("relay: not ready", "why", problem)

@@ -2,7 +2,6 @@ package cassandrastore
 
 import (
 	"flag"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -21,9 +20,6 @@ func TestMain(m *testing.M) {
 	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for the server, and for leases
 	leaktest.Main(m)
 }
-
-// proof says whether time does not matter.
-var proof = os.Getenv("ONCEMILL_PROOF") != ""
 
 func tableName() string { return "t" + strings.ReplaceAll(ids.New(), "-", "") }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"net/http"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,9 +21,6 @@ func TestMain(m *testing.M) {
 	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for the server, and for leases
 	leaktest.Main(m)
 }
-
-// proof says whether time does not matter.
-var proof = os.Getenv("ONCEMILL_PROOF") != ""
 
 // clientOf returns a client of an endpoint, with connections of its own.
 func clientOf(t testing.TB, endpoint string, options ...func(*dynamodb.Options)) *dynamodb.Client {

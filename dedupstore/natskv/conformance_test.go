@@ -57,7 +57,7 @@ func same(err error) error { return err }
 func answered[In, Out any](all []In, do func([]In) []Out, failed func(Out) error) []Out {
 	results := do(all)
 	for i := range results {
-		for tries := 0; tries < 20; tries++ {
+		for range 20 {
 			if err := failed(results[i]); err == nil || !strings.Contains(err.Error(), "no answer within") {
 				break
 			}

@@ -57,7 +57,7 @@ func TestRecord_OfTheVersionBeforeIsReadAndContinued(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)
 	const owner, second, third = "owner-of-old-records", "second-owner-of-it", "publisher-of-it-now"
-	at := func(us int64) time.Time { return time.UnixMicro(us) }
+	at := time.UnixMicro
 	refused := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card refused", Result: []byte("r"),
 		Produced: []dedupstore.Produced{{ID: "dead-1", Topic: "dead", Key: "k"}}}
 	message := dedupstore.Produced{ID: "dead-1", Topic: "dead", Key: "k", Header: map[string]string{"why": "card"}, Payload: []byte("x")}

@@ -35,7 +35,7 @@ func (s *stamp) put(record []byte) {
 // before the claim is written.
 func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, now time.Time) {
 	op.on(index, s.scripts.claim, s.name(r.Key))
-	b := append(op.packed, layoutVersion, stateRunning, '-')
+	b := append(op.packed, layoutVersion, stateRunning, '-') //nolint:gocritic // it goes back there
 	b = appendRequest(appendDigits(b, 0, fenceSize), r)
 	b[len(b)-leaseSize-1] = 'l'
 	op.packed, op.stamp = b, stamp{clock: &s.clock, lease: 1000 * uint64(milliseconds(r.Lease))}
@@ -58,7 +58,7 @@ func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, kno
 	}
 	rec, err := decodeRecord(op.reply)
 	if err != nil || rec.state != stateDone && rec.state != statePublished {
-		return a, false, nil
+		return a, false, nil //nolint:nilerr // the script says what is wrong with it
 	}
 	letter := byte(replyDone)
 	if f := rec.sections['f']; f != "" && !r.Fingerprint.IsZero() {

@@ -134,7 +134,7 @@ var lastScheme atomic.Pointer[schemeSum]
 // appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.
 func appendTrace(b []byte, trace string) []byte {
 	if len(trace) == len("00-")+2*traceSize+len("--") {
-		packed, again := append(b, 't'), make([]byte, 0, 64)
+		packed, again := append(b, 't'), make([]byte, 0, 64) //nolint:gocritic // b stays if that fails
 		for _, digits := range [...]string{trace[3:35], trace[36:52], trace[53:]} {
 			packed, _ = hex.AppendDecode(packed, []byte(digits)) // if it cannot, the comparison finds out
 		}

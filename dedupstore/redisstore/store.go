@@ -226,7 +226,7 @@ func (s *Store) run(ctx context.Context, n int, one func(op *operation, i int) e
 				errs[op.index] = s.done(op)
 			}
 		}
-		ops = append(again, others...)
+		ops = append(again, others...) //nolint:gocritic // both, in this order
 	}
 	s.end(round)
 	return errs
