@@ -239,7 +239,8 @@ func (b *together) protect(ctx context.Context, which []int) (errs []error, err 
 	err = errors.Join(errs...)
 	log.WarnContext(ctx, "oncemill: a batch failed as a whole; its messages are handled one by one",
 		"messages", len(which), "errors", len(errs), "error", err)
-	return nil, fmt.Errorf("the batch failed as a whole: %v", err) // what marks one says nothing of the others
+	// What marks one says nothing of the others.
+	return nil, fmt.Errorf("the batch failed as a whole: %v", err) //nolint:errorlint // see above
 }
 
 // Batches reports whether a batch can have more than one call. Under a policy that parks it cannot over an inbox: when

@@ -53,7 +53,7 @@ func (b *together) attemptInTx(ctx context.Context, which []int) (alone []int) {
 		if r.first {
 			firsts++
 		}
-		if answers != nil && answers[n].Status != "" {
+		if len(answers) > 0 && answers[n].Status != "" {
 			known++
 			r.knows(&answers[n], t.sent)
 			alone = append(alone, i)
@@ -123,7 +123,7 @@ func (t *joint) work(ctx context.Context, claims []dedupstore.Claim) ([]dedupsto
 			stands = false
 			l.granted(&claims[n], r.shard, t.sent)
 			var end func()
-			ctx, end = g.beginFirst(ctx, l)
+			ctx, end = g.beginFirst(ctx, l) //nolint:fatcontext // once: see stands
 			defer end()
 		default:
 			l.claim = &claims[n]

@@ -48,7 +48,7 @@ func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle 
 	for i := range deliveries {
 		in := &s.all[i]
 		in.place, in.done, in.found.call = i, done, &calls[len(places)]
-		s.contexts[i] = p.receive(ctx, &deliveries[i], in)
+		s.contexts[i] = p.receive(ctx, &deliveries[i], in) //nolint:fatcontext // one for each
 		if in.guarded() {
 			within, places = append(within, in.within(s.contexts[i])), append(places, i)
 			continue

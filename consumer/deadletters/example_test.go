@@ -13,7 +13,7 @@ import (
 
 // The newest letters of a topic whose outcome is unknown.
 func ExampleSource() {
-	var source deadletters.Source = topic() // natsjs.NewDeadLetters(js, "dead.billing", natsjs.DeadLettersConfig{})
+	var source deadletters.Source = topic() // or natsjs.NewDeadLetters(js, "dead.billing", natsjs.DeadLettersConfig{})
 	page, err := source.Page(context.Background(), "", 10, func(l *deadletters.Letter) bool {
 		return l.Get(producer.HeaderOutcome) == "unknown"
 	})

@@ -56,7 +56,7 @@ func TestScopes_EachCaseNoticesABrokenRule(t *testing.T) {
 	}{
 		"a use grows": {"scopes/first-and-last-use", vague{
 			note: func(m *dedupstore.Memory, u *dedupstore.ScopeUse) {
-				if u.Handler == "charge" && u.First == u.Last {
+				if u.Handler == "charge" && u.First.Equal(u.Last) {
 					u.First = u.First.Add(-1)
 				}
 			}}},

@@ -17,7 +17,7 @@ func TestLazy_KeepsItsEnd(t *testing.T) {
 	cancel(why)
 	before, beforeCause := l.Err(), context.Cause(&l)
 	l.Cancel(nil)
-	if l.Err() != before || context.Cause(&l) != beforeCause {
+	if l.Err() != before || context.Cause(&l) != beforeCause { //nolint:errorlint // themselves
 		t.Errorf("was %v, %v; is %v, %v", before, beforeCause, l.Err(), context.Cause(&l))
 	}
 	dead, stop := context.WithDeadline(t.Context(), time.Time{})
@@ -26,7 +26,7 @@ func TestLazy_KeepsItsEnd(t *testing.T) {
 	d.Begin(dead)
 	before = d.Err()
 	d.Cancel(nil)
-	if d.Err() != before {
+	if d.Err() != before { //nolint:errorlint // itself
 		t.Errorf("was %v; is %v", before, d.Err())
 	}
 }

@@ -27,7 +27,7 @@ func StepOutlivesARollback(t *testing.T, inbox, leased dedupstore.Store, effect 
 	}
 	outer, steps := guard(inbox), guard(leased)
 	charged := 0
-	charge := func(context.Context) (int, error) { charged++; return 7, nil }
+	charge := func(context.Context) (int, error) { charged++; return 7, nil } //nolint:unparam // a step
 	_, err := oncemill.Do(t.Context(), outer, oncemill.Call{Key: claimtest.Key("plain")},
 		func(ctx context.Context) (int, error) { return oncemill.Step(ctx, "charge", charge) })
 	if err == nil || !strings.Contains(err.Error(), "StepIn(ctx, guard") || charged != 0 {

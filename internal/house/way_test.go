@@ -18,7 +18,7 @@ var (
 // docs/way.md names the files and functions of one delivery.
 func TestWay_FunctionsAreInTheirFiles(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile(filepath.Join(root, "docs/way.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs", "way.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -510,9 +510,9 @@ func (h *history) balance() {
 
 // store is what a process has of the server.
 func (h *history) store(p *process) dedupstore.Store {
-	if c := (conn{server: h.server, process: p}); h.judge.inbox {
+	c := conn{server: h.server, process: p}
+	if h.judge.inbox {
 		return &inbox{c}
-	} else {
-		return &c
 	}
+	return &c
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -147,7 +148,7 @@ func (p *process) handle(ctx context.Context, runs []run) []error {
 			return
 		}
 		p.open[c.ret] = func() { c.finish(errDead) }
-		c.begin(ctx)
+		c.begin()
 	})
 	<-begun
 	if c.heeds {
@@ -180,7 +181,7 @@ func (p *process) handle(ctx context.Context, runs []run) []error {
 	}
 	switch {
 	case c.whole && c.cause == nil:
-		return append(errs, errors.New("one too many"))
+		return append(errs, errors.New("one too many")) //nolint:makezero // that is the mistake
 	case slices.ContainsFunc(errs, func(err error) bool { return err != nil }):
 		return errs
 	}
@@ -188,7 +189,7 @@ func (p *process) handle(ctx context.Context, runs []run) []error {
 }
 
 // begin starts a call, and decides what it will do.
-func (c *call) begin(ctx context.Context) {
+func (c *call) begin() {
 	p, w, h := c.process, c.process.world, c.process.history
 	w.say("%s begins, %v", c.name, c.runs)
 	now := h.server.now()
@@ -317,7 +318,7 @@ func (c *call) finish(cause error) {
 			}
 		}
 	}
-	if cause != errDead {
+	if !errors.Is(cause, errDead) {
 		w.say("%s ends: %q, whole %t, cause %v", c.name, c.how, c.whole, cause)
 	}
 	delete(c.process.open, c.ret)
@@ -418,7 +419,7 @@ func (j *judge) given(id, value string) {
 		return
 	}
 	for _, o := range s.outcomes {
-		if string(o.outcome.Result) == string(text) || o.outcome.Truncated && value == resultOf(o.fence) {
+		if bytes.Equal(o.outcome.Result, text) || o.outcome.Truncated && value == resultOf(o.fence) {
 			return
 		}
 	}

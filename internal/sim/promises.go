@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -299,7 +300,7 @@ func cmpOr(a, b string) string {
 // same compares an outcome that somebody is given with the stored one.
 func (j *judge) same(s *subject, o dedupstore.Outcome) {
 	kept := s.outcome.outcome
-	if o.Kind != kept.Kind || string(o.Result) != string(kept.Result) || o.Reason != kept.Reason {
+	if o.Kind != kept.Kind || !bytes.Equal(o.Result, kept.Result) || o.Reason != kept.Reason {
 		j.w.breaks(replayed, "%s: somebody is given %s %q %q, and stored is %s %q %q", s.id, o.Kind, o.Reason, o.Result,
 			kept.Kind, kept.Reason, kept.Result)
 	}

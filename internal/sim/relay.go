@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -274,7 +275,7 @@ func (b rowPublisher) Publish(ctx context.Context, messages ...producer.Message)
 			}
 			failed := &producer.PublishError{}
 			for i, m := range messages {
-				h.arrives(p, name, m, i, failed)
+				h.arrives(name, m, i, failed)
 			}
 			if w.happens("publisher hangs", name, 1500) {
 				w.saw("publisher hangs")
@@ -308,7 +309,7 @@ func (h *history) sends(p *process, m producer.Message) {
 	if one.by != p.name && time.Now().Before(one.ends) || one.by == "" {
 		w.breaks(leasedOnly, "row %s is published by %s, and %q has it", m.ID, p.name, one.by)
 	}
-	if string(m.Payload) != string(one.Message.Payload) || m.Topic != one.Message.Topic {
+	if !bytes.Equal(m.Payload, one.Message.Payload) || m.Topic != one.Message.Topic {
 		w.breaks(outputsKeep, "row %s is published with other content: %q", m.ID, m.Payload)
 	}
 	if one.recorded {
@@ -322,7 +323,7 @@ func (h *history) sends(p *process, m producer.Message) {
 }
 
 // arrives: what the broker does with a row.
-func (h *history) arrives(p *process, name string, m producer.Message, i int, failed *producer.PublishError) {
+func (h *history) arrives(name string, m producer.Message, i int, failed *producer.PublishError) {
 	w := h.world
 	one := h.outbox.rows[slices.IndexFunc(h.outbox.rows, func(r *row) bool { return r.Message.ID == m.ID })]
 	fail := func(err error, unknown bool) {

@@ -130,7 +130,7 @@ var errLocked = errors.New("sim: the record is locked")
 
 // unjoined returns the first error of errors.Join.
 func unjoined(err error) error {
-	return err.(interface{ Unwrap() []error }).Unwrap()[0] //nolint:errorlint // it is one
+	return err.(interface{ Unwrap() []error }).Unwrap()[0]
 }
 
 // A conn is a Store: what a process sees of a server. Without a process nothing is between the two.

@@ -98,8 +98,8 @@ func (a *answer) Write(p []byte) (int, error) {
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answer) end(span trace.Span) {
-	switch {
-	case a.status == 0: // a panic, which ends the connection
+	switch a.status {
+	case 0: // a panic, which ends the connection
 		span.SetAttributes(keyErrorType.String(string(FailedPanic)))
 		span.SetStatus(codes.Error, "")
 	default:

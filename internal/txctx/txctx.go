@@ -54,7 +54,7 @@ func Around[T any](ctx context.Context) (tx T, found bool) {
 		if tx, found = From[T](ctx); found {
 			break
 		}
-		ctx, _ = ctx.Value(outer{}).(context.Context)
+		ctx, _ = ctx.Value(outer{}).(context.Context) //nolint:fatcontext // outwards
 	}
 	return tx, found
 }

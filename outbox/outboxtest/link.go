@@ -151,11 +151,11 @@ func (k *kit) eachAnswer(o operation, cut func(n int) <-chan struct{}, meanwhile
 		n++
 		meanwhile()
 		select {
-		case <-ended:
+		case <-ended: //nolint:errcheck // that it ends is all that counts
 		case <-time.After(waitLimit):
 			k.Errorf("%s waits for an answer although its context has ended", o.name)
 			select {
-			case <-ended:
+			case <-ended: //nolint:errcheck // as above
 			case <-time.After(waitLimit):
 			}
 			return

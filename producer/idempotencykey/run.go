@@ -162,7 +162,7 @@ func (x *exchange) own() requests.Run {
 }
 
 func (x *exchange) replay(data []byte) {
-	resp, body, err := decode(data)
+	resp, body, err := decode(data) //nolint:bodyclose // it is a buffer
 	switch {
 	case err != nil:
 		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -32,7 +33,7 @@ func TestPictures_AreWellFormedAndFit(t *testing.T) {
 	t.Parallel()
 	for _, p := range all() {
 		for d := xml.NewDecoder(strings.NewReader(p.svg())); ; {
-			if _, err := d.Token(); err == io.EOF {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
 				t.Fatalf("%s: %v", p.name, err)

@@ -167,7 +167,7 @@ func (s *site) link(files map[string]string, from, target string) (string, error
 		name = below
 	} else if below, ok := strings.CutPrefix(name, pkgGoDev+"/"+module); ok {
 		name = path.Join(".", below)
-	} else if name == "" {
+	} else if name == "" { //nolint:gocritic // what is cut above has no place in a switch
 		name = from
 	} else if strings.Contains(name, ":") {
 		return target, nil

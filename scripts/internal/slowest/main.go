@@ -88,7 +88,7 @@ func report(args []string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer os.Remove(f.Name()) //nolint:errcheck // a temporary file
 	defer f.Close()
 	c := exec.Command("go", append([]string{"test", "-json", "-count=1", "-exec", self}, args...)...)
 	c.Env = append(os.Environ(), usedFile+"="+f.Name())
