@@ -183,7 +183,7 @@ func (r *Relay) watch(ctx context.Context, began facts) error {
 		return err
 	}
 	if err != nil {
-		return nil // the next look, or the connection, will say so
+		return nil //nolint:nilerr // the next look, or the connection, will say so
 	}
 	r.warnOfLog(ctx, f)
 	if f.standby { // one that takes over says so then; until then the primary's log is the one

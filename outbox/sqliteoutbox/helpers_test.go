@@ -12,13 +12,12 @@ import (
 )
 
 var (
-	message   = relaytest.Message
-	numbered  = relaytest.Numbered
-	lease     = relaytest.Lease
-	leaseKind = relaytest.LeaseKind
-	settle    = relaytest.Settle
-	idsOf     = relaytest.IDs
-	stats     = relaytest.Stats
+	message  = relaytest.Message
+	numbered = relaytest.Numbered
+	lease    = relaytest.Lease
+	settle   = relaytest.Settle
+	idsOf    = relaytest.IDs
+	stats    = relaytest.Stats
 )
 
 // open opens a database that is closed when the test ends.
