@@ -148,7 +148,7 @@ func (d *diagnosis) topicOf(
 	if err != nil || config.Err != nil {
 		d.Judge(t.subject(), health.UnwiseIf(true, "the client's user may not read its settings, so they are "+
 			"unknown: allow it to DescribeConfigs"))
-		return t, false, nil
+		return t, false, nil //nolint:nilerr // it is said
 	}
 	settings := map[string]string{}
 	for _, c := range config.Configs {

@@ -142,7 +142,7 @@ func TestPartition_WhatIsSettledBehindAGapIsNotKept(t *testing.T) { // not paral
 	settled := weak.Make(large)
 	p.add([]*kgo.Record{{Offset: 1}, large})
 	answers[1](consumer.Decision{Action: consumer.Ack})
-	answers[1], large = nil, nil
+	answers[1], large = nil, nil //nolint:ineffassign // this function keeps nothing
 	runtime.GC()
 	if settled.Value() != nil {
 		t.Error("a settled record stays in memory because of one before it")
