@@ -213,11 +213,6 @@ func TestGuard_HeldCallEndsWithItsContextOrItsHold(t *testing.T) {
 	})
 }
 
-func is[E error](err error) bool {
-	var e E
-	return errors.As(err, &e)
-}
-
 func TestGuard_FailOpenDoesNotWaitATimeoutPerMessage(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store, g := opened(t, oncemill.Policy{StoreDown: oncemill.FailOpen})
