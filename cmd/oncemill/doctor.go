@@ -127,8 +127,13 @@ func (d *doctor) check() error {
 			return usagef("%s", half.what)
 		}
 	}
-	if _, _, err := health.Defaults(d.policy); err != nil {
-		return usagef("--lease, --attempts or --window: %w", err)
+	switch p := d.policy; {
+	case p.Lease < 100*time.Millisecond:
+		return usagef("--lease is %v, want at least 100ms", p.Lease)
+	case p.Window < p.Lease:
+		return usagef("--window is %v, want at least --lease (%v)", p.Window, p.Lease)
+	case p.MaxAttempts < 1:
+		return usagef("--attempts is %d, want at least 1", p.MaxAttempts)
 	}
 	return nil
 }
