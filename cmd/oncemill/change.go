@@ -174,7 +174,11 @@ func (a *app) chosen(
 		}
 		for i := range records {
 			if records[i].State == dedupstore.Absent {
-				return nil, fmt.Errorf("message %q has no record in the scopes that were looked at", safe(id, 100))
+				but := ""
+				if of.Reason != "" || len(of.States)+len(of.Kinds) > 0 || !of.Since.IsZero() || !of.Before.IsZero() {
+					but = ", with what --reason, --state, --kind, --since and --before ask for"
+				}
+				return nil, fmt.Errorf("message %q has no record in the scopes that were looked at%s", safe(id, 100), but)
 			}
 			if of.Matches(&records[i]) && m.takes(&records[i]) {
 				found[records[i].Key] = records[i]

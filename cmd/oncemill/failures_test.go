@@ -68,6 +68,7 @@ func TestCommand_SaysWhatIsWrong(t *testing.T) {
 		{"stats --group nobody --store sqlite:" + path, 0, ""},
 		{"ls --group nobody --check --store sqlite:" + path, 0, ""},
 		{"forget order-17 --group nobody --yes --store sqlite:" + path, exitError, "has no record in the scopes"},
+		{"forget order-17 --reason typo --yes --store sqlite:" + path, exitError, "with what --reason"},
 	} {
 		var out, log bytes.Buffer
 		status := run(t.Context(), strings.Fields(c.args), strings.NewReader(""), &out, &log)
