@@ -777,7 +777,8 @@ func TestGuard_AWaitForARetryEndsWhenItIsDue(t *testing.T) {
 		g := newGuard(t, store, oncemill.Policy{})
 		for delay := 600 * time.Millisecond; delay < 3*time.Second; delay += 110 * time.Millisecond {
 			id := delay.String()
-			if err := dedupstore.SettleOne(t.Context(), store, abandonedClaim(t, store, id), dedupstore.Release{Delay: delay}); err != nil {
+			err := dedupstore.SettleOne(t.Context(), store, abandonedClaim(t, store, id), dedupstore.Release{Delay: delay})
+			if err != nil {
 				t.Fatal(err)
 			}
 			due := time.Now().Add(delay)

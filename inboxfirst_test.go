@@ -357,7 +357,7 @@ func TestFirst_DuplicateIsAskedForOnce(t *testing.T) {
 	})
 }
 
-// A batch of which no call was a first one says nothing about the next first call.
+// A batch without first calls says nothing about the next first call.
 func TestFirst_BatchOfClaimedRunsMakesNobodyWary(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newFirstInbox(t)
@@ -612,7 +612,8 @@ func TestFirst_PublishStepKeepsItsLease(t *testing.T) {
 func TestFirst_SettledFailureIsNotExtended(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newFirstInbox(t)
-		_, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("m1"), inbox.charging(t, failing(errRefused)).run)
+		h := inbox.charging(t, failing(errRefused))
+		_, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("m1"), h.run)
 		answertest.Want(t, err, oncemill.StatusRetry)
 		time.Sleep(time.Hour) // virtual
 		if n := inbox.records.extension; n > 0 {
@@ -677,7 +678,9 @@ func TestFirst_BatchIsBoundedAndEnds(t *testing.T) {
 			}
 			return nil
 		}, firstly("a"), firstly("b"))
-		batchOf(t, g, func(_ context.Context, calls []int) []error { return make([]error, len(calls)) }, firstly("c"), firstly("d"))
+		batchOf(t, g, func(_ context.Context, calls []int) []error {
+			return make([]error, len(calls))
+		}, firstly("c"), firstly("d"))
 		n := len(log.lines)
 		time.Sleep(time.Hour) // virtual
 		log.mu.Lock()

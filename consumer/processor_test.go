@@ -225,7 +225,9 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 			t.Errorf("%v, want it to name the store", err)
 		}
 	}
-	for name, says := range map[string]string{"": "another name runs everything again", "~x": "shadow", "charge/step=x": "steps", strings.Repeat("h", 129): "129"} {
+	for name, says := range map[string]string{
+		"": "another name runs everything again", "~x": "shadow", "charge/step=x": "steps", strings.Repeat("h", 129): "129",
+	} {
 		if problem := consumer.HandlerProblem(name); !strings.Contains(problem, says) {
 			t.Errorf("handler %q: %q, want it to say %q", name, problem, says)
 		}

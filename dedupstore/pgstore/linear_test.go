@@ -65,7 +65,7 @@ func (s spoken) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 }
 
 func (s spoken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	var others []ownerKind // of which one may have come before
+	var others []ownerKind // the other kind of Finish, for each settling
 	for _, x := range settlings {
 		var other ownerKind
 		if f, is := x.Settlement.(dedupstore.Finish); is {

@@ -301,7 +301,9 @@ func (f failing) InTx(ctx context.Context, runs []dedupstore.TxRun, work dedupst
 	if !f.begins {
 		return nil, f.err
 	}
-	return f.MemoryInbox.InTx(ctx, runs, func(ctx context.Context, claims []dedupstore.Claim) ([]dedupstore.Settlement, error) {
+	return f.MemoryInbox.InTx(ctx, runs, func(
+		ctx context.Context, claims []dedupstore.Claim,
+	) ([]dedupstore.Settlement, error) {
 		if _, err := work(ctx, claims); err != nil {
 			return nil, err
 		}

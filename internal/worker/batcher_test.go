@@ -132,7 +132,7 @@ func TestBatches_AHaltStartsNone(t *testing.T) {
 	})
 }
 
-// A batch of which nothing may start any more leaves its slots to others.
+// If nothing in a batch may start any more, others get its slots.
 func TestBatches_ThatMayNotStartLeaveTheirSlots(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)
