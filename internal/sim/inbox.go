@@ -198,7 +198,7 @@ func (i *inbox) InTx(
 	}
 }
 
-func (i *inbox) dead() bool { return i.process != nil && i.process.dead }
+func (i *inbox) dead() bool { return i.process != nil && i.process.ctx.Err() != nil }
 
 // try makes one transaction.
 func (i *inbox) try(ctx context.Context, tx *transaction, lease time.Duration,
@@ -227,28 +227,35 @@ func (i *inbox) try(ctx context.Context, tx *transaction, lease time.Duration,
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease/3)
 	defer cancel()
-	said, answered := error(nil), false
 	failed := i.askError(bounded, "commit", id, func(by string) error {
 		if i.process == nil && tx.lose == 2 {
 			tx.over = true
 			i.server.leave(tx)
 			return errCommit
 		}
-		if said = i.server.commit(by, tx, finishes); said != nil {
+		said := i.server.commit(by, tx, finishes)
+		if said != nil {
 			i.rolledBack(tx)
 		}
-		answered = true
-		if i.process == nil && tx.lose == 1 {
-			answered = false
+		switch {
+		case i.process == nil && tx.lose == 1:
 			return errCommit
+		case said != nil:
+			return refusal{said}
 		}
-		return said
+		return nil
 	})
-	if answered && failed == said { //nolint:errorlint // the answer itself
-		return said
+	if failed == nil {
+		return nil
+	}
+	if said, answered := failed.(refusal); answered { //nolint:errorlint // the answer itself
+		return said.error
 	}
 	return i.lookUp(ctx, tx, lease, failed)
 }
+
+// A refusal is what the database says of a commit that it does not do.
+type refusal struct{ error }
 
 // lookUp finds out what became of a commit that was not answered.
 func (i *inbox) lookUp(ctx context.Context, tx *transaction, lease time.Duration, lost error) error {

@@ -148,8 +148,8 @@ func (a *Assignment) end() {
 	if !closed(a.halted) || closed(a.ended) {
 		return
 	}
-	close(a.ended)
 	a.cancel(nil)
+	close(a.ended)
 	if next := a.next; next != nil {
 		a.next, next.blocked = nil, false
 		next.take()

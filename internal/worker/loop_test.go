@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -713,9 +714,9 @@ func TestLoop_DecisionHasNoSlot(t *testing.T) {
 func TestLoop_HalfOfTheSlotsWaitForOthers(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r, g := newRig(t), &gates{}
-		var turnedAway []string
-		r.retries = func(m *fake, _ consumer.Decision) (time.Time, bool) {
-			turnedAway = append(turnedAway, m.id)
+		var turnedAway atomic.Int32
+		r.retries = func(*fake, consumer.Decision) (time.Time, bool) {
+			turnedAway.Add(1)
 			return time.Time{}, false
 		}
 		r.each(8, g.wait)
@@ -725,8 +726,8 @@ func TestLoop_HalfOfTheSlotsWaitForOthers(t *testing.T) {
 		r.loop.free += 6 // the holders might be elsewhere
 		a.Receive(r.messages(numbered(6)...))
 		synctest.Wait()
-		if len(turnedAway) != 2 {
-			t.Errorf("turned away: %v, want two of six", turnedAway)
+		if got := turnedAway.Load(); got != 2 {
+			t.Errorf("turned away: %d of six, want two", got)
 		}
 		g.open(numbered(6)...)
 		r.ends(a)
