@@ -75,7 +75,7 @@ func New(session *gocql.Session, c Config) (*Store, error) {
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
+	return recordstore.Claim(ctx, requests, nil, func(ctx context.Context, w *recordstore.Work) error {
 		end, err := s.turns.take(ctx, w.Key)
 		if err != nil {
 			return err

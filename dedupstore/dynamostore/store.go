@@ -55,7 +55,7 @@ func New(client *dynamodb.Client, c Config) (*Store, error) {
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results := recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
+	results := recordstore.Claim(ctx, requests, nil, func(ctx context.Context, w *recordstore.Work) error {
 		// Where the clock is not known to be right, a read comes first, whose reply tells the time.
 		return s.records.Claim(ctx, w, func(context.Context) bool { return s.clock.right() })
 	})

@@ -125,14 +125,11 @@ func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, out
 		max(settlings[0].Claim.Lease, i.batches.within))
 	defer cancel()
 	unknown := false
-	write := func(ctx context.Context, next []*dedupstore.Stored, seen []int64, now recordstore.Time) ([]int64, error) {
-		records := make([]*nats.Msg, len(next))
-		for n, rec := range next {
-			data, header, err := i.message(rec, now)
-			if err != nil {
-				return nil, err
-			}
-			records[n] = &nats.Msg{Subject: i.subject(settlings[n].Claim.Key), Header: header, Data: data}
+	write := func(ctx context.Context, keys []dedupstore.Key, next []*dedupstore.Stored, seen []int64,
+		now recordstore.Time) ([]int64, error) {
+		records, err := i.messages(keys, next, now)
+		if err != nil {
+			return nil, err
 		}
 		last, err := i.writeBatch(ctx, outputs, records, seen)
 		switch {
@@ -142,11 +139,7 @@ func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, out
 			unknown = unknown || !proves(err)
 			return nil, i.failed(ctx, err)
 		}
-		numbers := make([]int64, len(records))
-		for n := range numbers {
-			numbers[n] = last - int64(len(records)-1-n)
-		}
-		return numbers, nil
+		return numbered(last, len(records)), nil
 	}
 	pauses := pace.Pace{Shortest: 5 * time.Millisecond, Longest: 500 * time.Millisecond}
 	for {
@@ -163,6 +156,28 @@ func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, out
 			return err
 		}
 	}
+}
+
+// messages are what records are written as.
+func (s *Store) messages(keys []dedupstore.Key, next []*dedupstore.Stored, now recordstore.Time) ([]*nats.Msg, error) {
+	all := make([]*nats.Msg, len(next))
+	for i, rec := range next {
+		data, header, err := s.message(rec, now)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = &nats.Msg{Subject: s.subject(keys[i]), Header: header, Data: data}
+	}
+	return all, nil
+}
+
+// numbered returns the numbers of so many records of a batch that ends with the last.
+func numbered(last int64, records int) []int64 {
+	numbers := make([]int64, records)
+	for n := range numbers {
+		numbers[n] = last - int64(records-1-n)
+	}
+	return numbers
 }
 
 // writeBatch writes records behind outputs, if their last revisions are the given ones: whoever sees one of them sees

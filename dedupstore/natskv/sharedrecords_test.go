@@ -18,8 +18,8 @@ import (
 )
 
 // Batches with a condition on each of several records: one of those that race wins, with all of its messages, and what
-// has one old condition is refused as a whole. 300 races with ONCEMILL_PROOF=1. The inbox sends one condition a batch;
-// this is what batches of several runs would need.
+// has one old condition is refused as a whole. 300 races with ONCEMILL_PROOF=1. Batches of several runs, and of claims, rely
+// on it.
 func TestBatches_OfSharedRecordsHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	t.Run("one server", func(t *testing.T) { t.Parallel(); batchesRace(t, natstest.Start(t).Connect, 1) })

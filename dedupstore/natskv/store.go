@@ -74,6 +74,7 @@ type Store struct {
 	clock   clock
 	records recordstore.Records
 	batches batcher
+	tries   tries
 	config  atomic.Pointer[jetstream.StreamConfig] // as the last look found it
 	warned  atomic.Bool
 }
@@ -137,9 +138,50 @@ func (s *Store) String() string {
 
 // Claim implements [dedupstore.Store]. A key that this store has not claimed lately is tried as a new one first.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return recordstore.Claim(ctx, requests, func(ctx context.Context, w *recordstore.Work) error {
+	return recordstore.Claim(ctx, requests, s.claimNew, func(ctx context.Context, w *recordstore.Work) error {
 		return s.records.Claim(ctx, w, func(context.Context) bool { return true })
 	})
+}
+
+// claimNew claims the keys of a stream by one atomic batch, if none of them has a record. One that has makes the server
+// refuse all: then each is claimed alone. One replica on files takes much longer for a batch than for its messages.
+func (s *Store) claimNew(ctx context.Context, works []*recordstore.Work) bool {
+	c := s.config.Load()
+	if !s.shared || c == nil || c.Replicas == 1 && c.Storage == jetstream.FileStorage || len(works) > maxBatch ||
+		s.tries.skip() {
+		return false
+	}
+	err := s.records.ClaimNew(ctx, works, func(ctx context.Context, keys []dedupstore.Key, next []*dedupstore.Stored,
+		seen []int64, now recordstore.Time) ([]int64, error) {
+		records, err := s.messages(keys, next, now)
+		if err != nil {
+			return nil, err
+		}
+		last, err := s.writeBatch(ctx, nil, records, seen)
+		return numbered(last, len(records)), err
+	})
+	s.tries.learn(err != nil)
+	return err == nil
+}
+
+// Tries says when a batch of claims is not tried. Where duplicates are frequent, nearly every one has some: so after 1, 2,
+// 3 … in a row that were refused, the next 2, 4, 8 … up to 64 are skipped.
+type tries struct{ refused, left atomic.Int32 }
+
+func (t *tries) skip() bool {
+	if t.left.Load() <= 0 {
+		return false
+	}
+	t.left.Add(-1)
+	return true
+}
+
+func (t *tries) learn(refused bool) {
+	if !refused {
+		t.refused.Store(0)
+		return
+	}
+	t.left.Store(1 << min(t.refused.Add(1), 6))
 }
 
 // Extend implements [dedupstore.Store].

@@ -56,6 +56,33 @@ func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context)
 	return r.change(ctx, w, Revision{}, !claimed && sure(ctx), r.Grant)
 }
 
+// ClaimNew does the works of claims by one write, if no key was claimed lately, and none has a record. If it returns an
+// error, each is to be done by Claim, whatever has become of the write: it answers an owner again.
+func (r *Records) ClaimNew(ctx context.Context, works []*Work, write WriteAll) error {
+	now, err := r.Now(ctx)
+	if err != nil {
+		return err
+	}
+	keys, next := make([]dedupstore.Key, len(works)), make([]*dedupstore.Stored, len(works))
+	for i, w := range works {
+		keys[i] = w.Key
+		if _, claimed := r.recent.get(w.Key); claimed {
+			return ErrConflict
+		}
+		if next[i] = w.Apply(dedupstore.Stored{}, now); next[i] == nil {
+			return ErrConflict
+		}
+	}
+	numbers, err := write(ctx, keys, next, make([]int64, len(works)), now)
+	if err != nil {
+		return err
+	}
+	for i, key := range keys {
+		r.recent.put(key, Revision{numbers[i], *next[i]})
+	}
+	return nil
+}
+
 // Do does a work with the record that was written last, if it is known. It is a [Do].
 func (r *Records) Do(ctx context.Context, w *Work) error {
 	seen, known := r.recent.get(w.Key)
@@ -64,12 +91,18 @@ func (r *Records) Do(ctx context.Context, w *Work) error {
 
 // A WriteAll writes records if their last revisions are the seen ones: all of them, and returns their new numbers, or
 // none. See Write.
-type WriteAll func(ctx context.Context, next []*dedupstore.Stored, seen []int64, now Time) (numbers []int64, err error)
+type WriteAll func(
+	ctx context.Context, keys []dedupstore.Key, next []*dedupstore.Stored, seen []int64, now Time,
+) (numbers []int64, err error)
 
 // Finish settles claims by one write, all of them or none. Nil also says that all were settled before.
 func (r *Records) Finish(ctx context.Context, settlings []dedupstore.Settling, write WriteAll) error {
 	pause := firstPause
 	seen, guessed := r.recentOf(settlings)
+	keys := make([]dedupstore.Key, len(settlings))
+	for i, s := range settlings {
+		keys[i] = s.Claim.Key
+	}
 	for range maxTries {
 		var err error
 		if seen == nil {
@@ -90,7 +123,7 @@ func (r *Records) Finish(ctx context.Context, settlings []dedupstore.Settling, w
 		case err != nil || next == nil:
 			return err
 		}
-		numbers, err = write(ctx, next, numbers, now)
+		numbers, err = write(ctx, keys, next, numbers, now)
 		for i, s := range settlings {
 			if err == nil {
 				r.recent.put(s.Claim.Key, Revision{numbers[i], *next[i]})

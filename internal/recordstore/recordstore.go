@@ -46,8 +46,11 @@ func (w *Work) Apply(s dedupstore.Stored, t Time) (next *dedupstore.Stored) {
 // the record is still the one that was read; else it begins again. After an error nobody knows whether it was written.
 type Do func(context.Context, *Work) error
 
-// Claim is Store.Claim over do. It does the works of different keys side by side.
-func Claim(ctx context.Context, requests []dedupstore.Request, do Do) []dedupstore.ClaimResult {
+// Claim is Store.Claim over do. It does the works of different keys side by side, unless together, if it is not nil,
+// has done all of several.
+func Claim(
+	ctx context.Context, requests []dedupstore.Request, together func(context.Context, []*Work) bool, do Do,
+) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	var b batch
 	for i, r := range requests {
@@ -69,7 +72,9 @@ func Claim(ctx context.Context, requests []dedupstore.Request, do Do) []dedupsto
 			fail: func(err error) { *result = dedupstore.ClaimResult{Err: err} },
 		})
 	}
-	b.run(ctx, do)
+	if together == nil || len(b.works) < 2 || !together(ctx, b.works) {
+		b.run(ctx, do)
+	}
 	return results
 }
 

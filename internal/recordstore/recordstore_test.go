@@ -118,7 +118,7 @@ func TestClaim_ALeaseIsNeverShorterThanAsked(t *testing.T) {
 	at := Time{now, now.Add(slack)}
 	var written *dedupstore.Stored
 	r := request("1", "1")
-	got := Claim(t.Context(), []dedupstore.Request{r}, func(_ context.Context, w *Work) error {
+	got := Claim(t.Context(), []dedupstore.Request{r}, nil, func(_ context.Context, w *Work) error {
 		written = w.Apply(dedupstore.Stored{}, at)
 		return nil
 	})
@@ -157,7 +157,7 @@ func TestClaim_KeysAreDoneSideBySideAndOperationsOfOneInOrder(t *testing.T) {
 		request("1", "1"), request("2", "1"), invalid, request("1", "2"), request("3", "1"), request("2", "2"),
 	}
 	meet := make(chan struct{})
-	results := Claim(t.Context(), requests, func(_ context.Context, w *Work) error {
+	results := Claim(t.Context(), requests, nil, func(_ context.Context, w *Work) error {
 		if w.Key.ID == "3" {
 			<-meet
 			return down
@@ -185,7 +185,7 @@ func TestClaim_NothingIsDoneForAContextThatHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	requests := []dedupstore.Request{request("1", "1"), request("2", "1")}
-	results := Claim(ctx, requests, func(context.Context, *Work) error {
+	results := Claim(ctx, requests, nil, func(context.Context, *Work) error {
 		t.Error("a work was done")
 		return nil
 	})
