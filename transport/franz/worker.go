@@ -137,6 +137,7 @@ func (w *Worker) Opts() []kgo.Opt {
 		kgo.WithHooks(birth{w}),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(), // for the time it takes to hand records to their partitions, no longer
+		kgo.OnPartitionsAssigned(w.onAssigned),
 		kgo.OnPartitionsRevoked(w.onRevoked),
 		kgo.OnPartitionsLost(w.onLost),
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),
@@ -196,6 +197,14 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 	}
 	defer w.client.end()
 	return s.run(ctx)
+}
+
+// onAssigned says when the wait for the group is over: a member gets nothing until all have joined.
+func (w *Worker) onAssigned(ctx context.Context, _ *kgo.Client, assigned map[string][]int32) {
+	if len(assigned) > 0 {
+		w.config.Logger.InfoContext(ctx, "franz: partitions are assigned", "handler",
+			cmp.Or(w.config.Handler, "a Router's"), "partitions", assigned)
+	}
 }
 
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {

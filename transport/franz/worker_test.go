@@ -33,6 +33,7 @@ func TestWorker_HandlesEachRecordAndCommitsIt(t *testing.T) {
 			for _, says := range []string{"consuming begins", "consuming has ended"} {
 				wantLog(t, b, "level=INFO", says, "handler=charge", "group="+group, "topics=[orders]")
 			}
+			wantLog(t, b, "level=INFO", "partitions are assigned", "handler=charge", "partitions=\"map[orders:[0 1 2]]\"")
 		})
 	}
 }
