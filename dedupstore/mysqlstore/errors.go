@@ -103,8 +103,8 @@ func (s *Store) explain(err error) error {
 		return s.setup(err, "may not be used by the database user: GRANT SELECT, INSERT, UPDATE, DELETE on it, on "+
 			"%s_scopes and on %[1]s_version; Migrate needs CREATE, too", s.config.Table)
 	case errOptionPrevents, errReadOnlyTx, errReadOnlyMode:
-		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; with "+
-			"rejectReadOnly=true in the DSN the pool keeps no connection to another")
+		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; without "+
+			"an inbox, rejectReadOnly=true in the DSN makes the pool close other connections")
 	case errStatementLog:
 		return unfit("binlog_format", "is STATEMENT: set it to ROW, which READ COMMITTED needs", err)
 	}

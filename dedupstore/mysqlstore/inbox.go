@@ -95,6 +95,9 @@ func (s inbox) InTx(
 	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
 ) ([]dedupstore.Answer, error) {
 	err := s.usable(ctx)
+	if err == nil {
+		err = s.hears(ctx)
+	}
 	if err == nil && !s.TakesFirst() {
 		_, err = dedupstore.ClaimsOf(runs)
 	}
@@ -103,6 +106,38 @@ func (s inbox) InTx(
 	}
 	c := &calling{Store: s.Store, apart: map[*sqlstore.Member]bool{}}
 	return sqlstore.InTx(ctx, c, s.config.Logger, runs, work)
+}
+
+// Check implements [dedupstore.Checker].
+func (s inbox) Check(ctx context.Context) (dedupstore.Report, error) {
+	report, err := s.Store.Check(ctx)
+	if err == nil {
+		err = s.hears(ctx)
+	}
+	return report, err
+}
+
+// hears makes sure, once, that the server's refusal to write in a session that only reads is heard: it tells of the end
+// of a transaction.
+func (s inbox) hears(ctx context.Context) error {
+	if s.heard.Load() {
+		return nil
+	}
+	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return s.failed("begin", err)
+	}
+	defer tx.Rollback()
+	_, err = tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = ''") // no record
+	switch {
+	case errors.Is(err, driver.ErrBadConn):
+		return unfit("rejectReadOnly", "is set, or the connection was lost: with it the driver closes the connection "+
+			"on which an inbox has to hear that its transaction has ended; leave it out of the DSN", err)
+	case err != nil && number(err) != errReadOnlyTx:
+		return s.failed("look at the table", err)
+	}
+	s.heard.Store(err != nil)
+	return nil
 }
 
 // Within implements [sqlstore.Database].
@@ -114,15 +149,17 @@ func (c *calling) Within(
 		return err
 	}
 	defer func() { <-taken }()
+	bounded, cancel := t.Bounded(ctx)
+	defer cancel()
 	if len(t.Claimed) > 0 {
-		if err := t.Look(ctx, c); err != nil {
+		if err := t.Look(bounded, c); err != nil {
 			return err
 		}
 	}
-	if err := c.siftFirsts(ctx, t); err != nil {
+	if err := c.siftFirsts(bounded, t); err != nil {
 		return err
 	}
-	conn, err := c.db.Conn(ctx)
+	conn, err := c.db.Conn(bounded)
 	if err != nil {
 		return c.failed("begin", err)
 	}
@@ -134,12 +171,12 @@ func (c *calling) Within(
 		}
 	}()
 	return conn.Raw(func(raw any) (err error) {
-		return r.on(context.WithValue(ctx, holder{c.db}, more), raw, work)
+		return r.on(context.WithValue(ctx, holder{c.db}, more), bounded, raw, work)
 	})
 }
 
-// on runs work in the transaction, on a connection.
-func (r *run) on(ctx context.Context, raw any, work func(context.Context, sqlstore.Tx) error) error {
+// on runs work in the transaction, on a connection. Bounded is ctx until the work begins.
+func (r *run) on(ctx, bounded context.Context, raw any, work func(context.Context, sqlstore.Tx) error) error {
 	tx, over, err := transactionOn(raw)
 	if err != nil {
 		return r.failed("begin", err)
@@ -153,7 +190,7 @@ func (r *run) on(ctx context.Context, raw any, work func(context.Context, sqlsto
 	}()
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
 	defer end()
-	begins := context.AfterFunc(ctx, end) // but a server that stands still must not hold up its beginning
+	begins := context.AfterFunc(bounded, end) // but a server that stands still must not hold up its beginning
 	silence := min(max(r.Stands.Claim.Lease+time.Second-1, leastSilence), mostSilence)
 	_, err = tx.ExecContext(life, fmt.Sprintf(setUp, silence/time.Second))
 	if err == nil {
@@ -161,7 +198,7 @@ func (r *run) on(ctx context.Context, raw any, work func(context.Context, sqlsto
 	}
 	switch {
 	case !begins():
-		return context.Cause(ctx)
+		return context.Cause(bounded)
 	case errors.Is(err, sqlstore.ErrTaken):
 		return err
 	case err != nil:

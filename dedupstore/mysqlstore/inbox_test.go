@@ -54,6 +54,23 @@ func TestInbox_EndedTransactionsAreNoticed(t *testing.T) {
 	}
 }
 
+// TestInbox_RefusesADriverThatHidesTheEndOfATransaction: with rejectReadOnly a write after a COMMIT says that the
+// connection was lost, which says nothing of what was committed.
+func TestInbox_RefusesADriverThatHidesTheEndOfATransaction(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newDB(t, func(c *mysql.Config) { c.RejectReadOnly = true }))
+	claim(t, s, request("leased"), dedupstore.AcquiredRun)
+	_, err := s.Inbox().(dedupstore.Checker).Check(t.Context())
+	wantSetup(t, err, "rejectReadOnly")
+	for way, run := range oneRun {
+		err := run(t, s, request(way), func(context.Context) (dedupstore.Settlement, error) {
+			t.Errorf("a %s run began", way)
+			return success, nil
+		})
+		wantSetup(t, err, "rejectReadOnly")
+	}
+}
+
 // TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn: handlers have all places, and each runs another store in itself.
 func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	t.Parallel()
@@ -415,10 +432,13 @@ func TestInbox_GivesUpOnAServerThatStandsStill(t *testing.T) {
 	c := runOf(t, s, "1")
 	proxy := mysqltest.StartProxy(t, mysqltest.Shared(t).Addr())
 	s = unmigrated(t, d.Open(t, func(c *mysql.Config) { c.Addr = proxy.Addr }), Config{})
+	if _, err := s.Inbox().(dedupstore.Checker).Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	commands := 0
-	proxy.Inject(func() mysqltest.Fault { // the first ones look at the table and at the record
-		if commands++; commands < 3 {
+	proxy.Inject(func() mysqltest.Fault { // the first one looks at the record
+		if commands++; commands < 2 {
 			return mysqltest.Fault{}
 		}
 		cancel()
@@ -434,6 +454,29 @@ func TestInbox_GivesUpOnAServerThatStandsStill(t *testing.T) {
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// TestInbox_AFirstRunGivesUpOnAServerThatStandsStill: it has no heartbeat that would end its context.
+func TestInbox_AFirstRunGivesUpOnAServerThatStandsStill(t *testing.T) {
+	t.Parallel()
+	d := mysqltest.Shared(t).NewDatabase(t)
+	newStore(t, d.Open(t))
+	proxy := mysqltest.StartProxy(t, mysqltest.Shared(t).Addr())
+	s := unmigrated(t, d.Open(t, func(c *mysql.Config) { c.Addr = proxy.Addr }), Config{})
+	if _, err := s.Inbox().(dedupstore.Checker).Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Inject(func() mysqltest.Fault { return mysqltest.Fault{Freeze: 2 * time.Minute} })
+	r := request("1")
+	r.Lease = 2 * time.Second
+	began := time.Now()
+	_, err := firsts(t, s, func(context.Context) (dedupstore.Settlement, error) {
+		t.Error("work is called")
+		return success, nil
+	}, r)
+	if took := time.Since(began); err == nil || took > 30*time.Second {
+		t.Errorf("it returned %v after %v, want an error within its lease", err, took)
 	}
 }
 

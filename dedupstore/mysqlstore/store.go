@@ -23,6 +23,7 @@ type Store struct {
 	packet atomic.Int64 // max_allowed_packet; 0: the table has not been looked at
 
 	mariadb atomic.Bool
+	heard   atomic.Bool // an inbox hears that a session only reads
 
 	handlers func() chan struct{} // a place for each handler of an inbox that may run now
 	extra    chan struct{}        // one more, for a run inside a handler while handlers have all places

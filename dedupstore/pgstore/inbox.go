@@ -163,14 +163,19 @@ func (c *calling) Within(
 		return err
 	}
 	defer free()
+	bounded, cancel := t.Bounded(ctx)
+	defer cancel()
 	if len(t.Claimed) > 0 && !c.sure {
-		if err := t.Look(ctx, c); err != nil {
+		if err := t.Look(bounded, c); err != nil {
 			return err
 		}
 	}
 	r := i.newRun(t)
 	c.sure, c.token = false, r.token
-	if r.session, err = i.begin(ctx, r); err != nil {
+	if r.session, err = i.begin(bounded, r); err != nil {
+		if bounded.Err() != nil {
+			return context.Cause(bounded)
+		}
 		return i.store.failed("begin", err)
 	}
 	// It ends after the transaction: then database/sql closes the rows that a handler has left open, beside it.
@@ -178,7 +183,13 @@ func (c *calling) Within(
 	defer lose(nil)
 	r.end = sync.OnceValue(func() (open bool) { return r.session.end(ctx) })
 	defer r.end() // also when work panics
-	r.stop = r.keep(outer, lose)
+	stop := r.keep(outer, lose)
+	r.stop = func() {
+		if q, is := r.session.(*sqlSession); is { // a beat may wait for a statement that the handler has left under way
+			defer time.AfterFunc(sqlstore.EndTimeout, q.cut).Stop()
+		}
+		stop()
+	}
 	defer r.stop()
 	return work(r.session.context(outer), r)
 }

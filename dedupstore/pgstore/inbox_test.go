@@ -639,7 +639,11 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 	for name, tc := range map[string]struct {
 		returns error
 		want    error
-	}{"fails": {given, given}, "succeeds": {nil, errLost}} {
+		beats   bool // the inbox waits for the connection, too
+	}{
+		"fails": {given, given, false}, "succeeds": {nil, errLost, false},
+		"fails after a beat": {given, given, true}, "succeeds after a beat": {nil, errLost, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
@@ -666,6 +670,9 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active')`, pid).Scan(&runs)
 					return err == nil && runs
 				})
+				if tc.beats {
+					until(t, "a beat", func() bool { return time.Since(began) > leastSilence/2 })
+				}
 				return success, tc.returns
 			})
 			if !errors.Is(err, tc.want) {

@@ -59,6 +59,8 @@ var (
 	errSettled = errors.New("the runs were settled before")
 
 	errGone = errors.New("the record is gone")
+
+	errSilent = errors.New("dedupstore: the database has not answered within a lease")
 )
 
 // Unanswered says that a commit got no answer.
@@ -141,6 +143,12 @@ func (t *Transaction) again() {
 	}
 }
 
+// Bounded bounds what stands before the work of a transaction, or after its commit: a server that says nothing must not
+// hold a first run up, which has no heartbeat.
+func (t *Transaction) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, max(t.Stands.Claim.Lease, LeastCommit), errSilent)
+}
+
 // Taking returns the members that take part.
 func (t *Transaction) Taking() (taking []*Member) {
 	for _, m := range t.Members {
@@ -175,7 +183,9 @@ func InTx(
 			m.Claim.Fence = 0
 		}
 	}
-	answers, err := t.answers(ctx, db)
+	bounded, cancel := t.Bounded(ctx)
+	defer cancel()
+	answers, err := t.answers(bounded, db)
 	if taking > 0 { // a claim finds out what could not be answered
 		err = nil
 	}
@@ -267,7 +277,7 @@ func (t *Transaction) once(ctx context.Context, db Database, work dedupstore.TxW
 	if err == nil || errors.Is(err, errSettled) {
 		return nil
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(t.Stands.Claim.Lease, LeastCommit))
+	bounded, cancel := t.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	switch unanswered, is := err.(*Unanswered); { //nolint:errorlint // never wrapped
 	case err == ErrRefused: //nolint:errorlint // never wrapped
