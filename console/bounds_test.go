@@ -198,7 +198,6 @@ func TestBounds_BodiesHaveADeadline(t *testing.T) {
 	}
 }
 
-// Somebody who refreshes without end makes the scan hurry now and then only.
 // A busyStore takes a moment for each page, and says how long it was asked in sum.
 type busyStore struct {
 	*pagedStore
@@ -212,28 +211,57 @@ func (b *busyStore) List(ctx context.Context, f dedupstore.Filter, after string)
 	return b.pagedStore.List(ctx, f, after)
 }
 
+// slow is a console, and a store with so many failures that takes a moment for each.
+func slow(t *testing.T, failures int) (*Console, *busyStore) {
+	t.Helper()
+	memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1}}
+	for n := range failures {
+		s.finishes(key(numbered("m", n)), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "refused"})
+	}
+	store := &busyStore{pagedStore: s.store}
+	c, err := New(Config{Stores: []Store{{Name: "records", Inspector: store}}, Findings: func(
+		context.Context) ([]health.Finding, error) {
+		return nil, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, store
+}
+
+// What a console shows first is not a small part of what there is, if that can be had within seconds.
+func TestRun_FirstPassTakesNoPause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, store := slow(t, 60)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Run(ctx) }()
+		time.Sleep(mostFirst)
+		if s := c.now().store("records"); !s.all() || s.Failures.N != 60 {
+			t.Errorf("%d of 60 failures were seen after %v", s.Failures.N, mostFirst)
+		}
+		before := store.busy.Load()
+		time.Sleep(50 * time.Second) // then it is gone through as slowly as ever
+		if busy := time.Duration(store.busy.Load() - before); busy > 5*time.Second {
+			t.Errorf("the store was busy for %v of 50s", busy)
+		}
+		stop()
+		<-ended
+	})
+}
+
 // Somebody who refreshes without end makes a store at most a twentieth busier.
 func TestRefresh_WithoutEndCostsLittle(t *testing.T) {
 	t.Parallel()
 	shares := [2]float64{}
 	for i, refreshes := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			memory, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := &site{TB: t, store: &pagedStore{Memory: memory, page: 1}}
-			for n := range 120 {
-				s.finishes(key(numbered("m", n)), dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "refused"})
-			}
-			store := &busyStore{pagedStore: s.store}
-			c, err := New(Config{Stores: []Store{{Name: "records", Inspector: store}}, Findings: func(
-				context.Context) ([]health.Finding, error) {
-				return nil, nil
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c, store := slow(t, 120)
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() { ended <- c.Run(ctx) }()

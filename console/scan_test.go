@@ -295,6 +295,28 @@ func TestLivePart_SaysWhenItsFiguresAreOld(t *testing.T) {
 	}
 }
 
+// Figures of a part of the records say so, and that nothing was found there does not read as if nothing was there.
+func TestOverview_SaysHowMuchIsSeen(t *testing.T) {
+	t.Parallel()
+	s, now := newSite(t, nil), time.Now()
+	part := pass{Looked: 8, Total: 100}
+	store := &storeSeen{Name: "records", At: now, Failures: failing{pass: part}, Running: working{pass: part}}
+	html, err := s.console.event(t.Context(), &livePart{
+		Now: now, Running: true, Snap: newSnapshot(seen{Stores: []*storeSeen{store}}, now),
+	}, "overview")
+	const said = "8 of 100 looked at so far"
+	for _, text := range []string{
+		"<small>" + said + "</small>", "handler at work: " + said, "No failure: " + said,
+	} {
+		if err != nil || !strings.Contains(string(html), text) {
+			t.Errorf("no %q in\n%s, %v", text, html, err)
+		}
+	}
+	if n := strings.Count(string(html), "<small>"+said); n != 3 {
+		t.Errorf("%d figures of three say that they are a part", n)
+	}
+}
+
 // A checked store knows what is wrong with its server.
 type checked struct{ *pagedStore }
 

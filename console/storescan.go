@@ -24,6 +24,11 @@ type storeSeen struct {
 	At       time.Time // when that was
 }
 
+// all reports whether every record was seen.
+func (s *storeSeen) all() bool {
+	return !s.Counts.Done.IsZero() && !s.Failures.Done.IsZero() && !s.Running.Done.IsZero()
+}
+
 // A pass is a way through a store, page by page.
 type pass struct {
 	Looked, Total int
@@ -110,7 +115,7 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 	s := c.config.Stores[i]
 	w := &storeScan{name: s.Name, notes: c.config.Notes, shown: storeSeen{Name: s.Name}}
 	w.again()
-	for ctx.Err() == nil {
+	for first := time.Now(); ctx.Err() == nil; {
 		began := time.Now()
 		if !c.idle() {
 			w.shown.Problem = problemOf(w.steps(ctx, s.Inspector, began.Add(c.config.Every/share)))
@@ -119,7 +124,8 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 			c.see(func(s *seen) { s.Stores[i] = &shown })
 		}
 		wait := max(c.config.Every, share*time.Since(began))
-		if w.hurried && w.shown.Problem == "" && !c.idle() {
+		fresh := !w.shown.all() && time.Since(first) < mostFirst
+		if (w.hurried || fresh) && w.shown.Problem == "" && !c.idle() {
 			wait = 0
 		}
 		if w.hurried && time.Since(w.rested) > mostHurry { // the rest of it comes as fast as ever
@@ -144,8 +150,9 @@ func (w *storeScan) hurry() {
 }
 
 const (
-	mostHurry = 4 * time.Second // how long failures are counted without a pause, also if that is not a whole pass
-	hurryRest = 50              // then they are not for so many times as long
+	mostHurry = 4 * time.Second  // how long failures are counted without a pause, also if that is not a whole pass
+	hurryRest = 50               // then they are not for so many times as long
+	mostFirst = 10 * time.Second // how long a store that was never seen as a whole is gone through without a pause
 )
 
 // calm ends what hurry began.
