@@ -29,6 +29,9 @@ func act(p *tab, wants ...string) {
 	p.fill("#why", "agreed with the bank")
 	p.follow("#yes")
 	p.until(`document.querySelector("#task-state")?.innerText.includes("done")`)
+	if eval[bool](p, `[...document.querySelectorAll("#halt, #rest")].some((e) => e.checkVisibility())`) {
+		p.t.Errorf("%s offers to stop what has ended, or to go on", eval[string](p, "location.href"))
+	}
 }
 
 func TestConsole_EachActionOfARecord(t *testing.T) {

@@ -284,16 +284,18 @@ func (p *tab) wants(selector string, texts ...string) {
 	}
 }
 
-// fits fails the test if the page is wider than the window.
+// fits fails the test if the page is wider than the window, or cuts something off that nobody can scroll to.
 func (p *tab) fits() {
 	p.t.Helper()
 	if wide := eval[[]string](p, `(() => {
 		const width = document.documentElement.clientWidth;
-		if (document.documentElement.scrollWidth <= width) return [];
-		return [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > width + 1)
-			.map((e) => e.tagName + "#" + e.id + "." + e.className).slice(0, 5);
+		const out = document.documentElement.scrollWidth <= width ? [] :
+			[...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > width + 1);
+		const cut = [...document.querySelectorAll("#nav, .scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1 &&
+			(e.id === "nav" || getComputedStyle(e).overflowX === "clip"));
+		return out.concat(cut).map((e) => e.tagName + "#" + e.id + "." + e.className + " " + e.ariaLabel).slice(0, 5);
 	})()`); len(wide) > 0 {
-		p.t.Errorf("%s is wider than the window: %q", eval[string](p, "location.href"), wide)
+		p.t.Errorf("%s does not fit the window: %q", eval[string](p, "location.href"), wide)
 	}
 }
 
@@ -305,7 +307,7 @@ var axeCore = sync.OnceValues(func() (string, error) {
 	return string(text), err
 })
 
-// accessible fails the test if axe-core finds something serious or critical on the page.
+// accessible fails the test if axe-core finds something on the page.
 func (p *tab) accessible() {
 	p.t.Helper()
 	if os.Getenv(axe) == "" {
@@ -326,11 +328,8 @@ func (p *tab) accessible() {
 		p.t.Fatal(err)
 	}
 	for _, v := range violations {
-		if v.Impact == "serious" || v.Impact == "critical" {
-			p.t.Errorf("%s: %s (%s, %s): %s\n%s", eval[string](p, "location.href"), v.Help, v.ID, v.Impact,
-				v.Nodes[0].HTML,
-				v.Nodes[0].FailureSummary)
-		}
+		p.t.Errorf("%s: %s (%s, %s): %s\n%s", eval[string](p, "location.href"), v.Help, v.ID, v.Impact,
+			v.Nodes[0].HTML, v.Nodes[0].FailureSummary)
 	}
 }
 

@@ -44,14 +44,17 @@ func TestConsole_ScreensSayWhatIsThere(t *testing.T) {
 			[]string{"Nobody knows", "Complete"}, ""},
 		"failures":      {"failures", []string{"Failures", "Dead letters", "dead.billing"}, "card declined"},
 		"failures-list": {"failures?list=1", []string{"failed-000", "Rerun"}, ""},
-		"letters":       {"failures?letters=dead.billing", []string{"failed-003", "Redrive"}, ""},
-		"letter":        {"letter?in=dead.billing&at=100", []string{"hunter2", "failed-000"}, ""},
-		"outbox":        {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
-		"outbox-dead":   {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
-		"log":           {"log", []string{"Log", "Nobody has changed anything"}, ""},
-		"archived":      {"failures?archived=1", []string{"Failures", "archived failures", "No failure is left here"}, ""},
-		"health":        {"health", []string{"Health"}, "allkeys-lru"},
-		"sorry":         {"messages?state=odd", []string{"want one of"}, ""},
+		"failures-unknown": {"failures?state=unknown", []string{
+			"unknown outcomes", "unknown-0", "unknown-2", "Complete",
+		}, ""},
+		"letters":     {"failures?letters=dead.billing", []string{"failed-003", "Redrive"}, ""},
+		"letter":      {"letter?in=dead.billing&at=100", []string{"hunter2", "failed-000"}, ""},
+		"outbox":      {"outbox", []string{"Outbox", "Rows"}, "orders.created"},
+		"outbox-dead": {"outbox?state=dead", []string{"maximum payload exceeded", "Requeue"}, ""},
+		"log":         {"log", []string{"Log", "Nobody has changed anything"}, ""},
+		"archived":    {"failures?archived=1", []string{"Failures", "archived failures", "No failure is left here"}, ""},
+		"health":      {"health", []string{"Health"}, "allkeys-lru"},
+		"sorry":       {"messages?state=odd", []string{"want one of"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
