@@ -163,7 +163,7 @@ func (m memory) judge(r *health.Report, what string, window time.Duration) {
 	if !m.limited {
 		has = "the machine's memory is " + size(m.limit)
 	}
-	r.Judge(what, health.UnwiseIf(need > 0.8*float64(m.limit), fmt.Sprintf("%s: at the present rate of about %.3g "+
+	r.Judge(what, health.UnwiseIf(need > 0.8*float64(m.limit), fmt.Sprintf("%s: at the present rate of about %.1f "+
 		"new records a second, those of a window of %v take about %s; a full server refuses new messages, and they "+
 		"wait; give it more, or shorten the window", has, rate, window, size(int64(need)))))
 }

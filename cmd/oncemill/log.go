@@ -49,7 +49,7 @@ and tells the last changes, the latest at the end.`,
 			}
 			slices.SortStableFunc(all, func(a, b operate.Entry) int { return a.Time.Compare(b.Time) })
 			if others > 0 {
-				fmt.Fprintf(a.log, "%s left out that tell of no change.\n", plural(others, "line"))
+				fmt.Fprintf(a.log, "%s left out: not about a change.\n", plural(others, "line"))
 			}
 			if all = all[max(0, len(all)-limit):]; !a.forPeople() {
 				return items(a, all)
