@@ -123,12 +123,18 @@ func (s inbox) hears(ctx context.Context) error {
 	if s.heard.Load() {
 		return nil
 	}
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	conn, err := s.db.Conn(ctx)
 	if err != nil {
-		return s.failed("begin", err)
+		return s.failed("look at the table", err)
+	}
+	defer conn.Close()
+	defer conn.Raw(func(any) error { return driver.ErrBadConn }) // a rollback may begin another transaction
+	tx, err := conn.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return s.failed("look at the table", err)
 	}
 	defer tx.Rollback()
-	_, err = tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = ''") // no record
+	_, err = tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = x''") // no record
 	switch {
 	case errors.Is(err, driver.ErrBadConn):
 		return unfit("rejectReadOnly", "is set, or the connection was lost: with it the driver closes the connection "+

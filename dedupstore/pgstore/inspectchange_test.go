@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -140,7 +141,10 @@ func TestChange_BesideLiveClaims(t *testing.T) {
 			}
 		}
 		if rand.N(4) == 0 {
-			err = dedupstore.SettleOne(ctx, transactor, c, dedupstore.Release{Reason: "later"})
+			err = sqlstore.ErrContended
+			for errors.Is(err, sqlstore.ErrContended) { // as the engine does
+				err = dedupstore.SettleOne(ctx, transactor, c, dedupstore.Release{Reason: "later"})
+			}
 		} else {
 			f := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: kinds[rand.N(len(kinds))]}, Retention: long}
 			err = dedupstore.InTxOne(ctx, transactor, c, func(ctx context.Context) (dedupstore.Settlement, error) {
