@@ -24,7 +24,7 @@ import (
 type target struct {
 	name, dir string
 	files     []string
-	lua       bool
+	in        *language // nil: Go
 	suites    []suite
 }
 
@@ -36,7 +36,9 @@ func (t target) has(file string) bool {
 // A suite is a package whose tests notice them.
 type suite struct {
 	dir  string
-	skip string // a regular expression
+	only string // of the tests: a regular expression, as are the others
+	skip string
+	of   string // the files whose mutants it is asked for
 	args []string
 }
 
@@ -48,8 +50,16 @@ var targets = []target{
 	}},
 	{name: "dedupstore", dir: "dedupstore", files: []string{"stored.go"}, suites: []suite{{dir: "dedupstore"}, simulator}},
 	{name: "internal/worker", dir: "internal/worker", suites: []suite{{dir: "internal/worker"}}},
-	{name: "redisstore", dir: "dedupstore/redisstore", lua: true, files: scripts, suites: []suite{{
+	{name: "internal/sqlstore", dir: "internal/sqlstore", suites: []suite{
+		{dir: "internal/sqlstore"}, {dir: "dedupstore/sqlitestore", skip: "Example|Plan_"},
+		{dir: "dedupstore/mysqlstore", of: "mysql", only: "Conforms$|Store_|Inbox_", skip: "StandsStill|HoldsUp"},
+	}},
+	{name: "redisstore", dir: "dedupstore/redisstore", in: lua, files: scripts, suites: []suite{{
 		dir: "dedupstore/redisstore", skip: "Linear|Cluster|Fuzz", args: []string{"-rapid.nofailfile"},
+	}}},
+	{name: "pgstore", dir: "dedupstore/pgstore", in: postgres, files: statements, suites: []suite{{
+		dir: "dedupstore/pgstore", only: "^Test(Store|Inbox|InboxSQL|Claim|Settle|Extend|First|Firsts|Join|Clean|RunCleaning)_",
+		skip: "PgBouncer|Serializable|OldRecordsDoNot|ReadsNoMore|AtEachStatement|OutlivesTheServer",
 	}}},
 }
 
@@ -63,6 +73,12 @@ var engine = []string{
 var scripts = []string{
 	"claim_fresh.lua", "claim_again.lua", "claim.lua", "extend.lua", "finish_plain.lua", "finish.lua", "published.lua",
 	"release.lua", "change.lua", "record.lua",
+}
+
+// statements are those of pgstore that decide.
+var statements = []string{
+	"fresh.sql", "fresh_many.sql", "first.sql", "first_many.sql", "extend.sql", "settle.sql", "finish.sql", "clean.sql",
+	"clean.go", "inbox.go", "join.go", "row.go",
 }
 
 const enough = 92 // percent
@@ -141,8 +157,8 @@ func (t target) try(root string, known map[string]string, stop time.Time) (s sco
 		return s, nil, err
 	}
 	mutate := mutateGo
-	if t.lua {
-		mutate = mutateLua
+	if t.in != nil {
+		mutate = t.in.mutate
 	}
 	mutants, changed, err := mutate(root, t.dir, t.files)
 	if err != nil {
@@ -208,7 +224,7 @@ func (t target) programs(root, work string, changed map[string]string) (all []*p
 	for _, suite := range t.suites {
 		p, one, err := build(root, work, changed, suite)
 		if err == nil {
-			err = p.trace(work, suite.skip, !t.lua)
+			err = p.trace(work, suite, t.in == nil)
 		}
 		if err != nil {
 			return nil, "", err

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,30 +122,67 @@ func TestMutateGo(t *testing.T) {
 	}
 }
 
-func TestMutateLua(t *testing.T) {
-	root := t.TempDir()
-	write(t, root, map[string]string{
-		"scripts.go": "package redisstore\n" + luaRead + "\n",
-		"s.lua": `-- if a < b then
+func TestMutateStatements(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in         *language
+		file, text string
+		want       []string
+	}{
+		"Lua": {lua, "s.lua", `-- if a < b then
 if a == 'x < y' then
   return 1
 elseif b <= 2 and
   c ~= 3 then
   return 2
+elseif d or e then
+  return 3
 end
-`})
-	mutants, _, err := mutateLua(root, ".", []string{"s.lua"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, m := range mutants {
-		got = append(got, m.what)
-	}
-	want := "negate `a == 'x < y'`|negate `b <= 2 and c ~= 3`|<= is < before `2 and`|and is or before ``|" +
-		"~= is == before `3 then`"
-	if strings.Join(got, "|") != want {
-		t.Errorf("got\n%s, want\n%s", strings.Join(got, "|"), want)
+`, []string{
+			"negate `a == 'x < y'`", "negate `b <= 2 and c ~= 3`", "negate `d or e`", "<= is < before `2 and`",
+			"and is or before ``", "~= is == before `3 then`", "or is and before `e then`",
+		}},
+		"SQL": {postgres, "s.sql", `-- WHERE µ < b
+UPDATE t SET a = CASE WHEN b > 1 THEN 'x < y' END, c = 2
+WHERE (d = 1 OR e BETWEEN 1 AND 2) AND NOT EXISTS (SELECT FROM u WHERE u.f IS NULL)
+RETURNING g
+`, []string{
+			"negate `b > 1`", "negate `(d = 1 OR e BETWEEN 1 AND 2) AND NOT EXISTS (SELECT FROM u WHERE u.f IS NULL)`",
+			"negate `u.f IS NULL`", "> is >= before `1 THEN 'x < y' END, c = 2`",
+			"= is <> before `1 OR e BETWEEN 1 AND 2) AND NOT EXISTS`", "OR is AND before `e BETWEEN 1 AND 2) AND NOT EXISTS (SELE`",
+			"BETWEEN 1 AND is NOT BETWEEN 1 AND before `2) AND NOT EXISTS (SELECT FROM u WHERE`",
+			"AND is OR before `NOT EXISTS (SELECT FROM u WHERE u.f IS`", "NOT is  before `EXISTS (SELECT FROM u WHERE u.f IS NULL`",
+		}},
+		"constants of Go": {postgres, "s.go", "package p\n\nvar few = 1 < 2\n\nconst q = `SELECT a FROM t WHERE b = 1`\n",
+			[]string{"negate `b = 1`"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			files := map[string]string{tc.file: tc.text}
+			for _, r := range tc.in.reads {
+				files[r.file] += r.code
+			}
+			write(t, root, files)
+			mutants, changed, err := tc.in.mutate(root, ".", []string{tc.file})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, m := range mutants {
+				got = append(got, m.what)
+				from, _ := strings.CutPrefix(m.env[0], "ONCEMILL_MUTANT_OLD=")
+				if n := strings.Count(tc.text, from); n != 1 {
+					t.Errorf("%s: %q is there %d times", m.what, from, n)
+				}
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tc.want, "\n"))
+			}
+			for _, r := range tc.in.reads {
+				if text := changed[filepath.Join(root, r.file)]; !strings.Contains(text, r.instead) {
+					t.Errorf("%s has no %q: %s", r.file, r.instead, text)
+				}
+			}
+		})
 	}
 }
 

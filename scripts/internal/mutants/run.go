@@ -21,6 +21,7 @@ import (
 // A program is a compiled test binary.
 type program struct {
 	path, dir string
+	of        *regexp.Regexp
 	args      []string
 	starts    time.Duration // what it takes without a test
 	tests     []*test
@@ -55,19 +56,20 @@ func build(root, work string, changed map[string]string, s suite) (*program, str
 	}
 	content, err := os.ReadFile(binary)
 	sum := sha256.Sum256(content)
-	return &program{path: binary, dir: filepath.Join(root, s.dir), args: s.args}, hex.EncodeToString(sum[:]), err
+	p := &program{path: binary, dir: filepath.Join(root, s.dir), of: regexp.MustCompile(s.of), args: s.args}
+	return p, hex.EncodeToString(sum[:]), err
 }
 
 // trace runs each test alone, and notes which mutants it reaches, if that can be traced. Tests that fail are left out:
 // some count the allocations of code that has no mutants in it.
-func (p *program) trace(work, skip string, traced bool) error {
+func (p *program) trace(work string, s suite, traced bool) error {
 	list, err := exec.Command(p.path, "-test.list", ".").Output()
 	if err != nil {
 		return fmt.Errorf("%s -test.list: %w", p.path, err)
 	}
-	file := filepath.Join(work, "trace")
+	file, only, skip := filepath.Join(work, "trace"), regexp.MustCompile(s.only), regexp.MustCompile(cmp.Or(s.skip, "^$"))
 	for name := range strings.FieldsSeq(string(list)) {
-		if strings.HasPrefix(name, "Benchmark") || skip != "" && regexp.MustCompile(skip).MatchString(name) {
+		if strings.HasPrefix(name, "Benchmark") || !only.MatchString(name) || skip.MatchString(name) {
 			continue
 		}
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -106,6 +108,9 @@ func (p *program) trace(work, skip string, traced bool) error {
 
 // kill runs the tests that reach a mutant, the quick ones first. It returns what killed it.
 func (p *program) kill(m *mutant) (by string, reached bool) {
+	if !p.of.MatchString(m.file) {
+		return "", false
+	}
 	var names []string
 	var sum time.Duration // of what the tests take
 	enough := 300 * time.Millisecond
