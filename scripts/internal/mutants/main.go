@@ -58,8 +58,9 @@ var targets = []target{
 		dir: "dedupstore/redisstore", skip: "Linear|Cluster|Fuzz", args: []string{"-rapid.nofailfile"},
 	}}},
 	{name: "pgstore", dir: "dedupstore/pgstore", in: postgres, files: statements, suites: []suite{{
-		dir: "dedupstore/pgstore", only: "^Test(Store|Inbox|InboxSQL|Claim|Settle|Extend|First|Firsts|Join|Clean|RunCleaning)_",
-		skip: "PgBouncer|Serializable|OldRecordsDoNot|ReadsNoMore|AtEachStatement|OutlivesTheServer",
+		dir:  "dedupstore/pgstore",
+		only: "_Conforms|^Test(Store_A|Claim|Extend|Settle_A|First|Join|Clean_|RunCleaning)|Inbox_(ACommit|Zombies|HandlersThatEnd)",
+		skip: "PgBouncer|Serializable|Nobody|LargeObjects|OldRecords|WorkOn|Frozen|LiveHandler",
 	}}},
 }
 
