@@ -16,6 +16,7 @@ import (
 type batch struct {
 	t        *testing.T
 	apart    map[string]bool // IDs of first runs that do not take part
+	looks    bool            // at claims, before it begins
 	refusals int             // transactions that are refused before one is not
 	commit   func() error
 	undo     func(failure error) error
@@ -45,6 +46,11 @@ func (b *batch) Within(
 			m.Claim.Fence = uint64(100*b.begun + n)
 		}
 		m.Row = &sqlstore.Row{}
+	}
+	if b.looks {
+		if err := t.Look(ctx, b); err != nil {
+			return err
+		}
 	}
 	tx := &batchTx{b, t, false}
 	err := run(ctx, tx)

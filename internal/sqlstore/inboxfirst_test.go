@@ -89,6 +89,12 @@ func TestInTx_BatchesOfFirstRuns(t *testing.T) {
 			},
 			runs: []dedupstore.TxRun{claimed("1")}, finishes: "1=1", want: errFull, begun: 1,
 		},
+		"settled before": {
+			db: batch{looks: true, load: func(bool) (map[string]*sqlstore.Row, error) {
+				return records(map[string]*sqlstore.Row{"1": settled("1")}), nil
+			}},
+			runs: []dedupstore.TxRun{claimed("1")}, begun: 1,
+		},
 		"the commit with a claim got no answer, and is there": {
 			db: batch{
 				commit: lost,
@@ -124,6 +130,9 @@ func TestInTx_BatchesOfFirstRuns(t *testing.T) {
 					})
 				if tc.want == nil && err != nil || !errors.Is(err, tc.want) {
 					t.Errorf("the error is %v, want %v", err, tc.want)
+				}
+				if undecided, is := errors.AsType[*dedupstore.UndecidedError](err); is {
+					t.Errorf("the records say what happened, and the error is %v", undecided)
 				}
 				var got []string
 				for _, a := range answers {

@@ -21,7 +21,6 @@ import (
 // A program is a compiled test binary.
 type program struct {
 	path, dir string
-	of        *regexp.Regexp
 	args      []string
 	starts    time.Duration // what it takes without a test
 	tests     []*test
@@ -56,8 +55,7 @@ func build(root, work string, changed map[string]string, s suite) (*program, str
 	}
 	content, err := os.ReadFile(binary)
 	sum := sha256.Sum256(content)
-	p := &program{path: binary, dir: filepath.Join(root, s.dir), of: regexp.MustCompile(s.of), args: s.args}
-	return p, hex.EncodeToString(sum[:]), err
+	return &program{path: binary, dir: filepath.Join(root, s.dir), args: s.args}, hex.EncodeToString(sum[:]), err
 }
 
 // trace runs each test alone, and notes which mutants it reaches, if that can be traced. Tests that fail are left out:
@@ -108,24 +106,21 @@ func (p *program) trace(work string, s suite, traced bool) error {
 
 // kill runs the tests that reach a mutant, the quick ones first. It returns what killed it.
 func (p *program) kill(m *mutant) (by string, reached bool) {
-	if !p.of.MatchString(m.file) {
-		return "", false
-	}
 	var names []string
-	var sum time.Duration // of what the tests take
+	var sum, all time.Duration // of what the tests take, without and with their start
 	enough := 300 * time.Millisecond
 	for i, t := range p.tests {
 		if t.reaches == nil || t.reaches[m.id] {
-			names, sum = append(names, t.name), sum+t.took-p.starts
+			names, sum, all = append(names, t.name), sum+t.took-p.starts, all+t.took
 		}
 		if len(names) == 0 || sum < enough && i < len(p.tests)-1 {
 			continue
 		}
 		reached = true
-		if out, ok := p.run(names, 10*time.Second+5*(p.starts+sum), m.env...); !ok {
+		if out, ok := p.run(names, 10*time.Second+5*all, m.env...); !ok {
 			return firstFailure(out), true
 		}
-		names, enough = nil, 5*sum
+		names, all, enough = nil, 0, 5*sum
 	}
 	return "", reached
 }
