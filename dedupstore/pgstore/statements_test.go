@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A shelf is a store with records as a test has written them. What the quick statements leave out takes a second look,
@@ -223,6 +224,75 @@ func settledBy(n, without int) string {
 		fmt.Sprint(without+1) + `:], 'owner'))`
 }
 
+// What is beside a record counts if it is of the same claim, and one row is read for each.
+func TestLoadSQL_ReadsWhatIsOfTheSameClaim(t *testing.T) {
+	t.Parallel()
+	s := newShelf(t)
+	all, _ := s.sift(map[string][]string{
+		"alone": nil, "beat": nil, "beat, unstarted": nil, "beat, unstarted before": nil, "beat of a fence before": nil,
+		"beat of another state": nil, "beat while it publishes": {`state = 'publishing'`, `kind = 'failed'`, `decided = 7`},
+		"done":              {`state = 'done'`, `kind = 'succeeded'`, `decided = 7`, `settled = ARRAY['owner', 'operator']`},
+		"done by its owner": {`state = 'done'`, `kind = 'succeeded'`, `decided = 7`, `settled = ARRAY['operator', 'owner']`},
+		"done, with a beat": {`state = 'done'`, `kind = 'succeeded'`, `decided = 7`},
+		"copies":            nil, "copies before": nil,
+	})
+	for _, name := range []string{"beat", "copies"} {
+		s.beat(name)
+	}
+	s.beat("beat, unstarted", `unstarted = 7`)
+	s.beat("beat, unstarted before", `unstarted = 6`)
+	s.beat("beat of a fence before", older)
+	s.beat("beat of another state", `state = 'publishing'`)
+	s.beat("beat while it publishes", `state = 'publishing'`)
+	s.beat("done, with a beat", `state = 'done'`) // which no statement writes
+	for name, first := range map[string]string{"copies": "0", "copies before": "1 minute"} {
+		mustExec(t, s.pool, `INSERT INTO oncemill_dedup_duplicates SELECT id, 3, first_at - $2::text::interval, now()
+			FROM oncemill_dedup WHERE id = $1`, idOf(name), first)
+	}
+	s.record("bystander")
+	s.beat("bystander")
+	for query, people := range map[string]bool{s.sql.load: false, s.sql.look: true} {
+		found, rows, now := map[string]*sqlstore.Row{}, 0, time.Time{}
+		var b pgx.Batch
+		load(&b, query, idsNamed(all), found, &now)
+		b.Queue(query, idsNamed(all)).Exec(func(tag pgconn.CommandTag) error {
+			rows = int(tag.RowsAffected())
+			return nil
+		})
+		if err := s.pool.SendBatch(s.soon(), &b).Close(); err != nil {
+			t.Fatal(err)
+		}
+		if rows != len(all) || len(found) != len(all) {
+			t.Errorf("%d rows of %d records were read, want %d", rows, len(found), len(all))
+		}
+		for _, name := range all {
+			r := found[string(idOf(name))]
+			if r == nil || r.Err != nil {
+				t.Errorf("%s: %+v", name, r)
+				continue
+			}
+			lives := slices.Contains([]string{"beat", "beat, unstarted", "beat, unstarted before", "copies",
+				"beat while it publishes"}, name)
+			if got := r.Expires.Sub(now) > 3*time.Hour; got != lives {
+				t.Errorf("%s: expires %v later, its heartbeat counts: %v", name, r.Expires.Sub(now), lives)
+			}
+			if started := lives && name != "beat, unstarted"; r.Started != started {
+				t.Errorf("%s: started is %v", name, r.Started)
+			}
+			copies := 0
+			if people && name == "copies" {
+				copies = 3
+			}
+			if r.Duplicates != copies {
+				t.Errorf("%s: %d duplicates, want %d", name, r.Duplicates, copies)
+			}
+			if operator := slices.Equal(r.Settled, []string{"operator"}); people && operator != (name == "done") {
+				t.Errorf("%s: settled by %q", name, r.Settled)
+			}
+		}
+	}
+}
+
 func TestSettleSQL_LeavesOutWhatDoesNotHold(t *testing.T) {
 	t.Parallel()
 	s := newShelf(t)
@@ -247,6 +317,12 @@ func TestSettleSQL_LeavesOutWhatDoesNotHold(t *testing.T) {
 	s.is("oncemill_dedup", "good: with room", settledBy(most-1, 0))
 	s.is("oncemill_dedup", "good: full", settledBy(most, 1))
 	s.is("oncemill_dedup", "bystander", `state = 'running'`)
+	one := []string{"bystander"}
+	got = s.answered(one, s.sql.settle, idsNamed(one), repeated("owner", one), repeated(int64(7), one),
+		repeated(time.Hour.Microseconds(), one), repeated([]byte(nil), one), repeated((*int64)(nil), one))
+	if !slices.Equal(got, one) {
+		t.Errorf("settled are %q, want %q", got, one)
+	}
 }
 
 func TestFinishSQL_FailsWhereTheClaimDoesNotHold(t *testing.T) {

@@ -55,8 +55,8 @@ var targets = []target{
 	}}},
 	{name: "pgstore", dir: "dedupstore/pgstore", in: postgres, files: statements, suites: []suite{{
 		dir:  "dedupstore/pgstore",
-		only: "SQL_|^Test(Store|Inbox)_Conforms$|^Test(Claim|Clean|First)_|OfOneLife|HandlersThatEnd|ComesLateIsRefused",
-		skip: "InboxSQL|OldRecords|LargeObjects|Frozen|LiveHandler",
+		only: "SQL_|^Test(Store|Inbox)_Conforms$|^TestClaim_|ALocked|HandlersThatEnd|ComesLateIsRefused",
+		skip: "InboxSQL",
 	}}},
 }
 
