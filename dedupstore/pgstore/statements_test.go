@@ -99,13 +99,19 @@ func (s *shelf) soon() context.Context {
 // lock locks records or heartbeats until the test ends.
 func (s *shelf) lock(table string, names ...string) {
 	s.t.Helper()
+	s.holding(`SELECT FROM `+table+` WHERE id = $1 FOR UPDATE`, names...)
+}
+
+// holding makes a statement about records, and leaves its transaction open until the test ends.
+func (s *shelf) holding(query string, names ...string) {
+	s.t.Helper()
 	tx, err := s.pool.Begin(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	for _, name := range names {
-		if _, err := tx.Exec(s.t.Context(), `SELECT FROM `+table+` WHERE id = $1 FOR UPDATE`, idOf(name)); err != nil {
+		if _, err := tx.Exec(s.t.Context(), query, idOf(name)); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -547,7 +553,7 @@ func TestFreshSQL_MakesWhatIsNotThere(t *testing.T) {
 	mustExec(t, s.pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+role)
 	mustExec(t, s.pool, `GRANT SELECT, INSERT ON oncemill_dedup TO `+role)
 	s.record("there")
-	s.lock("oncemill_dedup", "there")
+	s.holding(`UPDATE oncemill_dedup SET clean_at = clean_at + interval '1 second' WHERE id = $1`, "there")
 	for _, tc := range []struct {
 		name, sql   string
 		first, many bool
