@@ -115,9 +115,13 @@ func (c *Console) watchStore(ctx context.Context, i int) {
 	s := c.config.Stores[i]
 	w := &storeScan{name: s.Name, notes: c.config.Notes, shown: storeSeen{Name: s.Name}}
 	w.again()
-	for first := time.Now(); ctx.Err() == nil; {
+	var first time.Time // that it looked
+	for ctx.Err() == nil {
 		began := time.Now()
 		if !c.idle() {
+			if first.IsZero() {
+				first = began
+			}
 			w.shown.Problem = problemOf(w.steps(ctx, s.Inspector, began.Add(c.config.Every/share)))
 			w.shown.At = time.Now()
 			shown := w.shown

@@ -94,10 +94,7 @@ type run struct {
 func (s inbox) InTx(
 	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
 ) ([]dedupstore.Answer, error) {
-	err := s.usable(ctx)
-	if err == nil {
-		err = s.hears(ctx)
-	}
+	err := s.ready(ctx)
 	if err == nil && !s.TakesFirst() {
 		_, err = dedupstore.ClaimsOf(runs)
 	}
@@ -112,39 +109,58 @@ func (s inbox) InTx(
 func (s inbox) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := s.Store.Check(ctx)
 	if err == nil {
-		err = s.hears(ctx)
+		err = s.ready(ctx)
 	}
 	return report, err
 }
 
-// hears makes sure, once, that the server's refusal to write in a session that only reads is heard: it tells of the end
-// of a transaction.
-func (s inbox) hears(ctx context.Context) error {
+// ready looks at the table and the driver, once.
+func (s inbox) ready(ctx context.Context) error {
 	if s.heard.Load() {
 		return nil
 	}
+	bounded, cancel := context.WithTimeoutCause(ctx, sqlstore.EndTimeout, errSilent)
+	defer cancel()
+	err := s.usable(bounded)
+	if err == nil {
+		err = s.hears(bounded)
+	}
+	if err != nil && bounded.Err() != nil {
+		return s.failed("look at the table", context.Cause(bounded))
+	}
+	s.heard.Store(err == nil)
+	return err
+}
+
+// hears makes sure that the server's refusal to write in a session that only reads is heard: it tells of the end of a
+// transaction.
+func (s inbox) hears(ctx context.Context) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return s.failed("look at the table", err)
 	}
 	defer conn.Close()
-	defer conn.Raw(func(any) error { return driver.ErrBadConn }) // a rollback may begin another transaction
-	tx, err := conn.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
-	if err != nil {
+	defer conn.Raw(func(any) error { return driver.ErrBadConn }) // its session stays in a transaction
+	if _, err = conn.ExecContext(ctx, "START TRANSACTION READ ONLY"); err != nil {
 		return s.failed("look at the table", err)
 	}
-	defer tx.Rollback()
-	_, err = tx.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = x''") // no record
+	_, err = conn.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = x''") // no record
+	switch number(err) {
+	case errReadOnlyTx, errOptionPrevents, errReadOnlyMode:
+		return nil
+	}
 	switch {
+	case err == nil:
+		return unfit("transaction", "that is READ ONLY could write: without the server's refusal an inbox cannot hear "+
+			"that its transaction has ended; connect to MySQL or MariaDB itself", nil)
 	case errors.Is(err, driver.ErrBadConn):
 		return unfit("rejectReadOnly", "is set, or the connection was lost: with it the driver closes the connection "+
 			"on which an inbox has to hear that its transaction has ended; leave it out of the DSN", err)
-	case err != nil && number(err) != errReadOnlyTx:
-		return s.failed("look at the table", err)
 	}
-	s.heard.Store(err != nil)
-	return nil
+	return s.failed("look at the table", err)
 }
+
+var errSilent = fmt.Errorf("the database has not answered within %v", sqlstore.EndTimeout)
 
 // Within implements [sqlstore.Database].
 func (c *calling) Within(
@@ -155,19 +171,19 @@ func (c *calling) Within(
 		return err
 	}
 	defer func() { <-taken }()
-	bounded, cancel := t.Bounded(ctx)
+	beginning, cancel := t.Beginning(ctx)
 	defer cancel()
 	if len(t.Claimed) > 0 {
-		if err := t.Look(bounded, c); err != nil {
+		if err := t.Look(beginning, c); err != nil {
 			return err
 		}
 	}
-	if err := c.siftFirsts(bounded, t); err != nil {
+	if err := c.siftFirsts(beginning, t); err != nil {
 		return err
 	}
-	conn, err := c.db.Conn(bounded)
+	conn, err := c.db.Conn(beginning)
 	if err != nil {
-		return c.failed("begin", err)
+		return c.failed("begin", cmp.Or(context.Cause(beginning), err))
 	}
 	defer conn.Close()
 	r := &run{calling: c, Transaction: t}
@@ -177,12 +193,12 @@ func (c *calling) Within(
 		}
 	}()
 	return conn.Raw(func(raw any) (err error) {
-		return r.on(context.WithValue(ctx, holder{c.db}, more), bounded, raw, work)
+		return r.on(context.WithValue(ctx, holder{c.db}, more), beginning, raw, work)
 	})
 }
 
-// on runs work in the transaction, on a connection. Bounded is ctx until the work begins.
-func (r *run) on(ctx, bounded context.Context, raw any, work func(context.Context, sqlstore.Tx) error) error {
+// on runs work in the transaction, on a connection. Beginning is ctx until the work begins.
+func (r *run) on(ctx, beginning context.Context, raw any, work func(context.Context, sqlstore.Tx) error) error {
 	tx, over, err := transactionOn(raw)
 	if err != nil {
 		return r.failed("begin", err)
@@ -196,7 +212,7 @@ func (r *run) on(ctx, bounded context.Context, raw any, work func(context.Contex
 	}()
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the end of the transaction is the inbox's
 	defer end()
-	begins := context.AfterFunc(bounded, end) // but a server that stands still must not hold up its beginning
+	begins := context.AfterFunc(beginning, end) // but a server that stands still must not hold up its beginning
 	silence := min(max(r.Stands.Claim.Lease+time.Second-1, leastSilence), mostSilence)
 	_, err = tx.ExecContext(life, fmt.Sprintf(setUp, silence/time.Second))
 	if err == nil {
@@ -204,7 +220,7 @@ func (r *run) on(ctx, bounded context.Context, raw any, work func(context.Contex
 	}
 	switch {
 	case !begins():
-		return context.Cause(bounded)
+		return r.failed("begin", context.Cause(beginning))
 	case errors.Is(err, sqlstore.ErrTaken):
 		return err
 	case err != nil:

@@ -148,8 +148,13 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 func (s *Store) claimNew(ctx context.Context, works []*recordstore.Work) bool {
 	c := s.config.Load()
 	if !s.shared || c == nil || c.Replicas == 1 && c.Storage == jetstream.FileStorage || len(works) > maxBatch ||
-		s.tries.skip() {
+		ctx.Err() != nil || len(s.batches.room) > maxInFlight/2 || s.tries.skip() { // commits need the room
 		return false
+	}
+	if deadline, bounded := ctx.Deadline(); bounded { // the other half is for each alone
+		half, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+		ctx = half
 	}
 	err := s.records.ClaimNew(ctx, works, func(ctx context.Context, keys []dedupstore.Key, next []*dedupstore.Stored,
 		seen []int64, now recordstore.Time) ([]int64, error) {
@@ -181,7 +186,9 @@ func (t *tries) learn(refused bool) {
 		t.refused.Store(0)
 		return
 	}
-	t.left.Store(1 << min(t.refused.Add(1), 6))
+	n := min(t.refused.Load()+1, 6)
+	t.refused.Store(n)
+	t.left.Store(1 << n)
 }
 
 // Extend implements [dedupstore.Store].

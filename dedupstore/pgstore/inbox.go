@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,14 +38,14 @@ type run struct {
 	inbox   *inbox
 	store   *Store
 	session session
-	stop    func()             // beating
-	end     func() (open bool) // of the session
-	began   time.Time          // before anything was sent
-	token   string             // names the transaction for those who bar it
-	used    atomic.Bool        // the handler has made a statement
-	calls   sync.RWMutex       // calls of the handler hold it for reading; locked when they may not begin
-	wire    sync.RWMutex       // as calls; locked by a heartbeat
-	open    atomic.Int32       // rows and results that the handler has not closed
+	stop    func(context.Context) // beating; the context bounds the wait for the connection
+	end     func() (open bool)    // of the session
+	began   time.Time             // before anything was sent
+	token   string                // names the transaction for those who bar it
+	used    atomic.Bool           // the handler has made a statement
+	calls   sync.RWMutex          // calls of the handler hold it for reading; locked when they may not begin
+	wire    sync.RWMutex          // as calls; locked by a heartbeat
+	open    atomic.Int32          // rows and results that the handler has not closed
 
 	conflict atomic.Pointer[error] // that PostgreSQL answered to a statement of the handler
 }
@@ -163,20 +164,17 @@ func (c *calling) Within(
 		return err
 	}
 	defer free()
-	bounded, cancel := t.Bounded(ctx)
-	defer cancel()
 	if len(t.Claimed) > 0 && !c.sure {
-		if err := t.Look(bounded, c); err != nil {
+		if err := t.Look(ctx, c); err != nil {
 			return err
 		}
 	}
 	r := i.newRun(t)
 	c.sure, c.token = false, r.token
-	if r.session, err = i.begin(bounded, r); err != nil {
-		if bounded.Err() != nil {
-			return context.Cause(bounded)
-		}
-		return i.store.failed("begin", err)
+	beginning, cancel := t.Beginning(ctx)
+	defer cancel()
+	if r.session, err = i.begin(beginning, r); err != nil {
+		return i.store.failed("begin", cmp.Or(context.Cause(beginning), err))
 	}
 	// It ends after the transaction: then database/sql closes the rows that a handler has left open, beside it.
 	outer, lose := context.WithCancelCause(i.store.share.slots.taken(ctx))
@@ -184,19 +182,23 @@ func (c *calling) Within(
 	r.end = sync.OnceValue(func() (open bool) { return r.session.end(ctx) })
 	defer r.end() // also when work panics
 	stop := r.keep(outer, lose)
-	r.stop = func() {
+	r.stop = func(ctx context.Context) {
 		if q, is := r.session.(*sqlSession); is { // a beat may wait for a statement that the handler has left under way
-			defer time.AfterFunc(sqlstore.EndTimeout, q.cut).Stop()
+			defer context.AfterFunc(ctx, q.lose)()
 		}
 		stop()
 	}
-	defer r.stop()
+	defer func() { // also when work panics
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), sqlstore.EndTimeout)
+		defer cancel()
+		r.stop(bounded)
+	}()
 	return work(r.session.context(outer), r)
 }
 
 // Undo implements [sqlstore.Tx].
-func (r *run) Undo(_ context.Context, failure error) error {
-	r.stop()
+func (r *run) Undo(ctx context.Context, failure error) error {
+	r.stop(ctx)
 	if !r.end() { // another run could make the effects once more
 		return ended(failure)
 	}
@@ -205,7 +207,7 @@ func (r *run) Undo(_ context.Context, failure error) error {
 
 // Commit implements [sqlstore.Tx].
 func (r *run) Commit(ctx context.Context) error {
-	r.stop()
+	r.stop(ctx)
 	used := r.used.Load()
 	err := r.session.commit(ctx)
 	switch {

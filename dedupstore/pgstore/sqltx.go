@@ -227,6 +227,12 @@ func (q *sqlSession) commit(ctx context.Context) error {
 // even if the transaction's context has ended. A cut may come when the transaction is over.
 func (q *sqlSession) cut() {
 	q.cancel()
+	q.lose()
+}
+
+// lose closes the connection. The transaction's context goes on: what is asked of the transaction then says that the
+// connection is lost, and not that the transaction has ended.
+func (q *sqlSession) lose() {
 	q.giving.Lock()
 	defer q.giving.Unlock()
 	if !q.given {

@@ -60,7 +60,7 @@ var (
 
 	errGone = errors.New("the record is gone")
 
-	errSilent = errors.New("dedupstore: the database has not answered within a lease")
+	errSilent = errors.New("the database has not answered within a lease, or no connection was free")
 )
 
 // Unanswered says that a commit got no answer.
@@ -143,9 +143,16 @@ func (t *Transaction) again() {
 	}
 }
 
-// Bounded bounds what stands before the work of a transaction, or after its commit: a server that says nothing must not
-// hold a first run up, which has no heartbeat.
-func (t *Transaction) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// Beginning is ctx for the beginning of a transaction. It bounds that of first runs, which have no heartbeat that would
+// end ctx: a database that says nothing must not hold them up.
+func (t *Transaction) Beginning(ctx context.Context) (context.Context, context.CancelFunc) {
+	if len(t.Claimed) > 0 {
+		return context.WithCancel(ctx)
+	}
+	return t.bounded(ctx)
+}
+
+func (t *Transaction) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, max(t.Stands.Claim.Lease, LeastCommit), errSilent)
 }
 
@@ -183,7 +190,7 @@ func InTx(
 			m.Claim.Fence = 0
 		}
 	}
-	bounded, cancel := t.Bounded(ctx)
+	bounded, cancel := t.bounded(ctx)
 	defer cancel()
 	answers, err := t.answers(bounded, db)
 	if taking > 0 { // a claim finds out what could not be answered
@@ -277,7 +284,7 @@ func (t *Transaction) once(ctx context.Context, db Database, work dedupstore.TxW
 	if err == nil || errors.Is(err, errSettled) {
 		return nil
 	}
-	bounded, cancel := t.Bounded(context.WithoutCancel(ctx))
+	bounded, cancel := t.bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	switch unanswered, is := err.(*Unanswered); { //nolint:errorlint // never wrapped
 	case err == ErrRefused: //nolint:errorlint // never wrapped

@@ -129,7 +129,7 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // Opts returns the options that a worker's client must be made with. Add your own: seed brokers, kgo.ConsumerGroup,
 // kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
-// They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer and the rebalance
+// They switch auto-commit off and set all rebalance callbacks, the cooperative-sticky balancer and the rebalance
 // timeout (see Config.Grace). Only committed records of transactions are read. With Config.Retry they set what
 // PublisherOpts sets. Later options win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
