@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strconv"
@@ -167,3 +168,60 @@ func (s *Store) checkTable(ctx context.Context) error {
 
 // errProbe has the probe rolled back.
 var errProbe = errors.New("all is well")
+
+// Check implements [dedupstore.Checker].
+func (s inbox) Check(ctx context.Context) (dedupstore.Report, error) {
+	report, err := s.Store.Check(ctx)
+	if err == nil {
+		err = s.ready(ctx)
+	}
+	return report, err
+}
+
+// ready looks at the table and the driver, once.
+func (s inbox) ready(ctx context.Context) error {
+	if s.heard.Load() {
+		return nil
+	}
+	bounded, cancel := context.WithTimeoutCause(ctx, sqlstore.EndTimeout, errSilent)
+	defer cancel()
+	err := s.usable(bounded)
+	if err == nil {
+		err = s.hears(bounded)
+	}
+	if err != nil && bounded.Err() != nil {
+		return s.failed("look at the table", context.Cause(bounded))
+	}
+	s.heard.Store(err == nil)
+	return err
+}
+
+// hears makes sure that the server's refusal to write in a session that only reads is heard: it tells of the end of a
+// transaction.
+func (s inbox) hears(ctx context.Context) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return s.failed("look at the table", err)
+	}
+	defer conn.Close()
+	defer conn.Raw(func(any) error { return driver.ErrBadConn }) // its session stays in a transaction
+	if _, err = conn.ExecContext(ctx, "START TRANSACTION READ ONLY"); err != nil {
+		return s.failed("look at the table", err)
+	}
+	_, err = conn.ExecContext(ctx, "DELETE FROM `"+s.config.Table+"` WHERE id = x''") // no record
+	switch number(err) {
+	case errReadOnlyTx, errOptionPrevents, errReadOnlyMode:
+		return nil
+	}
+	switch {
+	case err == nil:
+		return unfit("transaction", "that is READ ONLY could write: without the server's refusal an inbox cannot hear "+
+			"that its transaction has ended; connect to MySQL or MariaDB itself", nil)
+	case errors.Is(err, driver.ErrBadConn):
+		return unfit("rejectReadOnly", "is set, or the connection was lost: with it the driver closes the connection "+
+			"on which an inbox has to hear that its transaction has ended; leave it out of the DSN", err)
+	}
+	return s.failed("look at the table", err)
+}
+
+var errSilent = fmt.Errorf("the database has not answered within %v", sqlstore.EndTimeout)

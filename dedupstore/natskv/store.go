@@ -163,14 +163,14 @@ func (s *Store) claimNew(ctx context.Context, works []*recordstore.Work) bool {
 			return nil, err
 		}
 		last, err := s.writeBatch(ctx, nil, records, seen)
+		s.tries.learn(err != nil)
 		return numbered(last, len(records)), err
 	})
-	s.tries.learn(err != nil)
 	return err == nil
 }
 
-// Tries says when a batch of claims is not tried. Where duplicates are frequent, nearly every one has some: so after 1, 2,
-// 3 … in a row that were refused, the next 2, 4, 8 … up to 64 are skipped.
+// A tries says which batches of claims are skipped. Where duplicates are frequent, nearly every batch has one. So after
+// 1, 2, 3 … refusals in a row the next 2, 4, 8 … batches are skipped, at most 64.
 type tries struct{ refused, left atomic.Int32 }
 
 func (t *tries) skip() bool {

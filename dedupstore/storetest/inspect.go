@@ -47,6 +47,33 @@ func (k *kit) lists(what string, f dedupstore.Filter, want ...string) {
 	k.Errorf("%s: the list has %q, want %q", what, ids, want)
 }
 
+// handlers wants these handlers to have records of an ID. A replica that answers may be behind.
+func (k *kit) handlers(id string, want ...string) {
+	k.Helper()
+	var handlers []string
+	for range 20 {
+		handlers = nil
+		for after := ""; ; {
+			page, err := k.inspector().List(k.Context(), dedupstore.Filter{Group: k.group, ID: id}, after)
+			if err != nil {
+				k.Fatal(err)
+			}
+			for _, r := range page.Records {
+				handlers = append(handlers, r.Key.Handler)
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		slices.Sort(handlers)
+		if handlers = slices.Compact(handlers); slices.Equal(handlers, want) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	k.Errorf("handlers %q have the ID, want %q", handlers, want)
+}
+
 // change changes the record of an ID as it is now.
 func (k *kit) change(id string, c dedupstore.Change) {
 	k.Helper()
@@ -129,23 +156,7 @@ var inspectCases = []testCase{
 			k.run("1")
 			k.run("1:x") // an ID that another one begins
 			r := k.look("1")
-			var handlers []string
-			for after := ""; ; {
-				page, err := k.inspector().List(k.Context(), dedupstore.Filter{Group: k.group, ID: "1"}, after)
-				if err != nil {
-					k.Fatal(err)
-				}
-				for _, r := range page.Records {
-					handlers = append(handlers, r.Key.Handler)
-				}
-				if after = page.Next; after == "" {
-					break
-				}
-			}
-			slices.Sort(handlers)
-			if handlers = slices.Compact(handlers); !slices.Equal(handlers, []string{"charge", "refund"}) {
-				k.Errorf("handlers %q have the ID, want charge and refund", handlers)
-			}
+			k.handlers("1", "charge", "refund")
 			k.lists("one handler", dedupstore.Filter{Handler: "charge"}, "1", "1:x")
 			k.lists("the other handler", dedupstore.Filter{Handler: "refund"}, "1")
 			k.lists("another tenant", dedupstore.Filter{Tenant: "other"})

@@ -147,7 +147,7 @@ func (t *Transaction) again() {
 // end ctx: a database that says nothing must not hold them up.
 func (t *Transaction) Beginning(ctx context.Context) (context.Context, context.CancelFunc) {
 	if len(t.Claimed) > 0 {
-		return context.WithCancel(ctx)
+		return ctx, func() {}
 	}
 	return t.bounded(ctx)
 }
