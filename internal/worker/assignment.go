@@ -170,15 +170,14 @@ func (a *Assignment) Halt() {
 		a.release()
 	}
 	l.mu.Unlock()
-	if l.batcher != nil {
-		l.batcher.flush()
-	}
+	a.flush()
 	l.fill()
 }
 
 // Cancel ends the contexts of the handlers, and reports how many messages were being handled.
 func (a *Assignment) Cancel(cause error) (running int) {
 	a.cancel(cause)
+	a.flush()
 	a.loop.mu.Lock()
 	a.sweep()
 	running = a.running
@@ -203,6 +202,15 @@ func (a *Assignment) sweep() {
 		}
 		return over
 	})
+}
+
+// flush gives up what waits for a batch, and may not start any more.
+func (a *Assignment) flush() {
+	if l := a.loop; l.batcher != nil {
+		for _, i := range l.batcher.flush() {
+			l.wait(i, time.Time{})
+		}
+	}
 }
 
 // Late waits for assignments to end, or what has one, and returns those that have not in time.

@@ -61,18 +61,23 @@ type offered struct {
 	delivery consumer.Delivery
 }
 
-// add adds messages. It waits for nothing.
-func (b *batcher) add(messages []offered) {
+// add adds messages, and returns those that may not start any more. It waits for nothing.
+func (b *batcher) add(messages []offered) (over []*Item) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, o := range messages {
+		if closed(o.stopping) { // the flush may have been before
+			over = append(over, o.Item)
+			continue
+		}
 		var since time.Time
-		if b.Linger > 0 && !closed(o.of.halted) { // the flush may have been before
+		if b.Linger > 0 && !closed(o.of.halted) {
 			since = time.Now()
 		}
 		b.queue, b.since = append(b.queue, o), append(b.since, since)
 	}
 	b.start()
+	return over
 }
 
 // start starts a goroutine if there is a batch for it. The batcher is locked.
@@ -105,12 +110,22 @@ func (b *batcher) next() (n int) {
 	return 0
 }
 
-// flush lets nothing that is here linger any longer.
-func (b *batcher) flush() {
+// flush lets nothing that is here linger any longer. What may not start any more it takes out and returns: the batches
+// that run may go on for long.
+func (b *batcher) flush() (over []*Item) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.queue = slices.DeleteFunc(b.queue, func(o offered) bool {
+		if closed(o.stopping) {
+			over = append(over, o.Item)
+			return true
+		}
+		return false
+	})
+	b.since = b.since[:len(b.queue)]
 	clear(b.since)
 	b.start()
+	return over
 }
 
 func (b *batcher) lingered() {
@@ -158,11 +173,13 @@ func (l *Loop) runBatch(batch []offered) {
 	}
 	l.work.Once.StartBatch(context.WithoutCancel(contexts[0]), deliveries, contexts,
 		func(ctx context.Context, which []int) []error {
-			messages := make([]Message, len(which))
-			for n, i := range which {
+			for _, i := range which {
 				if o := batch[i]; !o.started && closed(o.stopping) {
 					return slices.Repeat([]error{errStopping}, len(which)) // others begin where they are
 				}
+			}
+			messages := make([]Message, len(which))
+			for n, i := range which {
 				batch[i].started = true
 				messages[n] = batch[i].Message
 			}

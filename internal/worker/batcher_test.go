@@ -118,12 +118,22 @@ func TestBatches_AHaltStartsNone(t *testing.T) {
 		r := newRig(t)
 		release := make(chan struct{})
 		r.batches(4, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
-		halted, other := r.assign(), r.assign()
+		halted, other, waiting := r.assign(), r.assign(), r.assign()
 		halted.Receive(r.messages("1"))
 		synctest.Wait()
-		halted.Receive(r.messages("2"))
+		halted.Receive(r.returnable("2"))
 		other.Receive(r.messages("3"))
+		waiting.Receive(r.returnable("4"))
 		halted.Halt()
+		waiting.Halt()
+		synctest.Wait()
+		r.wants("given back", &r.back, "2", "4") // although a batch goes on
+		if !closed(waiting.Ended()) {
+			t.Error("an assignment waits for a batch of others")
+		}
+		if n := halted.Cancel(nil); n != 1 {
+			t.Errorf("%d messages were being handled, want 1", n)
+		}
 		close(release)
 		r.wants("batches", &r.began, "1", "3")
 		r.wants("acked", &r.acked, "1", "3")

@@ -154,7 +154,9 @@ func (l *Loop) start(items []*Item) {
 		}
 	}
 	if batch != nil {
-		l.batcher.add(batch)
+		for _, i := range l.batcher.add(batch) {
+			l.wait(i, time.Time{})
+		}
 	}
 	for n := 0; len(each) > 0; each, deliveries = each[n:], deliveries[n:] {
 		of := each[0].of
