@@ -216,42 +216,63 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 	if len(r.IDs) > 0 {
 		where += " AND id IN " + texts(r.IDs)
 	}
-	limit := fmt.Sprintf(" LIMIT %d", r.Limit)
-	if len(r.Header) > 0 { // it is looked at here
-		limit = ""
-	}
 	order := "NULL"
 	if o.cfg.Ordered {
 		order = orderSQL
 	}
-	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
-		var again []any
-		query := o.sql("SELECT number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) WHERE %s "+
-			"ORDER BY at, number%s FOR UPDATE", where, limit)
-		err := sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
-			var number int64
+	if err := o.check(ctx, o.db); err != nil {
+		return 0, err
+	}
+	for n < r.Limit {
+		chosen, err := o.replayable(ctx, where, r.Header, r.Limit-n)
+		if err != nil {
+			return n, o.explain(err)
+		}
+		if len(chosen) == 0 {
+			break
+		}
+		changed := 0
+		err = o.inTx(ctx, func(tx sqlstore.Querier) (err error) {
+			changed, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` FORCE INDEX (`{table}_number`) "+
+				"SET state = %d, at = %s, failures = 0, unknowns = 0, replays = replays + 1, order_hash = %s "+
+				"WHERE number IN %s AND state = %d", pending, now, order, list(chosen...), published))
+			return err
+		})
+		if err != nil {
+			return n, err
+		}
+		o.Wake()
+		last := len(chosen) < r.Limit-n
+		if n += changed; last {
+			break
+		}
+	}
+	return n, nil
+}
+
+// replayable returns the numbers of rows to replay. It locks none: headers are looked at here, and there may be millions
+// of rows without those.
+func (o *Outbox) replayable(
+	ctx context.Context, where string, want producer.Header, most int,
+) (chosen []any, err error) {
+	var at, number int64
+	for found := most; found == most && len(chosen) < most && err == nil; {
+		found = 0
+		err = sqlstore.EachRow(ctx, o.db, o.sql("SELECT at, number, id, header FROM `{table}` "+
+			"FORCE INDEX (`{table}_next`) WHERE %s AND at >= %d AND (at > %d OR number > %d) ORDER BY at, number LIMIT %d",
+			where, at, at, number, most), func(rows *sql.Rows) error {
 			var id string
 			var header []byte
-			err := rows.Scan(&number, &id, &header)
-			if h, unreadable := outgoing.Header(id, header, 0); len(again) < r.Limit &&
-				(len(r.Header) == 0 || unreadable == nil && has(h, r.Header)) {
-				again = append(again, number)
+			err := rows.Scan(&at, &number, &id, &header)
+			found++
+			if h, unreadable := outgoing.Header(id, header, 0); len(chosen) < most &&
+				(len(want) == 0 || unreadable == nil && has(h, want)) {
+				chosen = append(chosen, number)
 			}
 			return err
 		})
-		if n = 0; err != nil || len(again) == 0 {
-			return err
-		}
-		n, err = sqlstore.Change(ctx, tx, o.sql("UPDATE `{table}` FORCE INDEX (`{table}_number`) "+
-			"SET state = %d, at = %s, failures = 0, unknowns = 0, replays = replays + 1, order_hash = %s "+
-			"WHERE number IN %s",
-			pending, now, order, list(again...)))
-		return err
-	})
-	if err == nil {
-		o.Wake()
 	}
-	return n, err
+	return chosen, err
 }
 
 // has reports whether a message was written with headers. The ID is none of them.

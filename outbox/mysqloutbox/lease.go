@@ -87,10 +87,14 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 	}
 	var chosen []any // numbers
 	keys := map[any]string{}
+	// The first row of a key that blocks others, or is r, ends the look at the rows before r: those behind it are not read.
 	query := o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_%s`) "+
-		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR NOT EXISTS (SELECT 1 FROM `{table}` AS e "+
-		"FORCE INDEX (`{table}_order`) WHERE e.order_hash = r.order_hash AND (e.token IS NOT NULL AND e.at > %s OR "+
-		"e.number < r.number AND (%s)))) ORDER BY %s LIMIT %d", index, state, now, now, blocks, order, limit)
+		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR "+
+		"r.number = (SELECT e.number FROM `{table}` AS e FORCE INDEX (`{table}_order`) WHERE e.order_hash = r.order_hash "+
+		"AND (e.number = r.number OR %s) ORDER BY e.number LIMIT 1) AND "+
+		"r.order_hash NOT IN (SELECT l.order_hash FROM `{table}` AS l FORCE INDEX (`{table}_leased`) "+
+		"WHERE l.token IS NOT NULL AND l.at > %s AND l.order_hash IS NOT NULL)) ORDER BY %s LIMIT %d",
+		index, state, now, blocks, now, order, limit)
 	err = sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
 		var number int64
 		var key []byte

@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver/mysqltest"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 var (
@@ -115,4 +118,42 @@ func explain(t *testing.T, db *sql.DB, statement string) (steps []step) {
 		t.Fatal(err)
 	}
 	return steps
+}
+
+// A key with a long backlog costs no more than what is leased of it.
+func TestLease_ReadsWhatItLeasesOfAKeysBacklog(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.SetMaxOpenConns(1) // what it has read is counted by session
+	box := boxIn(t, db, mysqloutbox.Config{Ordered: true})
+	const backlog, most = 20_000, 64
+	mustExec(t, db, `INSERT INTO oncemill_outbox (name, state, at, order_hash, written_at, not_before, id, topic, copy,
+			message_key, header, payload)
+		WITH RECURSIVE n AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM n WHERE n < 1000),
+			m AS (SELECT 1 AS m UNION ALL SELECT m + 1 FROM m WHERE m < ?)
+		SELECT UNHEX(SHA2(UUID(), 256)), 0, 1, LEFT(UNHEX(SHA2('k', 256)), 16), 1, 1, UUID(), 'orders', '', 'k', '', ''
+		FROM n, m`, backlog/1000)
+	for range 3 {
+		mustExec(t, db, "FLUSH STATUS")
+		token := producer.NewID()
+		rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: token, Lease: time.Minute, Limit: most})
+		if err != nil || len(rows) != most {
+			t.Fatalf("%d rows, %v", len(rows), err)
+		}
+		var read int
+		if err := db.QueryRowContext(t.Context(), `SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED)
+			FROM information_schema.SESSION_STATUS WHERE VARIABLE_NAME LIKE 'HANDLER_READ%'`).Scan(&read); err != nil {
+			t.Fatal(err)
+		}
+		if read > backlog/2 {
+			t.Errorf("%d rows were read for %d of one key", read, most)
+		}
+		results := make([]outbox.Result, len(rows))
+		for i, row := range rows {
+			results[i] = outbox.Result{Number: row.Number, State: outbox.Published}
+		}
+		if err := box.Settle(t.Context(), token, results); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
