@@ -190,8 +190,8 @@ func (l kafkaLog) Log(level kgo.LogLevel, text string, more ...any) {
 }
 
 const (
-	lookEvery     = time.Second      // how often a relay looks whether it reaches its servers
-	outboxTimeout = 10 * time.Second // counting millions of rows takes a while
+	lookEvery     = time.Second // how often a relay looks whether it reaches its servers
+	outboxTimeout = 10 * time.Second
 	brokerTimeout = 2 * time.Second
 )
 
@@ -269,7 +269,7 @@ func (r *readiness) watch(ctx context.Context, opened box, broker func(context.C
 		both.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, outboxTimeout)
 			defer cancel()
-			_, noOutbox = opened.Stats(ctx)
+			_, noOutbox = opened.Plan(ctx) // which costs the same with any backlog
 		})
 		both.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
