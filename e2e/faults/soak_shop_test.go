@@ -438,6 +438,7 @@ func (s *soakShop) close(age time.Duration) {
 	if len(ids) == 0 {
 		return
 	}
+	s.readJournals() // an order may have been done since the last time
 	if s.db != nil {
 		found, err := s.effects(ids)
 		if err != nil {

@@ -191,6 +191,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 		"killed later": {first(1, "", false), later,
 			Event{Why: HolderKilled, Holder: 1, From: at(90), To: at(91)}, LostLease},
 		"failed":                         {first(2, Released, true), second("retryable", 2, 0.1), kill, HandlerFailed},
+		"failed, its attempt given back": {first(2, Released, true), second("retryable", 1, 0.1), kill, HandlerFailed},
 		"failed, and the record is gone": {first(2, Released, true), second("absent", 2, 0.9), loss, LostRecord},
 		"released although it succeeded": {first(2, Released, false), second("retryable", 2, 0.1), kill, ""},
 	} {

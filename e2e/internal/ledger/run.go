@@ -55,6 +55,8 @@ func explain(before, again Run, events *evidence) Why {
 		return ""
 	case again.Found == dedupstore.Absent:
 		return events.take(0, before.Granted, again.Granted, LostRecord, Expired, Redriven)
+	case before.Failed && before.End == Released: // and may have given its attempt back, as when its lease was lost
+		return HandlerFailed
 	case before.End == Recorded, again.Attempt <= before.Attempt:
 		return events.take(0, before.Granted, again.Granted, LostRecord, Redriven)
 	case before.Failed:
