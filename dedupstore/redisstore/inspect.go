@@ -163,7 +163,8 @@ func moment(us uint64) time.Time {
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
 	return errors.Join(s.run(ctx, len(duplicates), func(op *operation, i int) error {
 		d := duplicates[i]
-		op.on(i, noteScript, s.name(d.Key)+beside)
+		s.on(op, i, noteScript, d.Key)
+		op.name += beside
 		op.packed = strconv.AppendInt(op.packed, int64(d.Count), 10)
 		op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
 		return d.Key.Validate()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,11 +16,12 @@ import (
 type operation struct {
 	index  int // its place in the caller's batch
 	script *script
-	name   string    // of the record
-	packed []byte    // the script's first argument, or the record that is written
-	space  [128]byte // for packed, as long as it suffices
-	args   [7]any    // of the command; the last may be nil; numbers and texts are pointed to, which takes no memory
-	ms     [2]int64  // times among them
+	text   *strings.Builder // the round's; the name is a part of it
+	name   string           // of the record
+	packed []byte           // the script's first argument, or the record that is written
+	space  [128]byte        // for packed, as long as it suffices
+	args   [7]any           // of the command; the last may be nil; numbers and texts are pointed to, which takes no memory
+	ms     [2]int64         // times among them
 	cmd    redis.StringCmd
 	stamp  stamp  // of a plain claim
 	known  string // of a conditional finish: the record that it replaces
@@ -30,8 +32,10 @@ type operation struct {
 }
 
 // on makes it an operation on the record of a key.
-func (op *operation) on(index int, script *script, name string) {
-	*op = operation{index: index, script: script, name: name}
+func (s *Store) on(op *operation, index int, script *script, key dedupstore.Key) {
+	from := op.text.Len()
+	op.text.Write(s.appendName(make([]byte, 0, mostName), key))
+	*op = operation{index: index, script: script, text: op.text, name: op.text.String()[from:]}
 	op.packed = op.space[:0]
 }
 
@@ -87,7 +91,7 @@ func (op *operation) failure() error {
 
 // claim makes it a claim by script.
 func (s *Store) claim(op *operation, index int, r *dedupstore.Request) {
-	op.on(index, s.scripts.claim, s.name(r.Key))
+	s.on(op, index, s.scripts.claim, r.Key)
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, '0'+byte(r.SuspectAfter), flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
 	op.packed = appendRequest(append(b, flag(s.barrier.on())), r)
@@ -96,7 +100,7 @@ func (s *Store) claim(op *operation, index int, r *dedupstore.Request) {
 
 func (s *Store) extend(op *operation, index int, x *dedupstore.Extension) {
 	s.claimed.take(x.Claim.Fence)
-	op.on(index, s.scripts.extend, s.name(x.Claim.Key))
+	s.on(op, index, s.scripts.extend, x.Claim.Key)
 	op.packed = append(appendOwner(op.packed, &x.Claim), flag(x.Started))
 	op.with(milliseconds(x.Lease), milliseconds(x.Claim.Retention))
 }
@@ -113,7 +117,7 @@ func (s *Store) settle(op *operation, index int, c *dedupstore.Claim, settlement
 	case dedupstore.Release:
 		s.release(op, index, c, t, flag(t.Uncounted))
 	case dedupstore.Published:
-		op.on(index, s.scripts.published, s.name(c.Key))
+		s.on(op, index, s.scripts.published, c.Key)
 		op.packed = appendOwner(op.packed, c)
 		if len(t.Produced) > 0 {
 			op.packed = appendText(op.packed, 'K', encodeStubs(t.Produced))
@@ -123,7 +127,7 @@ func (s *Store) settle(op *operation, index int, c *dedupstore.Claim, settlement
 }
 
 func (s *Store) finish(op *operation, index int, c *dedupstore.Claim, f *dedupstore.Finish) {
-	op.on(index, s.scripts.finish, s.name(c.Key))
+	s.on(op, index, s.scripts.finish, c.Key)
 	op.with(milliseconds(f.Retention))
 	state := byte(stateDone)
 	if f.Publishes() {
@@ -136,7 +140,7 @@ func (s *Store) finish(op *operation, index int, c *dedupstore.Claim, f *dedupst
 
 // release makes it a release; what uncounted says stands in release.lua.
 func (s *Store) release(op *operation, index int, c *dedupstore.Claim, t dedupstore.Release, uncounted byte) {
-	op.on(index, s.scripts.release, s.name(c.Key))
+	s.on(op, index, s.scripts.release, c.Key)
 	op.packed = appendTook(append(appendOwner(op.packed, c), uncounted), t.Took)
 	if t.Reason != "" {
 		op.packed = appendText(op.packed, 'M', t.Reason)
@@ -151,11 +155,16 @@ func flag(set bool) byte {
 	return '0'
 }
 
+// mostName is how long the name of a record may be that takes no memory to be made.
+const mostName = 160
+
 // name is the name of the key's record.
 func (s *Store) name(key dedupstore.Key) string {
-	const most = 160 // that it takes no memory for
-	b := append(make([]byte, 0, most), s.config.Prefix...)
-	return string(key.Append(append(b, ':')))
+	return string(s.appendName(make([]byte, 0, mostName), key))
+}
+
+func (s *Store) appendName(b []byte, key dedupstore.Key) []byte {
+	return key.Append(append(append(b, s.config.Prefix...), ':'))
 }
 
 // milliseconds rounds up: a lease or a retention is never shorter than was asked for.

@@ -34,7 +34,7 @@ func (s *stamp) put(record []byte) {
 // claimPlainly makes it a plain claim. The record lives longer by as much as the lease may be, as far as that is known
 // before the claim is written.
 func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, now time.Time) {
-	op.on(index, s.scripts.claim, s.name(r.Key))
+	s.on(op, index, s.scripts.claim, r.Key)
 	b := append(op.packed, layoutVersion, stateRunning, '-') //nolint:gocritic // it goes back there
 	b = appendRequest(appendDigits(b, 0, fenceSize), r)
 	b[len(b)-leaseSize-1] = 'l'

@@ -1,9 +1,12 @@
 package redisstore
 
+import "strings"
+
 // A round is the memory of one call of the store: an operation takes half a kilobyte.
 type round struct {
 	made  []operation
-	ops   []*operation // empty, with room for all
+	ops   []*operation    // empty, with room for all
+	text  strings.Builder // of the operations' names: one piece of memory
 	names map[string]struct{}
 	kept  bool // the client may still have them
 }
@@ -22,6 +25,10 @@ func (s *Store) begin(n int) *round {
 		r = &round{made: make([]operation, n), ops: make([]*operation, 0, n), names: map[string]struct{}{}}
 	}
 	r.made = r.made[:n]
+	r.text.Grow(n * mostName / 2)
+	for i := range r.made {
+		r.made[i].text = &r.text
+	}
 	return r
 }
 
@@ -32,6 +39,7 @@ func (s *Store) end(r *round) {
 		return
 	}
 	clear(r.made)
+	r.text.Reset()
 	select {
 	case s.rounds <- r:
 	default:

@@ -31,9 +31,9 @@ func TestClaim_TakesOverInOneWay(t *testing.T) {
 	decided := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		for range 40 {
-			var op operation
+			op := &s.begin(1).made[0]
 			r := drawRequest(rt)
-			s.claim(&op, 0, &r)
+			s.claim(op, 0, &r)
 			raw := drawRun(rt, op.packed[29:37], now)
 			run := func(source string) (reply, record string) {
 				if err := rdb.Set(t.Context(), op.name, raw, 0).Err(); err != nil {
@@ -216,9 +216,9 @@ func TestClaim_TimesAreOverWhenTheyHaveCome(t *testing.T) {
 	} {
 		for now, want := range map[int]string{come - 1: "b", come: "r"} {
 			clock := fmt.Sprintf("local time = {'%d', '%d'}", now/1_000_000, now%1_000_000)
-			var op operation
+			op := &s.begin(1).made[0]
 			r := request(fmt.Sprint(name, now))
-			s.claim(&op, 0, &r)
+			s.claim(op, 0, &r)
 			if err := rdb.Set(t.Context(), op.name, record, 0).Err(); err != nil {
 				t.Fatal(err)
 			}

@@ -104,13 +104,18 @@ func (q *Queue[Op, Res]) Go(op Op, to Receiver[Res]) {
 // Put is Go for the first of several operations that shall travel together, if it reports true: it waits for Flush.
 func (q *Queue[Op, Res]) Put(op Op, to Receiver[Res]) bool {
 	if q.alone(op) {
-		q.background.Go(func() { to.Receive(&q.send(context.Background(), []Op{op})[0]) })
+		q.goAlone([]Op{op}, to)
 		return false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, item[Op, Res]{op, to})
 	return true
+}
+
+// goAlone sends one that does not travel with others. In Put the closure would cost memory for each that does.
+func (q *Queue[Op, Res]) goAlone(op []Op, to Receiver[Res]) {
+	q.background.Go(func() { to.Receive(&q.send(context.Background(), op)[0]) })
 }
 
 // Flush sends what was put into the queue.

@@ -26,8 +26,8 @@ func (b *Bench) Profiled(work func() error) (err error) {
 	if b.MemProfile != "" {
 		runtime.MemProfileRate = allocationRate
 		defer func() {
+			err = errors.Join(err, writeAllocations(b.MemProfile)) // it scales by the rate
 			runtime.MemProfileRate = 0
-			err = errors.Join(err, writeAllocations(b.MemProfile))
 		}()
 	}
 	return work()
