@@ -83,11 +83,8 @@ func (c Config) withDefaults() Config {
 	if c.Tenant == "" {
 		c.Tenant = "default"
 	}
-	switch c.MaxWait {
-	case 0:
+	if c.MaxWait == 0 {
 		c.MaxWait = usualWait
-	case NoWait:
-		c.MaxWait = 0
 	}
 	if c.Trace == "" {
 		c.Trace = TraceParent
@@ -116,7 +113,7 @@ func (c Config) validate() error {
 	switch {
 	case c.Trace != TraceParent && c.Trace != TraceLink:
 		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
-	case c.MaxWait < 0:
+	case c.MaxWait < 0 && c.MaxWait != NoWait:
 		return invalid("Config.MaxWait", fmt.Sprintf("is %v, want at least 0, or NoWait", c.MaxWait))
 	case c.DeadLetters != nil && isnil.Nil(c.DeadLetters):
 		return invalid("Config.DeadLetters", fmt.Sprintf("holds a nil %T", c.DeadLetters))

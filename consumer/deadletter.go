@@ -53,7 +53,7 @@ const mostReturns = 10
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) Decision {
 	id, original := d.Header.Get(producer.HeaderID), d.Header.Get(producer.HeaderOriginalID)
 	if p.config.DeadLetters == nil {
-		pause := p.policy.Backoff.Max
+		pause := p.config.Policy.Backoff.Max
 		p.log.ErrorContext(ctx,
 			"oncemill: dead letter came to the group and handler that made it, and Config.DeadLetters is nil: it "+
 				"is not handled, and comes again; give the program that handles dead letters a Group or a Handler "+
@@ -94,7 +94,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) De
 
 // notPublished is what to do with a delivery whose dead letter cannot be published.
 func (p *Processor) notPublished(ctx context.Context, id string, err error) Decision {
-	d := unpublished(id, p.policy.Backoff.Min, err)
+	d := unpublished(id, p.config.Policy.Backoff.Min, err)
 	d.Delay += jitter(ctx, d.Delay)
 	return d
 }
@@ -197,7 +197,7 @@ func (p *Processor) publishDeadLetter(
 		}
 		if call.Rerun != 0 && call.Rerun == res.Fence {
 			// It came before that was recorded of a dead letter that somebody has: nothing has run yet.
-			pause := p.policy.Backoff.Min
+			pause := p.config.Policy.Backoff.Min
 			early := oncemill.Result{Status: oncemill.StatusNotDue, Wait: pause}
 			decision = Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Result: early,
 				Err: &oncemill.Error{Result: early, Key: call.Key}}

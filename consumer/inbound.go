@@ -58,7 +58,7 @@ func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle 
 	}
 	p.guard.Start(within, calls[:len(places)], func(ctx context.Context, call int) (dedupstore.Outcome, error) {
 		i := places[call]
-		return s.all[i].measure(ctx, s.contexts[i], s, !p.policy.Shadow)
+		return s.all[i].measure(ctx, s.contexts[i], s, !p.config.Policy.Shadow)
 	}, func(call int, res oncemill.Result, err error) {
 		i := places[call]
 		s.all[i].ended(s.contexts[i], s, res, err)
@@ -191,7 +191,7 @@ func (p *Processor) inbound(ctx context.Context, d Delivery) (*inbound, context.
 // receive finds out what a delivery is. It returns a context with its span.
 func (p *Processor) receive(ctx context.Context, d *Delivery, in *inbound) context.Context {
 	in.processor, in.delivery = p, d
-	if d.Handler == "" && !p.policy.Shadow {
+	if d.Handler == "" && !p.config.Policy.Shadow {
 		decision := p.unguardable(in.delivery, errNoHandler)
 		in.decision = &decision
 		return ctx
@@ -206,7 +206,7 @@ func (p *Processor) receive(ctx context.Context, d *Delivery, in *inbound) conte
 	if in.found.err != nil {
 		return ctx
 	}
-	if outer := insideOf(ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == in.found.call.Key &&
+	if outer := insideOf(ctx); !p.config.Policy.Shadow && outer != nil && outer.found.call.Key == in.found.call.Key &&
 		outer.delivery.Message == d.Message {
 		decision := p.guardedTwice(ctx, in.delivery, in.found.call.Key.ID)
 		in.decision = &decision
@@ -274,7 +274,7 @@ func (in *inbound) unguarded(ctx context.Context, do work) Decision {
 
 // within is the context for the guard. It shows when a handler is guarded twice.
 func (in *inbound) within(ctx context.Context) context.Context {
-	if in.processor.policy.Shadow { // which guards nothing
+	if in.processor.config.Policy.Shadow { // which guards nothing
 		return ctx
 	}
 	in.inside = inside{contexts.Under(ctx), in}
@@ -284,7 +284,7 @@ func (in *inbound) within(ctx context.Context) context.Context {
 // conclude says what to do with a delivery by how its guarded run ended.
 func (in *inbound) conclude(ctx context.Context, res oncemill.Result, err error) Decision {
 	p, d, call := in.processor, in.delivery, in.found.call
-	if p.policy.Shadow {
+	if p.config.Policy.Shadow {
 		return shadowed(res, err)
 	}
 	decision := p.decide(ctx, d, res, err)
@@ -341,7 +341,7 @@ func (in *inbound) begin(ctx context.Context) context.Context {
 	})
 	switch answer := p.withoutClaim(found.err); {
 	case answer == nil:
-	case p.policy.Shadow:
+	case p.config.Policy.Shadow:
 		in.observed.Shadow(ctx, answer.Outcome)
 	default:
 		in.observed.Count(ctx, answer)
@@ -365,7 +365,7 @@ func (in *inbound) end(ctx context.Context, d *Decision) {
 
 // timed is what the guard runs. The delivery's own context, outside, has its span at hand.
 func (in *inbound) timed(outside context.Context, do work) oncemill.RunFunc {
-	recorded := !in.processor.policy.Shadow
+	recorded := !in.processor.config.Policy.Shadow
 	return func(ctx context.Context) (dedupstore.Outcome, error) { return in.measure(ctx, outside, do, recorded) }
 }
 

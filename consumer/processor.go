@@ -23,8 +23,7 @@ import (
 // A Processor makes handlers safe to be given the same message again. It is safe for concurrent use.
 type Processor struct {
 	guard  *oncemill.Guard
-	config Config
-	policy oncemill.Policy
+	config Config // with its defaults filled in, its Policy's too
 	log    *slog.Logger
 
 	telemetry *telemetry.Consumer
@@ -55,10 +54,9 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consumer: make instruments: %w", err)
 	}
-	policy := guard.Policy()
+	config.Policy = guard.Policy()
 	return &Processor{
-		guard: guard, config: config, policy: policy, log: policy.Logger, telemetry: observer,
-		closed: make(chan struct{}),
+		guard: guard, config: config, log: config.Policy.Logger, telemetry: observer, closed: make(chan struct{}),
 	}, nil
 }
 
@@ -81,24 +79,12 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
 	return report, nil
 }
 
-// Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
-func (p *Processor) Policy() oncemill.Policy { return p.policy }
-
-// Group returns Config.Group.
-func (p *Processor) Group() string { return p.config.Group }
-
-// MaxWait returns Config.MaxWait with its default filled in, and zero for NoWait, for transports that spend delays by
-// waiting.
-func (p *Processor) MaxWait() time.Duration { return p.config.MaxWait }
+// Config returns the configuration with its defaults filled in, its Policy's too, for transports that compare it with
+// the settings of a broker.
+func (p *Processor) Config() Config { return p.config }
 
 // Transacts reports whether a handler runs in a transaction of the store: see oncemill.Guard.Transacts.
 func (p *Processor) Transacts() bool { return p.guard.Transacts() }
-
-// DeadLetters returns Config.DeadLetters and Config.DeadLetterTopic, for transports that compare them with what they
-// consume.
-func (p *Processor) DeadLetters() (producer.Publisher, string) {
-	return p.config.DeadLetters, p.config.DeadLetterTopic
-}
 
 // Process guards one delivery to a handler, and returns what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
@@ -121,7 +107,7 @@ func (p *Processor) compare(a, b *identified) (key, content, known bool) {
 		return false, false, a.err == nil || b.err == nil
 	}
 	return a.call.Key == b.call.Key && a.call.Rerun == b.call.Rerun,
-		a.call.Fingerprint == b.call.Fingerprint || p.policy.Mismatch == oncemill.MismatchIgnore, true
+		a.call.Fingerprint == b.call.Fingerprint || p.config.Policy.Mismatch == oncemill.MismatchIgnore, true
 }
 
 // errGivenBack is the error of a delivery that was claimed and not processed.
@@ -134,7 +120,7 @@ func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, id string) De
 		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
 			"id", id, "error", nested)
 	})
-	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, ID: id, Err: oncemill.NoEffect(nested)}
+	return Decision{Action: RetryLater, Delay: p.config.Policy.Backoff.Min, ID: id, Err: oncemill.NoEffect(nested)}
 }
 
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
@@ -193,7 +179,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}()
 	call := found.call
-	call.MaxWait, call.WaitLimit, call.Stopping = p.config.MaxWait, d.WaitLimit, d.Stopping
+	call.MaxWait, call.WaitLimit, call.Stopping = max(p.config.MaxWait, 0), d.WaitLimit, d.Stopping
 	call.First = d.Count == 1 && p.system(d) != telemetry.SystemKafka // which does not count
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,
 		Payload: d.Payload}
@@ -236,7 +222,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 // unguarded deals with a delivery that cannot be guarded.
 func (p *Processor) unguarded(ctx context.Context, in *inbound, do work) Decision {
 	d, err := *in.delivery, in.found.err
-	if p.policy.Shadow {
+	if p.config.Policy.Shadow {
 		o, err := in.measure(ctx, ctx, do, false)
 		o.Kind = dedupstore.Succeeded
 		return shadowed(oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}, err)
@@ -245,7 +231,7 @@ func (p *Processor) unguarded(ctx context.Context, in *inbound, do work) Decisio
 	var panicked *panicError
 	switch {
 	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
-		pause := p.policy.Backoff.Max
+		pause := p.config.Policy.Backoff.Max
 		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic",
 			d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(ctx, pause), Keep: true, Err: err}
@@ -264,7 +250,7 @@ func (p *Processor) unguarded(ctx context.Context, in *inbound, do work) Decisio
 // bypasses reports whether the policy lets the handler run for a delivery that has no ID.
 func (p *Processor) bypasses(err error) bool {
 	var missing *MissingIDError
-	return errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass
+	return errors.As(err, &missing) && missing.Err == nil && p.config.Policy.MissingID == oncemill.MissingIDBypass
 }
 
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
@@ -286,7 +272,7 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 	case own && permanent:
 		return p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
 	}
-	res := oncemill.Result{Status: oncemill.StatusRetry, Bypassed: true, Wait: p.policy.Backoff.Min, Handler: err}
+	res := oncemill.Result{Status: oncemill.StatusRetry, Bypassed: true, Wait: p.config.Policy.Backoff.Min, Handler: err}
 	if own && delayed {
 		res.Wait = after.RetryAfter()
 	}
@@ -338,7 +324,7 @@ func (p *Processor) decide(ctx context.Context, d *Delivery, res oncemill.Result
 		if _, wrong := err.(*dedupstore.InvalidError); wrong { //nolint:errorlint // the guard's own
 			return p.unguardable(d, err)
 		}
-		pause := p.policy.Backoff.Min // the store is down, or the consumer is shutting down
+		pause := p.config.Policy.Backoff.Min // the store is down, or the consumer is shutting down
 		decision.Delay, decision.Keep = pause+jitter(ctx, pause), res.Status == oncemill.StatusStoreDown
 	}
 	return decision
@@ -348,7 +334,7 @@ func (p *Processor) decide(ctx context.Context, d *Delivery, res oncemill.Result
 func (p *Processor) unguardable(d *Delivery, err error) Decision {
 	p.log.Error("oncemill: message cannot be guarded with this setup: it is kept, and comes again",
 		"from", d.Topic, "position", d.Position, "error", err)
-	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
+	return Decision{Action: RetryLater, Delay: p.config.Policy.Backoff.Max, Keep: true, Err: err}
 }
 
 // jitter keeps the copies of a message from coming back all at once.

@@ -141,7 +141,7 @@ func (s *Source) Run(ctx context.Context, topic string, handle consumer.SourceHa
 				m.due = time.Now().Add(time.Minute) // if the file is full: the guard knows what was done
 				_ = s.Queue.append(line{Ended: d.at})
 			case consumer.Leave:
-				m.due = time.Now().Add(s.Once.Policy().Lease) // its other owner has as long
+				m.due = time.Now().Add(s.Once.Config().Policy.Lease) // its other owner has as long
 			}
 		case <-time.After(10 * time.Millisecond):
 		}

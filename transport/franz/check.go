@@ -71,7 +71,7 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 			return err
 		}
 	}
-	if lease, session := w.work.Once.Policy().Lease, option[time.Duration](cl, kgo.SessionTimeout); lease > session {
+	if lease, session := w.work.Once.Config().Policy.Lease, option[time.Duration](cl, kgo.SessionTimeout); lease > session {
 		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
 			"that were being handled hold up their partitions until their leases end",
 			"lease", lease, "session_timeout", session)
@@ -152,7 +152,7 @@ func retryProblem(retry []RetryTopic, consumed []string) string {
 // checkBroker looks at topics, group and dead letters. Topics of nil are those that a pattern finds.
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
-	if err := checkTopics(ctx, cl, group, topics, w.config.Retry, w.work.Once.Policy(), w.config.Logger); err != nil {
+	if err := checkTopics(ctx, cl, group, topics, w.config.Retry, w.work.Once.Config().Policy, w.config.Logger); err != nil {
 		return err
 	}
 	if err := checkGroup(ctx, kadm.NewClient(cl), group); err != nil {
@@ -335,30 +335,28 @@ func setting(c kadm.ResourceConfig, name string) string {
 	return ""
 }
 
-// checkDeadLetters looks at where dead letters go. The guard knows a handler's dead letters by the handler's name,
-// which here is the topic. It does not know that a worker's handler is the same for the topic of the dead letters.
+// checkDeadLetters looks at where dead letters go. A handler passes over its own, so its client must not consume them.
 func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.Logger,
 	consumes func(string) bool) error {
-	publisher, topic := once.DeadLetters()
-	if publisher == nil {
-		if !once.Policy().Shadow {
+	config := once.Config()
+	if config.DeadLetters == nil {
+		if !config.Policy.Shadow {
 			log.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable "+
 				"ID or other content under a known ID are passed over, and only this log says which")
 		}
 		return nil
 	}
-	p, says := publisher.(interface{ MessagingSystem() string })
+	p, says := config.DeadLetters.(interface{ MessagingSystem() string })
 	if says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemKafka {
 		return nil
 	}
-	if consumes(topic) {
-		return setupError(theClient, "consumes topic %q, which is the DeadLetterTopic of its Processor: its handler "+
-			"would run for its own dead letters; leave the topic out, and have a worker with another Processor "+
-			"handle them",
-			topic)
+	if consumes(config.DeadLetterTopic) {
+		return setupError(theClient, "consumes topic %q, which is the DeadLetterTopic of its Processor: its own dead "+
+			"letters would be passed over, and only the log would tell; leave the topic out, and have a worker with "+
+			"another Group or Handler handle them", config.DeadLetterTopic)
 	}
-	if p, ours := publisher.(*Publisher); ours {
-		return p.checkDeadLetterTopic(ctx, topic)
+	if p, ours := config.DeadLetters.(*Publisher); ours {
+		return p.checkDeadLetterTopic(ctx, config.DeadLetterTopic)
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ type session struct {
 func newSession(w *Worker, cl *kgo.Client) (s *session, err error) {
 	s = &session{
 		troubles: newTroubles(option[string](cl, kgo.ConsumerGroup), w.config.Logger),
-		config:   w.config, policy: w.work.Once.Policy(), cl: cl, look: w.look,
+		config:   w.config, policy: w.work.Once.Config().Policy, cl: cl, look: w.look,
 		rebalance: option[time.Duration](cl, kgo.RebalanceTimeout),
 		loop:      worker.New(w.work, w.config.MaxInFlight),
 		decoder:   decoder{retry: w.config.Retry, consumed: consumed(cl)},

@@ -60,7 +60,7 @@ func (e *engine) check(ctx context.Context, topic string) (jetstream.Consumer, c
 	if err != nil {
 		return nil, consumerInfo{}, err
 	}
-	l, err := e.config.consumerInfo(info, e.once.Policy())
+	l, err := e.config.consumerInfo(info, e.once.Config().Policy)
 	if err != nil {
 		return nil, consumerInfo{}, err
 	}
@@ -103,7 +103,7 @@ func (e *engine) warn(
 		l.log.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it "+
 			"stops loses a delivery; set it to -1", "maxDeliver", l.maxDeliver)
 	}
-	if dead, _ := e.once.DeadLetters(); !router && dead == nil && !e.once.Policy().Shadow {
+	if once := e.once.Config(); !router && once.DeadLetters == nil && !once.Policy.Shadow {
 		l.log.WarnContext(ctx, "natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable "+
 			"ID or other content under a known ID are terminated, and only this log has them; a work-queue stream "+
 			"deletes them")
@@ -241,7 +241,8 @@ func (e *engine) checkStream(ctx context.Context, l consumerInfo, done uint64) *
 			"Policy.Window", "error", err)
 		return nil
 	}
-	config, first, window := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq, e.once.Policy().Window
+	config, first := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq
+	window := e.once.Config().Policy.Window
 	if done+1 < first && l.losesWhatIsDeleted(&config) {
 		l.log.ErrorContext(ctx,
 			"natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; "+
@@ -271,7 +272,8 @@ func (l consumerInfo) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
 // keeps them. The guard knows its own dead letters and acknowledges them, which deletes them from a work-queue stream.
 // A nil stream is not known.
 func (e *engine) checkDeadLetters(ctx context.Context, l *consumerInfo, stream *jetstream.StreamConfig) error {
-	publisher, topic := e.once.DeadLetters()
+	once := e.once.Config()
+	publisher, topic := once.DeadLetters, once.DeadLetterTopic
 	named, ok := publisher.(interface{ MessagingSystem() string })
 	elsewhere := ok && named.MessagingSystem() != "" && named.MessagingSystem() != telemetry.SystemNATS
 	if topic == "" || elsewhere {

@@ -70,7 +70,7 @@ func (e *engine) consume(ctx context.Context, topic string, work worker.Work) er
 	if err != nil {
 		return err
 	}
-	log := info.log.With("handler", cmp.Or(e.config.Handler, "a Router's"), "group", e.once.Group())
+	log := info.log.With("handler", cmp.Or(e.config.Handler, "a Router's"), "group", e.once.Config().Group)
 	log.InfoContext(ctx, "natsjs: consuming begins")
 	defer log.InfoContext(ctx, "natsjs: consuming has ended")
 	stopListening := e.listenForMaxDeliveries(ctx, info)

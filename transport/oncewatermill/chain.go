@@ -247,7 +247,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		return nil, orderError("Guarded is missing: add oncewatermill.Guarded(processor)")
 	}
 	once := steps[guard].once
-	dead, _ := once.DeadLetters()
+	config := once.Config()
 	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.name == poisonStep }) {
 		steps = slices.Clone(steps)
 		steps[guard].middleware = newGuard(once, true).middleware // the PoisonQueue has what is rejected
@@ -256,7 +256,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 	for i, s := range steps {
 		middlewares[i] = s.middleware
 		switch {
-		case s.name == poisonStep && dead != nil:
+		case s.name == poisonStep && config.DeadLetters != nil:
 			return nil, orderError("PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
 				"be published once; remove the PoisonQueue, or leave DeadLetters out")
 		case s.name == poisonStep && i > guard:
@@ -265,7 +265,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		case s.name == retryStep && i < guard:
 			return nil, orderError("Retry stands outside Guarded: it would repeat answers such as busy and " +
 				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded")
-		case s.name == retryStep && once.Policy().ExpiredLease == oncemill.Park:
+		case s.name == retryStep && config.Policy.ExpiredLease == oncemill.Park:
 			return nil, orderError("Retry stands inside a guard whose policy parks (at most once): it " +
 				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +
 				"oncemill.NoEffect")

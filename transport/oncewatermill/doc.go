@@ -25,8 +25,9 @@
 // Command and event processors of package cqrs need only the Router's middleware. Note:
 //
 //   - A bus makes a new ID at each call. In OnPublish or OnSend set p.Message.UUID to
-//     oncemill.FromContext(p.Message.Context()).ID(p.EventName + " " + orderID), and keep times and random numbers out
-//     of the content. Outside of a handler FromContext panics, so handlers need their own bus.
+//     oncemill.FromContext(p.Message.Context()).ID(p.EventName + " " + orderID), for a command with p.CommandName, and
+//     keep times and random numbers out of the content. Outside of a handler FromContext panics, so handlers need their
+//     own bus.
 //   - Over an inbox, give that bus NewPublisher of an outbox. As the Router's publisher the outbox would publish
 //     nothing: outputs come after the commit.
 //   - AckCommandHandlingErrors and AckCommandErrors store errors as successes. A command that a shutdown cancels is

@@ -2,7 +2,6 @@ package oncewatermill
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -53,27 +52,27 @@ func Middleware(once *consumer.Processor) message.HandlerMiddleware {
 // A guard is a Processor in a Router.
 type guard struct {
 	once     *consumer.Processor
-	policy   oncemill.Policy
-	poisoned bool // it stands inside a PoisonQueue, which has what is rejected
+	config   consumer.Config // of once
+	poisoned bool            // it stands inside a PoisonQueue, which has what is rejected
 
 	begun, retried, passed sync.Once // of what they say
 }
 
 func newGuard(once *consumer.Processor, poisoned bool) *guard {
-	return &guard{once: once, policy: once.Policy(), poisoned: poisoned}
+	return &guard{once: once, config: once.Config(), poisoned: poisoned}
 }
 
 func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
-	if dead, _ := g.once.DeadLetters(); dead == nil && !g.policy.Shadow && !g.poisoned {
+	if g.config.DeadLetters == nil && !g.config.Policy.Shadow && !g.poisoned {
 		g.begun.Do(func() {
-			g.policy.Logger.Warn("oncemill: no Config.DeadLetters: messages that fail for good, have no usable ID " +
+			g.config.Policy.Logger.Warn("oncemill: no Config.DeadLetters: messages that fail for good, have no usable ID " +
 				"or other content under a known ID are rejected; unless a poison queue outside of the middleware " +
 				"keeps them, only this log has them")
 		})
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		p := passageOf(msg.Context())
-		if !g.policy.Shadow && answeredBefore(msg, p) {
+		if !g.config.Policy.Shadow && answeredBefore(msg, p) {
 			g.say(&g.retried, msg, "oncemill: a message was given to the guard again before it was nacked, as by a "+
 				"Retry outside of the guard: it is not handled, and comes again as the guard has decided; move "+
 				"Retry inside, see oncewatermill.Chain")
@@ -87,7 +86,7 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 func (g *guard) say(once *sync.Once, msg *message.Message, what string) {
 	once.Do(func() {
 		ctx := msg.Context()
-		g.policy.Logger.ErrorContext(ctx, what, "uuid", msg.UUID, "handler", message.HandlerNameFromCtx(ctx))
+		g.config.Policy.Logger.ErrorContext(ctx, what, "uuid", msg.UUID, "handler", message.HandlerNameFromCtx(ctx))
 	})
 }
 
@@ -127,7 +126,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 	}()
 	var outputs []*message.Message
 	handler := func(ctx context.Context) (_ []producer.Message, err error) {
-		if outputs, err = g.run(ctx, msg, next); err != nil || g.policy.Shadow {
+		if outputs, err = g.run(ctx, msg, next); err != nil || g.config.Policy.Shadow {
 			return nil, err
 		}
 		return outgoing(ctx, outputs)
@@ -161,13 +160,13 @@ func (g *guard) run(
 		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
 		msg.SetContext(before)
 	}()
-	if isClosed(msg.Nacked()) && !g.policy.Shadow { // it comes again, and of a second nack nobody would know
+	if isClosed(msg.Nacked()) && !g.config.Policy.Shadow { // it comes again, and of a second nack nobody would know
 		return nil, oncemill.Uncounted(oncemill.NoEffect(errNackedBefore))
 	}
 	msg.Metadata, msg.Payload = maps.Clone(metadata), bytes.Clone(payload)
 	msg.SetContext(pastPassage(ctx))
 	outputs, err = next(msg)
-	if err == nil && isClosed(msg.Nacked()) && !g.policy.Shadow {
+	if err == nil && isClosed(msg.Nacked()) && !g.config.Policy.Shadow {
 		return nil, errHandlerNacked
 	}
 	for i, m := range outputs {
@@ -191,13 +190,13 @@ func (g *guard) answer(
 		}
 		return produced(publication.Messages(), outputs), nil
 	case decision.Action == consumer.Ack && decision.Result.Bypassed:
-		if !g.policy.Shadow {
+		if !g.config.Policy.Shadow {
 			outputs = withoutOrders(outputs)
 		}
 		return outputs, nil
 	case decision.Action == consumer.Ack:
 		return nil, nil
-	case g.policy.Shadow:
+	case g.config.Policy.Shadow:
 		return outputs, decision.Err
 	}
 	return nil, g.refuse(msg, p, decision)
@@ -210,7 +209,7 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	busy := status == oncemill.StatusBusy || status == oncemill.StatusNotDue
 	acked := isClosed(msg.Acked()) // which nothing takes back
 	if decision.Action == consumer.RetryLater && !busy && acked {
-		g.policy.Logger.ErrorContext(ctx,
+		g.config.Policy.Logger.ErrorContext(ctx,
 			"oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as "+
 				"InstantAck: its broker will not deliver it again",
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
@@ -229,7 +228,7 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	// A Router can only nack, and most adapters deliver again at once. A lease, or a retry that is not due, makes the
 	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here. Poison is
 	// acknowledged.
-	if !poison && (g.once.MaxWait() == 0 || status != oncemill.StatusRetry && !busy) {
+	if !poison && (g.config.MaxWait == consumer.NoWait || status != oncemill.StatusRetry && !busy) {
 		pace.Sleep(ctx, g.beforeNack(decision))
 	}
 	return decision.Err
@@ -239,7 +238,10 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 // Backoff.Min, but no longer than most.
 func (g *guard) beforeNack(decision consumer.Decision) time.Duration {
 	const most = 10 * time.Second
-	bound := cmp.Or(g.once.MaxWait(), min(g.policy.Backoff.Min, most))
+	bound := g.config.MaxWait
+	if bound == consumer.NoWait {
+		bound = min(g.config.Policy.Backoff.Min, most)
+	}
 	if decision.Action == consumer.RetryLater {
 		return min(decision.Delay, bound)
 	}

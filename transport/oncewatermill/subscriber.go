@@ -62,7 +62,7 @@ func NewSubscriber(source consumer.Source, handler string) (message.Subscriber, 
 		return nil, fmt.Errorf("oncewatermill: NewSubscriber's handler name %s", problem)
 	}
 	return &subscriber{
-		source: source, once: once, handler: handler, log: once.Policy().Logger, closing: make(chan struct{}),
+		source: source, once: once, handler: handler, log: once.Config().Policy.Logger, closing: make(chan struct{}),
 		topics: map[string]int{},
 	}, nil
 }
