@@ -241,7 +241,7 @@ services:
     image: redis:8.2.1-alpine
     healthcheck: {test: ["CMD", "true"], interval: 5s, timeout: 3s, retries: 3}
   nats:
-    image: nats:2.12.8-alpine
+    image: nats:2.12.12-alpine
     depends_on: {redis: {condition: service_healthy}}
     volumes: [".:/here:ro"]
     ports: ["127.0.0.1:4222:4222"]
@@ -250,9 +250,9 @@ services:
 	dir := t.TempDir()
 	for i, tc := range []struct{ from, to, want string }{
 		{"", "", ""},
-		{"nats:2.12.8-alpine", "nats:2.12-alpine", "no exact version"},
-		{"nats:2.12.8-alpine", "nats", "no exact version"},
-		{"nats:2.12.8-alpine", "nats:latest", "no exact version"},
+		{"nats:2.12.12-alpine", "nats:2.12-alpine", "no exact version"},
+		{"nats:2.12.12-alpine", "nats", "no exact version"},
+		{"nats:2.12.12-alpine", "nats:latest", "no exact version"},
 		{"127.0.0.1:4222", "4222", "loopback"},
 		{"127.0.0.1:4222", "0.0.0.0:4222", "loopback"},
 		{`["CMD", "true"]`, `["NONE"]`, "no health check"},
