@@ -275,7 +275,8 @@ func TestSubscriber_DrainLetsHandlersFinish(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				taken := <-messages // the other one waits for a reader
+				taken := <-messages
+				synctest.Wait() // the other one waits for a reader
 				go ends(sub, cancel)
 				<-time.After(time.Second)
 				if taken.Context().Err() != nil {
