@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/internal/outgoing"
@@ -59,10 +60,13 @@ func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	return slow, rest
 }
 
+// wavesFor is how long waves begin. What is left of a key with many rows is given back: other keys must not wait for it.
+const wavesFor = time.Second
+
 // waves publishes rows one wave after the other.
 func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []answer) {
-	stopped := map[string]bool{} // order keys
-	for first := true; len(rows) > 0 && (first || ctx.Err() == nil); first = false {
+	stopped, began := map[string]bool{}, time.Now() // order keys
+	for first := true; len(rows) > 0 && (first || ctx.Err() == nil && time.Since(began) < wavesFor); first = false {
 		var wave []Row
 		wave, rows = nextWave(rows, stopped)
 		given := r.calls(ctx, wave, apart)

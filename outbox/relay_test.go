@@ -353,6 +353,37 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 	})
 }
 
+// A key with many rows takes a second of a batch. Then others get their turn.
+func TestRelay_AHotLaneDoesNotHoldUpOthers(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore)
+		for i := range 900 {
+			s.write(fmt.Sprint("a", i)).rows[i].OrderKey = "a"
+		}
+		began, took := time.Now(), time.Duration(0)
+		b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+			time.Sleep(10 * time.Millisecond)
+			for _, m := range messages {
+				if m.ID == "b" {
+					took = time.Since(began)
+				}
+			}
+			return nil
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 500*time.Millisecond)
+		s.write("b")
+		after(t, time.Minute)
+		stop()
+		if took == 0 || took > 3*time.Second {
+			t.Errorf("the other row was published after %v", took)
+		}
+		if calls := len(b.calls); calls < 900 {
+			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
 // A topic that hangs and gets more rows takes all the time of a batch. The other lanes of the batch do not wait for it
 // with each of their rows.
 func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {

@@ -3,13 +3,17 @@ package sqlitestore
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// cleanBatch is how many records are removed in one transaction. Others get the write lock in between.
-const cleanBatch = 200
+const (
+	cleanBatch  = 200                    // records that are removed in one transaction
+	longestRest = 250 * time.Millisecond // between two
+)
 
 const expiredSQL = `(SELECT number FROM "{table}" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)`
 
@@ -19,7 +23,8 @@ const (
 )
 
 // Clean removes at most limit expired records and returns how many it removed. Fewer than limit means that no more are
-// left. It works in small transactions, and claims get the write lock in between. Several processes may call it.
+// left. It works in small transactions, and rests between them three times as long as one takes: then others get the
+// write lock. Several processes may call it.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 {
 		return 0, &dedupstore.InvalidError{
@@ -30,7 +35,7 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 		return 0, err
 	}
 	for removed < limit {
-		want, n := min(limit-removed, cleanBatch), int64(0)
+		want, n, start := min(limit-removed, cleanBatch), int64(0), time.Now()
 		err := s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
 			now := clock().UnixMicro()
 			if _, err := t.ExecContext(ctx, s.in(cleanDuplicatesSQL), now, want); err != nil {
@@ -47,6 +52,9 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 		}
 		if removed += int(n); int(n) < want {
 			break
+		}
+		if !pace.Sleep(ctx, min(3*time.Since(start), longestRest)) {
+			return removed, context.Cause(ctx)
 		}
 	}
 	return removed, nil

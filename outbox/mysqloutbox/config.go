@@ -21,8 +21,8 @@ type Config struct {
 	//     and MySQL ends one with error 1213. Write the keys by one call, or repeat the transaction.
 	//   - A message that is refused, gets no answer or is delayed by NotBefore holds up the later ones of its key only.
 	//     A dead one does too, until Requeue or Discard, unless SkipDead is set.
-	//   - Relays choose their rows one after the other, and each look passes over all delayed rows, and over those
-	//     behind dead ones.
+	//   - Relays choose their rows one after the other, and each look passes over all delayed and dead rows, and over
+	//     those behind dead or leased ones.
 	//   - Requeue and Replay publish at a later time. They do not put a message back into its old place.
 	//   - All writers use the same server: numbers that several servers of a cluster allocate have no order.
 	Ordered bool

@@ -256,11 +256,12 @@ func (o *Outbox) replayable(
 	ctx context.Context, where string, want producer.Header, most int,
 ) (chosen []any, err error) {
 	var at, number int64
-	for found := most; found == most && len(chosen) < most && err == nil; {
+	page := max(most, 1000)
+	for found := page; found == page && len(chosen) < most && err == nil; {
 		found = 0
 		err = sqlstore.EachRow(ctx, o.db, o.sql("SELECT at, number, id, header FROM `{table}` "+
 			"FORCE INDEX (`{table}_next`) WHERE %s AND at >= %d AND (at > %d OR number > %d) ORDER BY at, number LIMIT %d",
-			where, at, at, number, most), func(rows *sql.Rows) error {
+			where, at, at, number, page), func(rows *sql.Rows) error {
 			var id string
 			var header []byte
 			err := rows.Scan(&at, &number, &id, &header)

@@ -75,26 +75,12 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 	if _, err := numbers(ctx, tx, turn); err != nil {
 		return nil, err
 	}
-	// A pending row goes with those before it that are due, which come first. Of suspects each key has its first row.
-	index, order := "waiting", "r.number"
-	blocks := fmt.Sprintf("e.state = %d OR e.state = %d AND e.at > %s", suspect, pending, now)
+	query := o.pendingInOrder(limit)
 	if state == suspect {
-		index, order = "next", "r.at, r.number"
-		blocks = fmt.Sprintf("e.state IN (%d, %d)", pending, suspect)
-	}
-	if !o.cfg.SkipDead {
-		blocks += fmt.Sprintf(" OR e.state = %d", dead)
+		query = o.suspectsInOrder(limit)
 	}
 	var chosen []any // numbers
 	keys := map[any]string{}
-	// The first row of a key that blocks others, or is r, ends the look at the rows before r: those behind it are not read.
-	query := o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_%s`) "+
-		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR "+
-		"r.number = (SELECT e.number FROM `{table}` AS e FORCE INDEX (`{table}_order`) WHERE e.order_hash = r.order_hash "+
-		"AND (e.number = r.number OR %s) ORDER BY e.number LIMIT 1) AND "+
-		"r.order_hash NOT IN (SELECT l.order_hash FROM `{table}` AS l FORCE INDEX (`{table}_leased`) "+
-		"WHERE l.token IS NOT NULL AND l.at > %s AND l.order_hash IS NOT NULL)) ORDER BY %s LIMIT %d",
-		index, state, now, blocks, now, order, limit)
 	err = sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
 		var number int64
 		var key []byte
@@ -125,6 +111,36 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 		}
 	}
 	return free, nil
+}
+
+// pendingInOrder finds rows that go with those of their key before them, which are due, too, and come first. The rows
+// that block others are read once: those that are delayed, without an answer, or dead. A leased one blocks all of its key.
+func (o *Outbox) pendingInOrder(limit int) string {
+	blocks := fmt.Sprintf("state = %d OR state = %d AND at > %s", suspect, pending, now)
+	if !o.cfg.SkipDead {
+		blocks += fmt.Sprintf(" OR state = %d", dead)
+	}
+	return o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_waiting`) LEFT JOIN ("+
+		"SELECT order_hash, MIN(IF(token IS NOT NULL AND at > %s, 0, number)) AS first FROM `{table}` "+
+		"FORCE INDEX (`{table}_next`) WHERE order_hash IS NOT NULL AND (%s) GROUP BY order_hash ORDER BY NULL) AS b "+
+		"ON b.order_hash = r.order_hash WHERE r.state = %d AND r.at <= %s AND (b.first IS NULL OR r.number < b.first) "+
+		"ORDER BY r.number LIMIT %d", now, blocks, pending, now, limit)
+}
+
+// suspectsInOrder finds the first row of each key that has one without an answer, if that is the first and none of the
+// key is leased.
+func (o *Outbox) suspectsInOrder(limit int) string {
+	waits := fmt.Sprintf("e.state IN (%d, %d)", pending, suspect)
+	if !o.cfg.SkipDead {
+		waits = fmt.Sprintf("e.state IN (%d, %d, %d)", pending, suspect, dead)
+	}
+	return o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_next`) "+
+		"WHERE r.state = %d AND r.at <= %s AND (r.order_hash IS NULL OR "+
+		"r.number = (SELECT e.number FROM `{table}` AS e FORCE INDEX (`{table}_order`) "+
+		"WHERE e.order_hash = r.order_hash AND %s ORDER BY e.number LIMIT 1) AND "+
+		"r.order_hash NOT IN (SELECT l.order_hash FROM `{table}` AS l FORCE INDEX (`{table}_leased`) "+
+		"WHERE l.token IS NOT NULL AND l.at > %s AND l.order_hash IS NOT NULL)) ORDER BY r.at, r.number LIMIT %d",
+		suspect, now, waits, now, limit)
 }
 
 func numbers(ctx context.Context, q sqlstore.Querier, query string) (found []any, err error) {

@@ -31,8 +31,9 @@ type Config struct {
 	//     can deadlock, and PostgreSQL ends one with 40P01. Write the keys by one call, or repeat the transaction.
 	//   - A message that is refused, gets no answer or is delayed by NotBefore holds up the later ones of its key only.
 	//     A dead one does too, until Requeue or Discard, unless SkipDead is set.
-	//   - Each look reads all delayed and dead rows that have a key, and those that wait behind them. Half a million
-	//     take a second. If it takes longer than 10 s, as with some millions, new messages of all keys stand still.
+	//   - Each look reads all delayed and dead rows that have a key, and those that wait behind them or behind leased
+	//     ones. Half a million take a second. If it takes longer than 10 s, as with some millions, new messages of all
+	//     keys stand still.
 	//   - One message of a key is on its way at a time, as far as its relay knows.
 	//   - A dead message may still arrive behind those that Discard or SkipDead let pass, if an attempt of it got no
 	//     answer.
