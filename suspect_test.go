@@ -319,11 +319,14 @@ func TestGuard_ABusySuspectLeavesItsTurn(t *testing.T) {
 func TestGuard_ASuspectInsideASuspectRuns(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		crash(t, store, 2, "outer", "inner", "next")
-		g := newGuard(t, store, oncemill.Policy{})
+		crash(t, store, 2, "outer", "between", "inner", "next")
+		g, other := newGuard(t, store, oncemill.Policy{}), newGuard(t, store, oncemill.Policy{})
 		inner := counter{}
 		_, err := g.Run(t.Context(), call("outer"), func(ctx context.Context) (dedupstore.Outcome, error) {
-			_, err := g.Run(ctx, call("inner"), inner.run)
+			_, err := other.Run(ctx, call("between"), func(ctx context.Context) (dedupstore.Outcome, error) {
+				_, err := g.Run(ctx, call("inner"), inner.run)
+				return dedupstore.Outcome{}, err
+			})
 			return dedupstore.Outcome{}, err
 		})
 		if err != nil {

@@ -478,9 +478,12 @@ func TestCommit_ByTheHandlerIsNeverRunAgain(t *testing.T) {
 						return answer(w, r)
 					}))
 					rg := keytest.ServeHandler(t, mux)
-					_ = rg.Pay("k") // what the handler has written, or nothing
-					for range 3 {
-						keytest.WantProblem(t, rg.Pay("k"), 500, idempotencykey.CodeUnknown)
+					for n := range 4 {
+						a := rg.Pay("k")
+						if n == 0 && face == "panics" {
+							continue // its client gets nothing
+						}
+						keytest.WantProblem(t, a, 500, idempotencykey.CodeUnknown)
 					}
 					keytest.WantRuns(t, l, 1)
 					if early, late := b.rows(t, "moves WHERE id = 'early'"), b.rows(t, "moves WHERE id = 'late'"); early != 1 ||

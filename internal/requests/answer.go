@@ -73,10 +73,11 @@ func refusal(res oncemill.Result, err error) Answer {
 	return Answer{Code: Unavailable, Again: true}
 }
 
-// Counts reports whether an outcome is that of the request's own run. Otherwise the run could not be committed, or
-// another one has decided.
+// Counts reports whether an outcome is that of the request's own run. Otherwise the run could not be committed, another
+// one has decided, or the handler has ended the inbox's transaction itself, whatever it says then.
 func (r Run) Counts(res oncemill.Result, made bool) bool {
-	return (made || !res.Duplicate) && r.Ran && (res.Outcome.Kind == dedupstore.Succeeded) == (r.Failed == nil)
+	ended := r.Inbox && !made && !r.Panicked && res.Outcome.Kind == dedupstore.Unknown && len(res.Outcome.Result) == 0
+	return (made || !res.Duplicate) && r.Ran && !ended && (res.Outcome.Kind == dedupstore.Succeeded) == (r.Failed == nil)
 }
 
 // Without is the code for an outcome without a response.

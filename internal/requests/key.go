@@ -107,7 +107,7 @@ func Printable(s string) bool {
 // "=", so that no name looks like such a hash.
 func ScopePart(name string) string {
 	fits := name != "" && len(name) <= dedupstore.MaxScopePart && Printable(name) && name[0] != '=' &&
-		name[0] != '~' // which the engine keeps for itself
+		name[0] != '~' && !ids.IsOfStep(name) // which the engine keeps for itself
 	if fits {
 		return name
 	}

@@ -37,6 +37,17 @@ func TestKey_BothSpellingsAreReadAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestScopePart_WhatTheEngineKeepsForItselfIsHashed(t *testing.T) {
+	t.Parallel()
+	for name, fits := range map[string]bool{
+		"POST /orders": true, "": false, "~POST /orders": false, "=a": false, "POST /wizard/step=2": false,
+	} {
+		if got := ScopePart(name); (got == name) != fits || fits == strings.HasPrefix(got, "=") {
+			t.Errorf("%q became %q", name, got)
+		}
+	}
+}
+
 func FuzzParseKey(f *testing.F) {
 	for _, seed := range []string{
 		`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`, `"a";b=-1.5; c=:aGk=:;d=?1;e=@1;f=t`,

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -291,26 +293,37 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 	return o, oncemill.Permanent(answer) // in an inbox any error rolls back
 }
 
-// steers reports whether an error says itself what becomes of the run.
+// steers reports whether an error says itself what becomes of the run. It looks where the guard does: not into errors of
+// a nested guard, which speak of another run.
 func steers(err error) bool {
-	_, permanent := errors.AsType[interface {
-		error
-		Permanent() bool
-	}](err)
-	_, later := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
-	_, harmless := errors.AsType[interface {
-		error
-		NoEffect() bool
-	}](err)
-	_, uncounted := errors.AsType[interface {
-		error
-		Uncounted() bool
-	}](err)
-	return permanent || later || harmless || uncounted
+	for err != nil {
+		u, is := err.(interface{ Uncounted() bool })
+		if steering[reflect.TypeOf(err)] || is && u.Uncounted() {
+			return true
+		}
+		switch e := err.(type) { //nolint:errorlint // this is the search
+		case *oncemill.Error:
+			return false
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			return slices.ContainsFunc(e.Unwrap(), steers)
+		default:
+			return false
+		}
+	}
+	return false
 }
+
+// steering are the types of the errors by which a handler says what becomes of its run.
+var steering = map[reflect.Type]bool{
+	reflect.TypeOf(oncemill.Permanent(errProbe)):     true,
+	reflect.TypeOf(oncemill.RetryAfter(0, errProbe)): true,
+	reflect.TypeOf(oncemill.NoEffect(errProbe)):      true,
+	reflect.TypeOf(oncemill.Uncounted(errProbe)):     true,
+}
+
+var errProbe = errors.New("rpc: a probe")
 
 // gaveUp reports whether a code may be that of a context which has ended.
 func gaveUp(code uint32) bool { return code == canceled || code == deadlineExceeded }

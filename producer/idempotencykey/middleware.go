@@ -131,6 +131,11 @@ func (m *Middleware) wrap(without http.Handler, next handlerFunc) http.Handler {
 		var end func()
 		x.w, x.r, end = m.server.Begin(w, r)
 		defer end()
+		defer func() { // the server removes those of its own request only
+			if f := x.r.MultipartForm; f != nil && f != r.MultipartForm {
+				f.RemoveAll() //nolint:errcheck // files in a temporary folder
+			}
+		}()
 		if problem := x.prepare(w); problem != nil {
 			m.refuse(x.w, x.r, problem)
 			return

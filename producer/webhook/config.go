@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
 // Config configures a Receiver. Sender, Verifier and Topic must be set.
@@ -70,6 +71,8 @@ func (c Config) validate(p oncemill.Policy) error {
 		return errors.New("webhook: Config.Sender is empty: claims are kept under it; another name enqueues all again")
 	case strings.HasPrefix(c.Sender, "~"):
 		return fmt.Errorf(`webhook: Config.Sender is %q: names that begin with "~" are the guard's own`, c.Sender)
+	case ids.IsOfStep(c.Sender):
+		return fmt.Errorf("webhook: Config.Sender is %q: names with %q are those of steps", c.Sender, ids.StepMark)
 	case c.Topic == "":
 		return errors.New("webhook: Config.Topic is empty")
 	case c.MaxBody < 1:

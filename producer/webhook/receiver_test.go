@@ -287,6 +287,7 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 		"Config.Topic":            func(c *webhook.Config) { c.Topic = "" },
 		"Config.Sender is empty":  func(c *webhook.Config) { c.Sender = "" },
 		"Config.Sender is \"~a\"": func(c *webhook.Config) { c.Sender = "~a" },
+		"those of steps":          func(c *webhook.Config) { c.Sender = "shop/step=eu" },
 		"Key.Tenant":              func(c *webhook.Config) { c.Tenant = "a\n" },
 		"Config.MaxBody is -1":    func(c *webhook.Config) { c.MaxBody = -1 },
 		"Config.MaxWait is -1s":   func(c *webhook.Config) { c.MaxWait = -time.Second },

@@ -3,6 +3,7 @@ package rpctest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,15 +70,20 @@ func (s suite) errors(t *testing.T) {
 }
 
 func (s suite) steering(t *testing.T) {
+	other := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{})
+	_, ofAnother := oncemill.Do(t.Context(), other, oncemill.Call{
+		Key: dedupstore.Key{Tenant: "acme", Group: "bank", Handler: "charge", ID: "1"},
+	}, func(context.Context) (int, error) { return 0, oncemill.Permanent(errNoLuck) })
 	for name, tc := range map[string]struct {
 		err   func(error) error
 		runs  int // of three calls
 		later bool
 	}{
-		"permanent":   {oncemill.Permanent, 1, false},
-		"retry after": {func(err error) error { return oncemill.RetryAfter(time.Hour, err) }, 1, true},
-		"uncounted":   {oncemill.Uncounted, 3, false},
-		"no effect":   {oncemill.NoEffect, 3, false},
+		"permanent":                 {oncemill.Permanent, 1, false},
+		"retry after":               {func(err error) error { return oncemill.RetryAfter(time.Hour, err) }, 1, true},
+		"uncounted":                 {oncemill.Uncounted, 3, false},
+		"no effect":                 {oncemill.NoEffect, 3, false},
+		"permanent, of another run": {func(err error) error { return fmt.Errorf("%w: %w", err, ofAnother) }, 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &keytest.Ledger{}
@@ -91,7 +97,7 @@ func (s suite) steering(t *testing.T) {
 					continue
 				}
 				want(t, a, notFound, tc.runs == 1 && i > 0)
-				if a.again() == (name == "permanent") {
+				if a.again() == (tc.runs == 1 && !tc.later) {
 					t.Errorf("call %d: RetryInfo is %v", i, a.again())
 				}
 			}
