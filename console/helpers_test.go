@@ -404,11 +404,13 @@ func (b *toyBox) Count(ctx context.Context, f outbox.Filter, after string) (c ou
 	return c, err
 }
 
-func (b *toyBox) change(ids []string, from, to outbox.State) (n int, err error) {
+func (b *toyBox) change(dead []outbox.RowInfo, to outbox.State) (n int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range b.rows {
-		if b.rows[i].State == from && slices.Contains(ids, b.rows[i].ID) {
+		if b.rows[i].State == outbox.Dead && slices.ContainsFunc(dead, func(r outbox.RowInfo) bool {
+			return r.ID == b.rows[i].ID && r.Topic == b.rows[i].Topic && r.Ended.Equal(b.rows[i].Ended)
+		}) {
 			b.rows[i].State = to
 			n++
 		}
@@ -417,12 +419,12 @@ func (b *toyBox) change(ids []string, from, to outbox.State) (n int, err error) 
 	return n, nil
 }
 
-func (b *toyBox) Requeue(_ context.Context, ids ...string) (int, error) {
-	return b.change(ids, outbox.Dead, outbox.Pending)
+func (b *toyBox) Requeue(_ context.Context, dead ...outbox.RowInfo) (int, error) {
+	return b.change(dead, outbox.Pending)
 }
 
-func (b *toyBox) Discard(_ context.Context, ids ...string) (int, error) {
-	return b.change(ids, outbox.Dead, "")
+func (b *toyBox) Discard(_ context.Context, dead ...outbox.RowInfo) (int, error) {
+	return b.change(dead, "")
 }
 
 func (b *toyBox) Replay(_ context.Context, r outbox.ReplayRequest) (int, error) {

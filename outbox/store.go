@@ -68,13 +68,14 @@ type Inspector interface {
 	// Count counts the rows that a filter lets through, in parts as List does. The caller adds them up.
 	Count(ctx context.Context, f Filter, after string) (Count, error)
 
-	// Requeue makes the dead rows with these message IDs pending again, due at once and with nothing counted, and
-	// returns how many.
-	Requeue(ctx context.Context, ids ...string) (int, error)
+	// Requeue makes dead rows pending again, due at once and with nothing counted, and returns how many. It takes the
+	// ID, Topic and Ended of what List has shown, and leaves rows that are not so any more, such as one that was
+	// requeued and has died again. An empty Topic stands for all, a zero Ended for any time.
+	Requeue(ctx context.Context, dead ...RowInfo) (int, error)
 
-	// Discard removes the dead rows with these message IDs for good, and returns how many. Rows that waited for them go
-	// on. If an earlier attempt got no answer, its copy may have been published, or arrive even now.
-	Discard(ctx context.Context, ids ...string) (int, error)
+	// Discard removes dead rows for good, and returns how many. It takes the same as Requeue. Rows that waited for them
+	// go on. If an earlier attempt got no answer, its copy may have been published, or arrive even now.
+	Discard(ctx context.Context, dead ...RowInfo) (int, error)
 }
 
 // A Replayer is a Store that can publish its published rows once more while they are kept. This helps after a broker

@@ -58,7 +58,7 @@ func poisoned(t *testing.T, ordered bool) {
 
 	m.sellMore(t, 200)
 	for id := range poisons {
-		n, err := m.box.Discard(t.Context(), id)
+		n, err := m.box.Discard(t.Context(), outbox.RowInfo{ID: id})
 		if err != nil || n != 1 {
 			t.Errorf("Discard of %s: %d, %v", id, n, err)
 		}

@@ -110,10 +110,10 @@ func (c *RowChange) Do(ctx context.Context) error {
 	if c.Verb == Discard {
 		do = c.Box.Discard
 	}
-	for batch := range slices.Chunk(c.IDs(), min(c.Rate, 100)) {
+	for batch := range slices.Chunk(c.Rows, min(c.Rate, 100)) {
 		began := time.Now()
 		changed, err := do(ctx, batch...)
-		c.Tell(batch, changed, err)
+		c.Tell(rowIDs(batch), changed, err)
 		if err == nil {
 			err = slow(ctx, began, changed, c.Rate)
 		}
@@ -146,9 +146,11 @@ func (c *RowChange) replay(ctx context.Context) error {
 }
 
 // IDs are the message IDs of the rows, each once.
-func (c *RowChange) IDs() (ids []string) {
-	for i := range c.Rows {
-		ids = append(ids, c.Rows[i].ID)
+func (c *RowChange) IDs() []string { return rowIDs(c.Rows) }
+
+func rowIDs(rows []outbox.RowInfo) (ids []string) {
+	for i := range rows {
+		ids = append(ids, rows[i].ID)
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)

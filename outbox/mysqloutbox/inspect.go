@@ -157,30 +157,45 @@ func wanted(r *outbox.RowInfo, f outbox.Filter) bool {
 }
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
-func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, ids, "UPDATE `{table}` AS r FORCE INDEX (`{table}_number`) SET r.state = %d, r.failures = 0, "+
+func (o *Outbox) Requeue(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return o.free(ctx, dead, "UPDATE `{table}` AS r FORCE INDEX (`{table}_number`) SET r.state = %d, r.failures = 0, "+
 		"r.unknowns = 0, r.at = %s", pending, now)
 }
 
 // Discard implements [outbox.Inspector], and wakes a relay of this process.
-func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, ids, "DELETE r FROM `{table}` AS r FORCE INDEX (`{table}_number`)")
+func (o *Outbox) Discard(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return o.free(ctx, dead, "DELETE r FROM `{table}` AS r FORCE INDEX (`{table}_number`)")
 }
 
 // free acts on dead rows, and on the rows that wait for them. It looks for them without locks, and so waits only for
 // writers of their messages.
-func (o *Outbox) free(ctx context.Context, ids []string, act string, args ...any) (n int, err error) {
-	if len(ids) == 0 {
+func (o *Outbox) free(ctx context.Context, shown []outbox.RowInfo, act string, args ...any) (n int, err error) {
+	if len(shown) == 0 {
 		return 0, nil
 	}
+	var ids []string
+	for i := range shown {
+		ids = append(ids, shown[i].ID)
+	}
 	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
-		rows, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_next`) "+
-			"WHERE state = %d AND id IN %s", dead, texts(ids)))
+		var rows, since []any
+		err := sqlstore.EachRow(ctx, tx, o.sql("SELECT number, id, topic, at FROM `{table}` FORCE INDEX (`{table}_next`) "+
+			"WHERE state = %d AND id IN %s", dead, texts(ids)), func(found *sql.Rows) error {
+			var number, at int64
+			var id, topic string
+			err := found.Scan(&number, &id, &topic, &at)
+			if slices.ContainsFunc(shown, func(r outbox.RowInfo) bool {
+				return r.ID == id && (r.Topic == "" || r.Topic == topic) && (r.Ended.IsZero() || r.Ended.UnixMicro() == at)
+			}) {
+				rows, since = append(rows, number), append(since, at)
+			}
+			return err
+		})
 		if n = 0; err != nil || len(rows) == 0 {
 			return err
 		}
-		n, err = sqlstore.Change(ctx, tx, o.sql(act, args...)+
-			fmt.Sprintf(" WHERE r.number IN %s AND r.state = %d", list(rows...), dead))
+		n, err = sqlstore.Change(ctx, tx, o.sql(act, args...)+fmt.Sprintf(
+			" WHERE r.number IN %s AND r.state = %d AND r.at IN %s", list(rows...), dead, list(since...)))
 		return err
 	})
 	if err == nil {

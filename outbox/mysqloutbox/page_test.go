@@ -91,7 +91,7 @@ func TestPage_StatementsDoAsItSays(t *testing.T) {
 	if err != nil || len(dead.Rows) != 1 || dead.Rows[0].ID != "unanswered" || time.Since(dead.Rows[0].Ended) > time.Hour {
 		t.Errorf("dead are %+v, %v; want the one that got no answer", dead.Rows, err)
 	}
-	if n, err := box.Discard(t.Context(), "unanswered"); n != 1 || err != nil {
+	if n, err := box.Discard(t.Context(), outbox.RowInfo{ID: "unanswered"}); n != 1 || err != nil {
 		t.Errorf("%d rows are discarded, %v; want 1", n, err)
 	}
 }

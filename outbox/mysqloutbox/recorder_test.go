@@ -134,7 +134,10 @@ func work(t *testing.T, box *mysqloutbox.Outbox, db *sql.DB) {
 		func() error { _, err := box.List(ctx, outbox.Filter{}, ""); return err },
 		func() error { _, err := box.List(ctx, outbox.Filter{ID: "dead", Header: true}, "3/1/1"); return err },
 		func() error { _, err := box.Count(ctx, outbox.Filter{}, ""); return err },
-		func() error { _, err := box.Requeue(ctx, "dead", "discarded"); return err },
+		func() error {
+			_, err := box.Requeue(ctx, outbox.RowInfo{ID: "dead"}, outbox.RowInfo{ID: "discarded"})
+			return err
+		},
 		func() error {
 			rows := relaytest.Lease(t, box, "v", time.Minute)
 			var again []outbox.Result
@@ -142,7 +145,7 @@ func work(t *testing.T, box *mysqloutbox.Outbox, db *sql.DB) {
 				again = append(again, outbox.Result{Number: r.Number, State: outbox.Dead})
 			}
 			relaytest.Settle(t, box, "v", again...)
-			_, err := box.Discard(ctx, "discarded")
+			_, err := box.Discard(ctx, outbox.RowInfo{ID: "discarded"})
 			return err
 		},
 		func() error {

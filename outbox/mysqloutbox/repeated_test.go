@@ -209,7 +209,7 @@ func TestDiscard_AndARepeatedPublish(t *testing.T) {
 				read(t, tx)
 				discarded := make(chan error, 1)
 				discard := func() {
-					_, err := box.Discard(context.Background(), "1")
+					_, err := box.Discard(context.Background(), outbox.RowInfo{ID: "1"})
 					discarded <- err
 				}
 				if first == "Discard" {

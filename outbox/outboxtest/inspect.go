@@ -192,7 +192,7 @@ var inspectCases = []testCase{
 		l := k.lease()
 		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead},
 			outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
-		if n, err := i.Requeue(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
+		if n, err := i.Requeue(k.Context(), rows("1", "pending", "unheard of")...); err != nil || n != 1 {
 			k.Errorf("Requeue = %d, %v, want 1", n, err)
 		}
 		if n, err := i.Requeue(k.Context()); err != nil || n != 0 {
@@ -210,11 +210,33 @@ var inspectCases = []testCase{
 		l := k.lease()
 		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead},
 			outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
-		if n, err := i.Discard(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
+		if n, err := i.Discard(k.Context(), rows("1", "pending", "unheard of")...); err != nil || n != 1 {
 			k.Errorf("Discard = %d, %v, want 1", n, err)
 		}
 		if s, err := i.Stats(k.Context()); err != nil || s.Dead != 1 || s.Pending != 1 {
 			k.Errorf("stats %+v, %v, want the other dead row and the pending one", s, err)
+		}
+	}},
+	{"inspect/only-what-was-shown", "an operator discards a row that nobody has looked at", func(k *kit) {
+		i := k.inspector()
+		other := message("1")
+		other.Topic = "another-topic"
+		k.write(message("1"), other)
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead})
+		shown := k.dead(message("1").Topic)
+		if n, err := i.Requeue(k.Context(), shown); err != nil || n != 1 {
+			k.Errorf("Requeue = %d, %v, want 1", n, err)
+		}
+		k.pass()
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead})
+		if n, err := i.Discard(k.Context(), shown); err != nil || n != 0 {
+			k.Errorf("Discard of a row that has died again since = %d, %v, want 0", n, err)
+		}
+		if n, err := i.Discard(k.Context(), k.dead(shown.Topic)); err != nil || n != 1 {
+			k.Errorf("Discard = %d, %v, want 1", n, err)
+		}
+		if s, err := i.Stats(k.Context()); err != nil || s.Dead != 1 {
+			k.Errorf("stats %+v, %v, want the dead row of the other topic", s, err)
 		}
 	}},
 	{"inspect/written-again-revives", "an action that is repeated to get its message out leaves it dead", func(k *kit) {
@@ -380,4 +402,22 @@ func (l leased) orderKey(orderKey string) (ids []string) {
 		}
 	}
 	return slices.Clip(ids)
+}
+
+// rows are what was shown of message IDs, whatever their topics.
+func rows(ids ...string) (all []outbox.RowInfo) {
+	for _, id := range ids {
+		all = append(all, outbox.RowInfo{ID: id})
+	}
+	return all
+}
+
+// dead returns the dead row of a topic.
+func (k *kit) dead(topic string) outbox.RowInfo {
+	k.Helper()
+	page, err := k.inspector().List(k.Context(), outbox.Filter{States: []outbox.State{outbox.Dead}, Topic: topic}, "")
+	if err != nil || len(page.Rows) != 1 {
+		k.Fatalf("topic %q has the dead rows %+v, %v, want one", topic, page.Rows, err)
+	}
+	return page.Rows[0]
 }

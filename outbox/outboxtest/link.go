@@ -55,10 +55,10 @@ func (k *kit) operations(far outbox.Store) []operation {
 	}
 	if i, ok := far.(outbox.Inspector); ok {
 		all = append(all, operation{"Requeue", settled(outbox.Dead), func(ctx context.Context) error {
-			_, err := i.Requeue(ctx, id)
+			_, err := i.Requeue(ctx, outbox.RowInfo{ID: id})
 			return err
 		}}, operation{"Discard", settled(outbox.Dead), func(ctx context.Context) error {
-			_, err := i.Discard(ctx, id)
+			_, err := i.Discard(ctx, outbox.RowInfo{ID: id})
 			return err
 		}}, operation{"List", written, func(ctx context.Context) error {
 			_, err := i.List(ctx, outbox.Filter{}, "")

@@ -123,7 +123,7 @@ var orderCases = []testCase{
 			k.wantsLane("behind a dead row", l, "a")
 			k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
 			k.settle(l)
-			if n, err := i.Discard(k.Context(), "a1"); err != nil || n != 1 {
+			if n, err := i.Discard(k.Context(), outbox.RowInfo{ID: "a1"}); err != nil || n != 1 {
 				k.Fatalf("Discard = %d, %v, want 1", n, err)
 			}
 			k.wantsLane("after it was discarded", k.lease(), "a", "a2", "a3")

@@ -81,6 +81,8 @@ var broken = map[string]string{
 	"replay-of-all-headers":        "replay/only-with-the-headers",
 	"requeued-keeps-its-count":     "inspect/requeued-is-pending-again",
 	"discards-the-living":          "inspect/discarded-is-gone",
+	"takes-other-topics":           "inspect/only-what-was-shown",
+	"takes-what-died-again":        "inspect/only-what-was-shown",
 	"dead-stays-dead":              "inspect/written-again-revives",
 	"revived-before-commit":        "inspect/revived-if-and-only-if-committed",
 	"replay-is-no-copy":            "replay/published-comes-again-as-a-copy",

@@ -567,11 +567,19 @@ func (s *toy) Count(ctx context.Context, f outbox.Filter, after string) (outbox.
 	return count, err
 }
 
-func (s *toy) Requeue(_ context.Context, ids ...string) (n int, err error) {
+// shown reports whether a row is one of what was shown.
+func (s *toy) shown(r *toyRow, dead []outbox.RowInfo) bool {
+	return slices.ContainsFunc(dead, func(d outbox.RowInfo) bool {
+		return d.ID == r.Message.ID && (d.Topic == "" || d.Topic == r.Message.Topic || s.is("takes-other-topics")) &&
+			(d.Ended.IsZero() || d.Ended.Equal(r.died) || s.is("takes-what-died-again"))
+	})
+}
+
+func (s *toy) Requeue(_ context.Context, dead ...outbox.RowInfo) (n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.rows {
-		if r.state == outbox.Dead && slices.Contains(ids, r.Message.ID) {
+		if r.state == outbox.Dead && s.shown(r, dead) {
 			n++
 			r.state, r.due = "", time.Now()
 			if !s.is("requeued-keeps-its-count") {
@@ -582,11 +590,11 @@ func (s *toy) Requeue(_ context.Context, ids ...string) (n int, err error) {
 	return n, nil
 }
 
-func (s *toy) Discard(_ context.Context, ids ...string) (n int, err error) {
+func (s *toy) Discard(_ context.Context, dead ...outbox.RowInfo) (n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rows = slices.DeleteFunc(s.rows, func(r *toyRow) bool {
-		gone := slices.Contains(ids, r.Message.ID) && (r.state == outbox.Dead || s.is("discards-the-living"))
+		gone := s.shown(r, dead) && (r.state == outbox.Dead || s.is("discards-the-living"))
 		if gone {
 			n++
 		}
@@ -704,13 +712,13 @@ func (f *farToy) List(ctx context.Context, filter outbox.Filter, after string) (
 	return page, errors.Join(err, f.answer(ctx))
 }
 
-func (f *farToy) Requeue(ctx context.Context, ids ...string) (int, error) {
-	n, err := f.toy.Requeue(ctx, ids...)
+func (f *farToy) Requeue(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	n, err := f.toy.Requeue(ctx, dead...)
 	return n, errors.Join(err, f.answer(ctx))
 }
 
-func (f *farToy) Discard(ctx context.Context, ids ...string) (int, error) {
-	n, err := f.toy.Discard(ctx, ids...)
+func (f *farToy) Discard(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	n, err := f.toy.Discard(ctx, dead...)
 	return n, errors.Join(err, f.answer(ctx))
 }
 

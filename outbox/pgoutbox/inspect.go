@@ -67,10 +67,15 @@ FROM last LEFT JOIN (
 	alongIndexSQL = byIndexSQL + `, set_config('enable_bitmapscan', 'off', true)`
 
 	requeueSQL = `
-UPDATE {table} SET dead_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL
-WHERE dead_at IS NOT NULL AND id = ANY($1::text[])`
+UPDATE {table} AS o SET dead_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL
+WHERE ` + shownSQL
 
-	discardSQL = `DELETE FROM {table} WHERE dead_at IS NOT NULL AND id = ANY($1::text[])`
+	discardSQL = `DELETE FROM {table} AS o WHERE ` + shownSQL
+
+	// shownSQL is true of rows that are still what they were.
+	shownSQL = `o.dead_at IS NOT NULL AND EXISTS (
+	SELECT FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS shown (id, topic, dead_at)
+	WHERE shown.id = o.id AND shown.topic IN ('', o.topic) AND coalesce(shown.dead_at = o.dead_at, true))`
 )
 
 // Stats implements [outbox.Inspector]. It reads each pending row.
@@ -214,18 +219,22 @@ func timeOf(t time.Time) *time.Time {
 }
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
-func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, o.sql.requeue, ids)
+func (o *Outbox) Requeue(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return o.free(ctx, o.sql.requeue, dead)
 }
 
 // Discard implements [outbox.Inspector], and wakes a relay of this process.
-func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
-	return o.free(ctx, o.sql.discard, ids)
+func (o *Outbox) Discard(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return o.free(ctx, o.sql.discard, dead)
 }
 
 // free acts on dead rows, and on the rows that wait for them.
-func (o *Outbox) free(ctx context.Context, query string, ids []string) (int, error) {
-	tag, err := o.pool.Exec(ctx, query, ids)
+func (o *Outbox) free(ctx context.Context, query string, dead []outbox.RowInfo) (int, error) {
+	ids, topics, ended := make([]string, len(dead)), make([]string, len(dead)), make([]*time.Time, len(dead))
+	for i, row := range dead {
+		ids[i], topics[i], ended[i] = row.ID, row.Topic, timeOf(row.Ended)
+	}
+	tag, err := o.pool.Exec(ctx, query, ids, topics, ended)
 	if err != nil {
 		return 0, o.explain(err)
 	}

@@ -144,7 +144,7 @@ func TestOrdered_RowThatWaitsHoldsUpItsOwnKeyOnly(t *testing.T) {
 				t.Errorf("suspects: %s", diff)
 			}
 			if tc.afterDiscard != nil {
-				if n, err := box.Discard(t.Context(), "a1"); n != 1 || err != nil {
+				if n, err := box.Discard(t.Context(), outbox.RowInfo{ID: "a1"}); n != 1 || err != nil {
 					t.Errorf("Discard = %d, %v", n, err)
 				}
 				if diff := cmp.Diff(tc.afterDiscard, idsOf(lease(t, box, "later", time.Minute))); diff != "" {
@@ -180,7 +180,7 @@ func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 	relaytest.Eventually(t, "the row is discarded", func() bool {
 		mustExec(t, pool, `UPDATE oncemill_outbox SET dead_at = clock_timestamp()
 			WHERE id = 'a1' AND topic = 'orders' AND published_at IS NULL AND unknowns IS NOT NULL`)
-		n, err := box.Discard(t.Context(), "a1")
+		n, err := box.Discard(t.Context(), outbox.RowInfo{ID: "a1"})
 		return err == nil && n == 1
 	})
 	relaytest.Eventually(t, "the key goes on", func() bool { return stats(t, box) == outbox.Stats{} })

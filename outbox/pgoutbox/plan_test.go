@@ -62,8 +62,8 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		{"find", "", box.sql.find, "_pkey", []any{"{1,2,3}"}},
 		{"revive", "", box.sql.revive, "oncemill_outbox_", []any{"{40}", `{""}`, "{0}"}},
 		{"stats", "", box.sql.stats, "_dead", nil},
-		{"requeue", "", box.sql.requeue, "_dead", []any{"{a,b}"}},
-		{"discard", "", box.sql.discard, "_dead", []any{"{a,b}"}},
+		{"requeue", "", box.sql.requeue, "_dead", []any{"{a,b}", `{t,""}`, "{NULL,now}"}},
+		{"discard", "", box.sql.discard, "_dead", []any{"{a,b}", `{t,""}`, "{NULL,now}"}},
 	} {
 		if !analyzed && (tc.index == "_dead" || tc.name == "replay") {
 			continue // an operator's, who can wait

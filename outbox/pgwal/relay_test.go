@@ -254,7 +254,7 @@ func TestRelay_PoisonIsParkedAndHoldsUpItsKeyOnly(t *testing.T) {
 		t.Errorf("copies: %v", got)
 	}
 	g.broker.set(nil)
-	if n, err := g.box.Requeue(t.Context(), "poison"); n != 1 || err != nil {
+	if n, err := g.box.Requeue(t.Context(), outbox.RowInfo{ID: "poison"}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	until(t, "the requeued one", func() bool { return len(g.broker.got()) == 4 })

@@ -303,7 +303,7 @@ func TestRelay_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 	g.start()
 	until(t, "the key goes on", func() bool { return g.broker.copies()["second"] == 1 })
 	g.awaitConfirmed()
-	if n, err := g.box.Discard(t.Context(), "first"); n != 1 || err != nil {
+	if n, err := g.box.Discard(t.Context(), outbox.RowInfo{ID: "first"}); n != 1 || err != nil {
 		t.Errorf("%d rows discarded, error %v", n, err)
 	}
 }

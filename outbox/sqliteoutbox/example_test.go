@@ -106,7 +106,7 @@ func ExampleOutbox_Requeue() {
 	}
 	for _, row := range dead.Rows {
 		fmt.Println(row.ID, row.Error)
-		if _, err := box.Requeue(ctx, row.ID); err != nil {
+		if _, err := box.Requeue(ctx, outbox.RowInfo{ID: row.ID}); err != nil {
 			log.Fatal(err)
 		}
 	}

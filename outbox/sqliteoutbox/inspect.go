@@ -180,20 +180,46 @@ func (o *Outbox) look(
 }
 
 const requeueSQL = `
-UPDATE "{table}" SET dead_at = NULL, due_at = ?1, failures = 0, unknowns = 0
-WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?2))`
+UPDATE "{table}" SET dead_at = NULL, due_at = ?2, failures = 0, unknowns = 0
+WHERE ` + shownSQL
+
+// shownSQL is true of rows that are still what they were.
+const shownSQL = `dead_at IS NOT NULL AND "{table}".id IN (SELECT value ->> 0 FROM json_each(?1)) AND EXISTS (
+	SELECT 1 FROM json_each(?1) AS shown
+	WHERE shown.value ->> 0 = "{table}".id AND shown.value ->> 1 IN ('', topic) AND shown.value ->> 2 IN (0, dead_at))`
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
-func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
+func (o *Outbox) Requeue(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	shown, err := shownRows(dead)
+	if err != nil {
+		return 0, err
+	}
 	defer o.Wake()
-	return change(ctx, o.db, o.sql.requeue, now(), list(ids))
+	return change(ctx, o.db, o.sql.requeue, shown, now())
 }
 
-const discardSQL = `DELETE FROM "{table}" WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?1))`
+const discardSQL = `DELETE FROM "{table}" WHERE ` + shownSQL
 
 // Discard implements [outbox.Inspector].
-func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
-	return change(ctx, o.db, o.sql.discard, list(ids))
+func (o *Outbox) Discard(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	shown, err := shownRows(dead)
+	if err != nil {
+		return 0, err
+	}
+	return change(ctx, o.db, o.sql.discard, shown)
+}
+
+// shownRows is a list of rows in JSON: the ID, topic and time of each.
+func shownRows(dead []outbox.RowInfo) (string, error) {
+	rows := make([][3]any, len(dead))
+	for i, row := range dead {
+		rows[i] = [3]any{row.ID, row.Topic, int64(0)}
+		if !row.Ended.IsZero() {
+			rows[i][2] = row.Ended.UnixMicro()
+		}
+	}
+	text, err := json.Marshal(rows)
+	return string(text), err
 }
 
 const replaySQL = `
