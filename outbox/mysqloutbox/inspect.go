@@ -179,13 +179,15 @@ func (o *Outbox) free(ctx context.Context, shown []outbox.RowInfo, act string, a
 	}
 	err = o.inTx(ctx, func(tx sqlstore.Querier) error {
 		var rows, since []any
-		err := sqlstore.EachRow(ctx, tx, o.sql("SELECT number, id, topic, at FROM `{table}` FORCE INDEX (`{table}_next`) "+
-			"WHERE state = %d AND id IN %s", dead, texts(ids)), func(found *sql.Rows) error {
+		query := o.sql("SELECT number, id, topic, at FROM `{table}` FORCE INDEX (`{table}_next`) "+
+			"WHERE state = %d AND id IN %s", dead, texts(ids))
+		err := sqlstore.EachRow(ctx, tx, query, func(found *sql.Rows) error {
 			var number, at int64
 			var id, topic string
 			err := found.Scan(&number, &id, &topic, &at)
 			if slices.ContainsFunc(shown, func(r outbox.RowInfo) bool {
-				return r.ID == id && (r.Topic == "" || r.Topic == topic) && (r.Ended.IsZero() || r.Ended.UnixMicro() == at)
+				return r.ID == id && (r.Topic == "" || r.Topic == topic) &&
+					(r.Ended.IsZero() || r.Ended.UnixMicro() == at)
 			}) {
 				rows, since = append(rows, number), append(since, at)
 			}
@@ -265,8 +267,8 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (n int, err
 	return n, nil
 }
 
-// replayable returns the numbers of rows to replay. It locks none: headers are looked at here, and there may be millions
-// of rows without those.
+// replayable returns the numbers of rows to replay. It locks none: headers are looked at here, and there may be
+// millions of rows without those.
 func (o *Outbox) replayable(
 	ctx context.Context, where string, want producer.Header, most int,
 ) (chosen []any, err error) {
@@ -274,9 +276,10 @@ func (o *Outbox) replayable(
 	page := max(most, 1000)
 	for found := page; found == page && len(chosen) < most && err == nil; {
 		found = 0
-		err = sqlstore.EachRow(ctx, o.db, o.sql("SELECT at, number, id, header FROM `{table}` "+
-			"FORCE INDEX (`{table}_next`) WHERE %s AND at >= %d AND (at > %d OR number > %d) ORDER BY at, number LIMIT %d",
-			where, at, at, number, page), func(rows *sql.Rows) error {
+		query := o.sql("SELECT at, number, id, header FROM `{table}` FORCE INDEX (`{table}_next`) "+
+			"WHERE %s AND at >= %d AND (at > %d OR number > %d) ORDER BY at, number LIMIT %d",
+			where, at, at, number, page)
+		err = sqlstore.EachRow(ctx, o.db, query, func(rows *sql.Rows) error {
 			var id string
 			var header []byte
 			err := rows.Scan(&at, &number, &id, &header)
