@@ -60,7 +60,8 @@ func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	return slow, rest
 }
 
-// wavesFor is how long waves begin. What is left of a key with many rows is given back: other keys must not wait for it.
+// wavesFor is how long waves begin. What is left of a key with many rows is given back: other keys must not wait for
+// it.
 const wavesFor = time.Second
 
 // waves publishes rows one wave after the other.

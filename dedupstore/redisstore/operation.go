@@ -16,12 +16,11 @@ import (
 type operation struct {
 	index  int // its place in the caller's batch
 	script *script
-	text   *strings.Builder // the round's; the name is a part of it
-	name   string           // of the record
-	packed []byte           // the script's first argument, or the record that is written
-	space  [128]byte        // for packed, as long as it suffices
-	args   [7]any           // of the command; the last may be nil; numbers and texts are pointed to, which takes no memory
-	ms     [2]int64         // times among them
+	name   string    // of the record
+	packed []byte    // the script's first argument, or the record that is written
+	space  [128]byte // for packed, as long as it suffices
+	args   [7]any    // of the command; the last may be nil; numbers and texts are pointed to, which takes no memory
+	ms     [2]int64  // times among them
 	cmd    redis.StringCmd
 	stamp  stamp  // of a plain claim
 	known  string // of a conditional finish: the record that it replaces
@@ -29,6 +28,8 @@ type operation struct {
 	reply string
 	err   error
 	lack  error // why a run that it got is not granted
+
+	text *strings.Builder // the round's: the name is a part of it
 }
 
 // on makes it an operation on the record of a key.

@@ -114,7 +114,8 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 }
 
 // pendingInOrder finds rows that go with those of their key before them, which are due, too, and come first. The rows
-// that block others are read once: those that are delayed, without an answer, or dead. A leased one blocks all of its key.
+// that block others are read once: those that are delayed, without an answer, or dead. A leased one blocks all of its
+// key.
 func (o *Outbox) pendingInOrder(limit int) string {
 	blocks := fmt.Sprintf("state = %d OR state = %d AND at > %s", suspect, pending, now)
 	if !o.cfg.SkipDead {
