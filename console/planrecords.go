@@ -70,10 +70,10 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		}
 	}
 	counts, refused := map[[2]string]int64{}, map[string]int64{}
-	var kept []dedupstore.Record // messages that need their steps
+	kept := explain.Messages{} // those that need their steps
 	for i := range all {
 		r := &all[i]
-		if explain.IsStepOf(kept, r.Key) {
+		if kept.HaveStep(r.Key) {
 			refused[operate.ErrNeeded.Error()]++
 			continue
 		}
@@ -83,7 +83,7 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		}
 		if why != "" {
 			refused[why]++
-			kept = append(kept, *r)
+			kept[r.Key] = true
 			continue
 		}
 		r.Outcome.Result = nil // plans keep no payloads

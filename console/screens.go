@@ -191,8 +191,9 @@ func (c *Console) message(w http.ResponseWriter, r *http.Request, v *visitor) er
 	if err != nil {
 		return err
 	}
+	messages := explain.MessagesOf(records)
 	for _, o := range others {
-		if o.Key != key && !explain.IsStepOf(records, o.Key) {
+		if o.Key != key && !messages.HaveStep(o.Key) {
 			m.Others = append(m.Others, o)
 		}
 	}

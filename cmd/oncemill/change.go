@@ -127,13 +127,13 @@ func (a *app) mend(ctx context.Context, m *mending, ids []string) error {
 			return err
 		}
 	}
-	var items []operate.Item
-	for _, r := range all {
-		change := m.change
-		if explain.IsStepOf(records, r.Key) && m.steps {
-			change = dedupstore.Forget{}
+	messages := explain.MessagesOf(records)
+	items := make([]operate.Item, len(all))
+	for i := range all {
+		items[i] = operate.Item{Record: all[i], Change: m.change}
+		if m.steps && messages.HaveStep(all[i].Key) {
+			items[i].Change = dedupstore.Forget{}
 		}
-		items = append(items, operate.Item{Record: r, Change: change})
 	}
 	counts := map[string]int{}
 	for i := range items {

@@ -192,10 +192,11 @@ func (a *app) explainOne(
 	if len(records) == 0 {
 		records = []dedupstore.Record{{Key: dedupstore.Key{ID: f.ID}, State: dedupstore.Absent}}
 	}
+	messages := explain.MessagesOf(records)
 	for i := range records {
 		r := &records[i]
 		known = known || r.State != dedupstore.Absent
-		if explain.IsStepOf(records, r.Key) { // it is told with its message
+		if messages.HaveStep(r.Key) { // it is told with its message
 			continue
 		}
 		others := records

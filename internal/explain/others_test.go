@@ -125,7 +125,27 @@ func TestTell_StepsUnderTheirMessage(t *testing.T) {
 		t.Errorf("steps are %q", names)
 	}
 	steps, err := StepsIn(g).Of(t.Context(), key)
-	if err != nil || len(steps) != 2 || !IsStepOf(records, steps[0].Key) || IsStepOf(steps, key) {
+	if err != nil || len(steps) != 2 || !MessagesOf(records).HaveStep(steps[0].Key) ||
+		MessagesOf(steps).HaveStep(key) {
 		t.Errorf("steps of it are %v, %v", steps, err)
+	}
+}
+
+// A step may hold steps, and a handler's name may begin with another's.
+func TestMessages_HaveStep(t *testing.T) {
+	t.Parallel()
+	messages := MessagesOf([]dedupstore.Record{{Key: key}})
+	for handler, want := range map[string]bool{
+		"charge": false, "charge/step=card": true, "charge/step=card/step=auth": true, "charges/step=card": false,
+		"ship/step=charge": false, "re/charge/step=card": false,
+	} {
+		of := key
+		of.Handler = handler
+		if got := messages.HaveStep(of); got != want {
+			t.Errorf("%s: %t, want %t", handler, got, want)
+		}
+		if of.ID = "order-18"; messages.HaveStep(of) {
+			t.Errorf("%s of another message is taken for a step", handler)
+		}
 	}
 }

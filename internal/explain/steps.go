@@ -44,12 +44,26 @@ func stepOf(message, other dedupstore.Key) (name string, is bool) {
 	return name, is && other == message
 }
 
-// IsStepOf reports whether a key is that of a step of one of the messages.
-func IsStepOf(messages []dedupstore.Record, key dedupstore.Key) bool {
-	return slices.ContainsFunc(messages, func(r dedupstore.Record) bool {
-		_, is := stepOf(r.Key, key)
-		return is
-	})
+// Messages are the keys of messages. They tell which other keys are those of their steps.
+type Messages map[dedupstore.Key]bool
+
+// MessagesOf returns the keys of records.
+func MessagesOf(records []dedupstore.Record) Messages {
+	m := make(Messages, len(records))
+	for i := range records {
+		m[records[i].Key] = true
+	}
+	return m
+}
+
+// HaveStep reports whether a key is that of a step of one of the messages, or of a step in such a step.
+func (m Messages) HaveStep(key dedupstore.Key) bool {
+	for is := true; is; {
+		if key.Handler, _, is = ids.StepOf(key.Handler); is && m[key] {
+			return true
+		}
+	}
+	return false
 }
 
 // Steps finds the records of messages' steps. It asks the store once for each scope which steps its messages have.

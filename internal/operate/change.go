@@ -19,9 +19,9 @@ type Item struct {
 func WithSteps(
 	ctx context.Context, store dedupstore.Inspector, all []dedupstore.Record,
 ) (with []dedupstore.Record, err error) {
-	find := explain.StepsIn(store)
+	find, messages := explain.StepsIn(store), explain.MessagesOf(all)
 	for i := range all {
-		if explain.IsStepOf(all, all[i].Key) {
+		if messages.HaveStep(all[i].Key) {
 			continue
 		}
 		steps, err := find.Of(ctx, all[i].Key)
@@ -51,7 +51,7 @@ func Change(
 ) error {
 	pace := time.NewTicker(time.Second / time.Duration(rate))
 	defer pace.Stop()
-	var kept []dedupstore.Record
+	kept := explain.Messages{}
 	for i := range items {
 		if i > 0 {
 			select {
@@ -61,7 +61,7 @@ func Change(
 			}
 		}
 		item, err := &items[i], ErrNeeded
-		if !explain.IsStepOf(kept, item.Record.Key) {
+		if !kept.HaveStep(item.Record.Key) {
 			within, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 			err = do(within, item)
 			cancel()
@@ -69,7 +69,7 @@ func Change(
 		tell(item, err)
 		switch {
 		case Refused(err):
-			kept = append(kept, item.Record)
+			kept[item.Record.Key] = true
 		case err != nil:
 			return err
 		}
