@@ -31,8 +31,9 @@ func (a *app) redrive() *cobra.Command {
 their handlers run again under the same IDs. It first predicts from the records
 what would happen, and asks. It sends only messages that will run; with --all
 also the others that can be rerun. It leaves what came after the prediction, and
-what would not do any more what was predicted: say the same again. Outside of an
-inbox, and where the outcome is unknown, an effect may happen twice.
+what would not do any more what was predicted. If a letter that was to be sent
+was not, and still needs it, the exit status is 1: say the same again. Outside
+of an inbox, and where the outcome is unknown, an effect may happen twice.
 
 A letter is acknowledged only after its message is published. Progress is kept
 in the acks of a durable consumer (NATS), which removes letters from a work
@@ -154,7 +155,20 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 	if err != nil && done.Sent > 0 {
 		fmt.Fprintln(a.log, "To go on, say the same again.")
 	}
+	if err == nil {
+		err = unsent(p, done)
+	}
 	return errors.Join(err, closed())
+}
+
+// unsent says what was to be redriven and still has to be. What has run meanwhile has not.
+func unsent(p *operate.Prediction, done operate.Redriven) error {
+	if done.Missing == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %s not redriven: the broker refused %d, for what the audit log tells, and %d are gone or "+
+		"would not do what was predicted; mend what was refused, and say the same again", done.Missing,
+		plural(p.N(), "letter"), done.Refused, done.Missing-done.Refused)
 }
 
 func (a *app) showPrediction(p *operate.Prediction, discards bool) error {

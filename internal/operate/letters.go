@@ -65,6 +65,11 @@ const (
 // Runs reports whether the message would run as one that failed.
 func (f Fate) Runs() bool { return f == FateRuns || f == FateUnknown }
 
+// settled reports whether nobody needs to send the letter: its message runs, has run since, or is not to run.
+func (f Fate) settled() bool {
+	return slices.Contains([]Fate{FateSucceeded, FateRunning, FateDue, FateFailed, FateDecided}, f)
+}
+
 // FateOf says what becomes of a message that failed under a fence.
 func FateOf(r *dedupstore.Record, fence uint64) Fate {
 	switch r.State {

@@ -28,8 +28,8 @@ type Prediction struct {
 
 	reasons map[string]*Foreseen
 	seed    maphash.Seed
-	shown   map[uint64]struct{}
-	newest  time.Time // JetStream delivers letters in this order: those that came later need not be read
+	shown   map[uint64]struct{} // to be sent, or discarded, and not done yet
+	newest  time.Time           // JetStream delivers letters in this order: those that came later need not be read
 }
 
 // Bound is what becomes of messages, and the topic that they would go to: the writer of the dead letters chose it.
@@ -91,6 +91,24 @@ func (p *Prediction) of(c *Case) uint64 {
 func (p *Prediction) has(c *Case) bool {
 	_, ok := p.shown[p.of(c)]
 	return ok
+}
+
+// sent takes out of what was shown what is done.
+func (p *Prediction) sent(went []Case) {
+	for i := range went {
+		delete(p.shown, p.of(&went[i]))
+	}
+}
+
+// settle takes out of what was shown what is settled now, whatever fate it was shown with.
+func (p *Prediction) settle(left []Case) {
+	for _, c := range left {
+		if c.Fate.settled() {
+			for c.Fate = range new(Foreseen).by() {
+				delete(p.shown, p.of(&c))
+			}
+		}
+	}
 }
 
 // Predict says what would happen. It changes nothing.

@@ -35,6 +35,10 @@ type Redrive struct {
 type Redriven struct {
 	Sent, Left, Refused     int
 	Succeeded, Failed, Open int // of those sent
+
+	// Missing are letters that were shown to be sent, were not, and still need somebody: they are gone, refused, or
+	// would not do any more what was shown. Do counts them when it has come to the end.
+	Missing int
 }
 
 // sends reports whether letters of a fate are sent.
@@ -48,7 +52,8 @@ const (
 )
 
 // Do does what a prediction has shown, and says how far it came. It leaves the letters of which that is not true any
-// more. It stops if many messages fail again.
+// more: Redriven.Missing says how many of them need another look. It stops if many messages fail again. A prediction
+// serves once.
 func (r *Redrive) Do(ctx context.Context, plan *Prediction) (done Redriven, err error) {
 	if len(plan.shown) == 0 { // else it would take letters for nothing
 		return done, nil
@@ -70,6 +75,9 @@ func (r *Redrive) Do(ctx context.Context, plan *Prediction) (done Redriven, err 
 	w := &watch{store: r.Store}
 	err = r.send(ctx, plan, taking, pub, w, &done)
 	w.tell(&done)
+	if err == nil {
+		done.Missing = len(plan.shown)
+	}
 	return done, err
 }
 
@@ -91,11 +99,12 @@ func (r *Redrive) send(
 		if len(taken) == 0 {
 			return w.wait(ctx, trialTime)
 		}
-		chosen, matching, err := r.choose(ctx, taken, plan)
+		chosen, left, err := r.choose(ctx, taken, plan)
 		if err != nil {
 			return err
 		}
-		done.Left += matching - len(chosen)
+		done.Left += len(left)
+		plan.settle(left)
 		went, broken := publish(ctx, pub, chosen, func(f producer.Failure) {
 			what := "unknown" // whether it was sent
 			if !f.Unknown {
@@ -108,6 +117,7 @@ func (r *Redrive) send(
 		if len(went) > 0 {
 			broken = errors.Join(broken, taking.Done(ctx, lettersOf(went)))
 			w.add(went)
+			plan.sent(went)
 			done.Sent += len(went)
 			w.tell(done)
 			r.Tell("sent", idsOf(went), nil, *done)
@@ -175,11 +185,11 @@ func (r *Redrive) discard(ctx context.Context, plan *Prediction, done *Redriven)
 	return errors.Join(failed, err)
 }
 
-// choose returns what is sent of the letters that were taken, and how many are meant. What has become another case
-// since it was shown is left.
+// choose returns what is sent of the letters that were taken, and what is left of those that are meant: it was not
+// shown to be sent, or has become another case since.
 func (r *Redrive) choose(
 	ctx context.Context, taken []deadletters.Letter, plan *Prediction,
-) (chosen []Case, matching int, err error) {
+) (chosen, left []Case, err error) {
 	taken = slices.DeleteFunc(slices.Clone(taken), func(l deadletters.Letter) bool {
 		return l.Time.After(plan.newest) || !r.Matches(&l)
 	})
@@ -187,9 +197,11 @@ func (r *Redrive) choose(
 	for i := range cases {
 		if plan.has(&cases[i]) {
 			chosen = append(chosen, cases[i])
+		} else {
+			left = append(left, cases[i])
 		}
 	}
-	return chosen, len(taken), err
+	return chosen, left, err
 }
 
 // publish returns what was published. A message that the broker refuses for good is no error: it is left.
