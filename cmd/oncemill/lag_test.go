@@ -2,17 +2,21 @@ package main
 
 import (
 	"bytes"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
@@ -78,6 +82,34 @@ func TestLag_SaysHowFarBehind(t *testing.T) {
 		if status != c.status || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%s: status %d, %s%s", c.args, status, &out, &log)
 		}
+	}
+	isOneDocument(t, records, kafka)
+}
+
+// isOneDocument looks whether scopes and consumers are one document of JSON.
+func isOneDocument(t *testing.T, records, kafka string) {
+	t.Helper()
+	store, done, err := open("sqlite:" + records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+		Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "order-17"},
+		Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var out, log bytes.Buffer
+	args := "stats --consumer billing -o json --store sqlite:" + records + " --kafka " + kafka
+	status := run(t.Context(), strings.Fields(args), nil, &out, &log)
+	var all []struct {
+		What, Handler, Consumer string
+		Running, Waiting        int
+	}
+	err = json.Unmarshal(out.Bytes(), &all)
+	if got := fmt.Sprint(all); status != 0 || err != nil || got != "[{scope charge  1 0} {consumer  billing 0 3}]" {
+		t.Errorf("status %d, %s, %v\n%s%s", status, got, err, &out, &log)
 	}
 }
 

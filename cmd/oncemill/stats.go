@@ -57,15 +57,15 @@ func (a *app) stats() *cobra.Command {
 					return err
 				}
 				behind, err := lag(cmd.Context())
-				if err := errors.Join(err, show(a, w, scopes, statsTable)); err != nil || len(behind) == 0 {
-					return err
-				}
 				if !a.forPeople() {
-					return items(a, behind)
+					return errors.Join(err, items(a, statistics(scopes, behind)))
 				}
-				fmt.Fprintln(a.out)
-				a.table(lagTable(behind))
-				return nil
+				err = errors.Join(err, show(a, w, scopes, statsTable))
+				if len(behind) > 0 {
+					fmt.Fprintln(a.out)
+					a.table(lagTable(behind))
+				}
+				return err
 			})
 		},
 	}
@@ -75,6 +75,23 @@ func (a *app) stats() *cobra.Command {
 		"tell also how far these are behind: STREAM/CONSUMER (NATS) or\nGROUP (Kafka)")
 	w.flags(cmd.Flags())
 	return cmd
+}
+
+// A statistic is what stats counts, for programs: a scope, or a consumer.
+type statistic struct {
+	What string `json:"what"` // scope or consumer
+	*census.Scope
+	*health.Lag
+}
+
+func statistics(scopes []census.Scope, behind []health.Lag) (all []statistic) {
+	for i := range scopes {
+		all = append(all, statistic{What: "scope", Scope: &scopes[i]})
+	}
+	for i := range behind {
+		all = append(all, statistic{What: "consumer", Lag: &behind[i]})
+	}
+	return all
 }
 
 // failures counts failures by reason.
