@@ -64,6 +64,7 @@ func TestCommand_SaysWhatIsWrong(t *testing.T) {
 		{"ls --store http://127.0.0.1", exitUsage, "store address begins with"},
 		{"explain", exitUsage, "accepts 1 arg"},
 		{"nonsense", exitUsage, "unknown command"},
+		{"log none.jsonl --limit -1", exitUsage, "--limit is -1, want at least 1"},
 		{"explain order-17 --group nobody --handler nothing --store sqlite:" + path, exitNone, ""},
 		{"stats --group nobody --store sqlite:" + path, 0, ""},
 		{"ls --group nobody --check --store sqlite:" + path, 0, ""},

@@ -29,6 +29,9 @@ and tells the last changes, the latest at the end.`,
 			if err != nil {
 				return err
 			}
+			if limit < 1 {
+				return usagef("--limit is %d, want at least 1", limit)
+			}
 			var all []operate.Entry
 			others := 0
 			for _, path := range args {
