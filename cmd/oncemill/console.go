@@ -199,7 +199,7 @@ func (s *consoleServer) config(ctx context.Context) (config console.Config, err 
 		config.Stores = []console.Store{{Name: "records", Inspector: store}}
 	}
 	if s.settings.Outbox != "" {
-		opened, err := s.box(ctx, false)
+		opened, err := s.reachBox(ctx, false) // its pages have deadlines of their own
 		if err != nil {
 			return config, err
 		}

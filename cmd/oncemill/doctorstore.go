@@ -194,7 +194,7 @@ func (d *doctor) lookAtOutbox(ctx context.Context) error {
 	if d.deeper {
 		return nil
 	}
-	box, err := d.box(ctx, false)
+	box, err := d.box(ctx)
 	var found []health.Finding
 	if err == nil {
 		found, err = operate.CheckOutbox(ctx, what, box)

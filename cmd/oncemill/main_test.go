@@ -247,7 +247,7 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	a := &app{settings: settings{servers: servers{Outbox: ts.Getenv("ONCEMILL_OUTBOX")}}}
 	defer a.close()
-	opened, err := a.box(ctx, false)
+	opened, err := a.reachBox(ctx, false)
 	ts.Check(err)
 	at, _, err := split(a.settings.Outbox, "table", "schema")
 	ts.Check(err)
@@ -290,7 +290,7 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 // open opens the store at an address, as the command does.
 func open(address string) (dedupstore.Inspector, func(), error) {
 	a := &app{settings: settings{servers: servers{Store: address}}}
-	store, err := a.inspector(context.Background())
+	store, err := a.reachStore(context.Background())
 	return store, a.close, err
 }
 

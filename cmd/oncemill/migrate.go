@@ -83,8 +83,8 @@ func (a *app) migrations(ctx context.Context, dry, show, ordered bool) (all []mi
 		what, address string
 		open          func() (any, error)
 	}{
-		{"store", a.settings.Store, func() (any, error) { return a.inspector(ctx) }},
-		{"outbox", a.settings.Outbox, func() (any, error) { return a.box(ctx, ordered) }},
+		{"store", a.settings.Store, func() (any, error) { return a.reachStore(ctx) }},
+		{"outbox", a.settings.Outbox, func() (any, error) { return a.reachBox(ctx, ordered) }},
 	} {
 		if named.address == "" {
 			continue
@@ -99,7 +99,7 @@ func (a *app) migrations(ctx context.Context, dry, show, ordered bool) (all []mi
 		}
 		m := migration{What: named.what, At: redacted(at)}
 		if target, ok := opened.(migrator); ok {
-			plan, err := target.Plan(ctx)
+			plan, err := ask(ctx, a.server(named.what, named.address), target.Plan)
 			if err != nil {
 				return nil, err
 			}
@@ -121,7 +121,7 @@ func (a *app) migrations(ctx context.Context, dry, show, ordered bool) (all []mi
 
 // dropOld drops what only older versions of the store need.
 func (a *app) dropOld(ctx context.Context) ([]string, error) {
-	opened, err := a.inspector(ctx)
+	opened, err := a.reachStore(ctx)
 	if target, ok := opened.(dropper); ok && err == nil {
 		return target.DropOld(ctx)
 	}

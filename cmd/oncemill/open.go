@@ -39,22 +39,38 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// inspector opens the store that the settings name, and waits for its answer.
-func (a *app) inspector(ctx context.Context) (store dedupstore.Inspector, err error) {
+// A store is one that operators look into and change.
+type store interface {
+	dedupstore.Inspector
+	dedupstore.ScopeKeeper
+	dedupstore.Checker
+}
+
+// inspector opens the store that the settings name, whose every answer comes in time.
+func (a *app) inspector(ctx context.Context) (store, error) {
+	opened, err := a.reachStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return timedStore{opened, a.server("store", a.settings.Store)}, nil
+}
+
+// reachStore opens the store that the settings name, and waits for its first answer.
+func (a *app) reachStore(ctx context.Context) (opened store, err error) {
 	err = a.reach(ctx, "store", a.settings.Store, func(ctx context.Context) error {
-		if store, err = a.openStore(ctx); err != nil {
+		if opened, err = a.openStore(ctx); err != nil {
 			return err
 		}
-		_, err := store.Look(ctx, []dedupstore.Key{{Tenant: "default", Group: "oncemill", Handler: "timeout", ID: "1"}})
+		_, err := opened.Look(ctx, []dedupstore.Key{{Tenant: "default", Group: "oncemill", Handler: "timeout", ID: "1"}})
 		if errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
 		return nil // what is asked for will say it in other words
 	})
-	return store, err
+	return opened, err
 }
 
-// patience is how long a server may take to answer.
+// timeout is how long a server may take to answer.
 func (a *app) timeout() time.Duration { return cmp.Or(a.settings.timeout, 10*time.Second) }
 
 // reach does what has to be answered in time.
@@ -63,18 +79,14 @@ func (a *app) reach(ctx context.Context, what, address string, do func(context.C
 	defer cancel()
 	err := do(within)
 	if err != nil && within.Err() != nil && ctx.Err() == nil {
-		name := what
-		if at, _, err := split(address); err == nil {
-			name += " " + redacted(at)
-		}
-		return fmt.Errorf("%s gave no answer in %v: is it there, and does it want TLS, or none? %w", name,
-			a.timeout(), err)
+		return fmt.Errorf("%s gave no answer in %v: is it there, and does it want TLS, or none? %w",
+			a.server(what, address).name, a.timeout(), err)
 	}
 	return err
 }
 
 // openStore opens the store that the settings name.
-func (a *app) openStore(ctx context.Context) (dedupstore.Inspector, error) {
+func (a *app) openStore(ctx context.Context) (store, error) {
 	if a.settings.Store == "" {
 		return nil, usagef("no store is named: set --store, ONCEMILL_STORE or a context of the config file")
 	}
@@ -136,8 +148,18 @@ type box interface {
 	migrator
 }
 
-// box opens the outbox that the settings name. Ordered is for one that is not there yet.
-func (a *app) box(ctx context.Context, ordered bool) (opened box, err error) {
+// box opens the outbox that the settings name, whose every answer comes in time.
+func (a *app) box(ctx context.Context) (box, error) {
+	opened, err := a.reachBox(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return timedBox{opened, a.server("outbox", a.settings.Outbox)}, nil
+}
+
+// reachBox opens the outbox that the settings name, and waits for its first answer. Ordered is for one that is not
+// there yet.
+func (a *app) reachBox(ctx context.Context, ordered bool) (opened box, err error) {
 	err = a.reach(ctx, "outbox", a.settings.Outbox, func(ctx context.Context) error {
 		opened, err = a.openBox(ctx, ordered)
 		return err

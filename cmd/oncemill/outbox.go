@@ -112,7 +112,7 @@ func (a *app) rowLister(f *rowFilter, cmd *cobra.Command) *cobra.Command {
 }
 
 func (a *app) rowList(ctx context.Context, f *rowFilter, limit int, check bool) error {
-	box, err := a.box(ctx, false)
+	box, err := a.box(ctx)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (a *app) rowsOf(ctx context.Context, id string) (rows []outbox.RowInfo, err
 	if a.settings.Outbox == "" {
 		return nil, nil
 	}
-	box, err := a.box(ctx, false)
+	box, err := a.box(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func (a *app) outboxStats() *cobra.Command {
 			if err := errors.Join(f.read(time.Now()), w.check()); err != nil {
 				return err
 			}
-			box, err := a.box(cmd.Context(), false)
+			box, err := a.box(cmd.Context())
 			if err != nil {
 				return err
 			}

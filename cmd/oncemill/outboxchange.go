@@ -86,7 +86,7 @@ func (a *app) changeRows(ctx context.Context, c *rowChange, ids []string) (err e
 	if err := c.check("outbox "+string(c.verb), len(ids) > 0 || !c.empty() || len(c.header) > 0); err != nil {
 		return err
 	}
-	box, err := a.box(ctx, false)
+	box, err := a.box(ctx)
 	if err != nil {
 		return err
 	}

@@ -217,7 +217,7 @@ func (a *app) await(ctx context.Context, ready *readiness) (box, error) {
 
 // migrated opens the outbox if its tables are there: before that, nobody knows whether it is ordered.
 func (a *app) migrated(ctx context.Context) (box, error) {
-	opened, err := a.box(ctx, false)
+	opened, err := a.reachBox(ctx, false)
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ func in(t *testing.T, address, topic string) writer {
 	t.Helper()
 	a := &app{settings: settings{servers: servers{Outbox: address}}}
 	t.Cleanup(a.close)
-	opened, err := a.box(t.Context(), false)
+	opened, err := a.reachBox(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
