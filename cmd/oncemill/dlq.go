@@ -80,7 +80,7 @@ func (a *app) open(
 	case kafka && d.stream != "":
 		return nil, usagef("--stream is set, and Kafka has no streams")
 	case kafka:
-		return a.kafkaLetters(d, topic, nil)
+		return a.kafkaLetters(d, topic)
 	}
 	js, err := a.jetStream(append(options, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())...)
 	if err != nil {
@@ -89,12 +89,12 @@ func (a *app) open(
 	return natsjs.NewDeadLetters(js, topic, natsjs.DeadLettersConfig{Stream: d.stream, Progress: d.name})
 }
 
-func (a *app) kafkaLetters(d *dlq, topic string, notice func(string)) (*franz.DeadLetters, error) {
+func (a *app) kafkaLetters(d *dlq, topic string) (*franz.DeadLetters, error) {
 	opts, err := a.kafkaOpts()
 	if err != nil {
 		return nil, err
 	}
-	letters, err := franz.NewDeadLetters(topic, franz.DeadLettersConfig{Markers: d.name, Notice: notice}, opts...)
+	letters, err := franz.NewDeadLetters(topic, franz.DeadLettersConfig{Markers: d.name}, opts...)
 	if err != nil {
 		return nil, usagef("--kafka: %w", err)
 	}

@@ -26,7 +26,7 @@ func (t *trail) note(text string) { t.notes = append(t.notes, text) }
 
 func (a *app) kafkaTrail(ctx context.Context, topic string) (*trail, error) {
 	t := &trail{}
-	letters, err := a.kafkaLetters(&dlq{}, topic, t.note)
+	letters, err := a.kafkaLetters(&dlq{}, topic)
 	if err != nil {
 		return nil, err
 	}

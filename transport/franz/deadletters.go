@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// nextTimeout is how long the next letters may take: if the last ones are removed meanwhile, none come.
+	// nextTimeout is how long the next letters may take. None come if the last ones are removed meanwhile, or if a
+	// partition has lost its leader.
 	nextTimeout = 10 * time.Second
 
 	pageTime   = 150 * time.Millisecond // how long a page looks for letters
@@ -32,9 +33,6 @@ type DeadLettersConfig struct {
 	// Markers is the compacted topic that knows what was redriven or put aside. The first redrive makes it. Default:
 	// TOPIC.redriven.
 	Markers string
-
-	// Notice is told what could not be read. Nil: nobody is.
-	Notice func(string)
 }
 
 // DeadLetters are the dead letters of a topic, for the console. Kafka cannot remove single records: discarded letters
@@ -138,17 +136,21 @@ func (r *reader) next(ctx context.Context) (records []*kgo.Record, err error) {
 	return records, nil
 }
 
-// ended tells that the rest of a topic is gone: compacted, expired, or of transactions that were aborted. Nothing has
-// come for a while.
+// ended ends the reading if the rest of the span has expired or was deleted, when nothing has come for a while. If the
+// rest is there, its broker is away or slow: that is an error.
+//
+// Compacted records and aborted transactions need no care here. Compaction spares the last record of a partition, and
+// the marker that ends a transaction is read, too: each lies at the end of the span, or behind it. There is one
+// exception: the marker of an aborted transaction cannot be read while another one, begun before it, is open.
 func (r *reader) ended(ctx context.Context) error {
-	listed, err := kadm.NewClient(r.client).ListCommittedOffsets(ctx, r.topic)
-	if err = cmp.Or(err, listed.Error()); err != nil {
-		return fmt.Errorf("topic %q: %w", r.topic, err)
+	left, _, err := r.of.whole(ctx, r.topic)
+	if err != nil {
+		return err
 	}
-	for p, end := range r.ends {
-		if r.of.config.Notice != nil {
-			r.of.config.Notice(fmt.Sprintf("Partition %d gave no record for %v before offset %d, its end: the rest is "+
-				"gone, or the broker is too slow to be read.", p, nextTimeout, end))
+	for partition, end := range r.ends {
+		if at, some := left[partition]; some && at[0] < end {
+			return fmt.Errorf("read topic %q: partition %d gave no record for %v before offset %d, its end: a broker "+
+				"is away, or slow; say the same again", r.topic, partition, nextTimeout, end)
 		}
 	}
 	clear(r.ends)
