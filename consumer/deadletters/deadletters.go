@@ -47,7 +47,8 @@ type Source interface {
 	// Each calls do with each letter that is there now, the oldest first, until do returns false.
 	Each(ctx context.Context, r Reading, do func(Letter) bool) error
 
-	// Show returns the letter at a position, with its payload. It is [ErrGone] if there is none any more.
+	// Show returns the letter at a position, with its payload. If letters stay when they are discarded, it says whether
+	// this one is done. It is [ErrGone] if there is none any more.
 	Show(ctx context.Context, position string) (Letter, error)
 
 	// Discard puts letters aside for good: no redrive sends them. The broker removes them if it can.
@@ -60,6 +61,7 @@ type Source interface {
 // A Reading says what Source.Each reads.
 type Reading struct {
 	Left    bool // only what is still to be redriven
+	Done    bool // set Letter.Done, if letters stay when they are discarded
 	Payload bool
 }
 

@@ -153,6 +153,36 @@ func TestDiscard_OfWhatItsPlanShowed(t *testing.T) {
 	}
 }
 
+// A letter that was redriven or discarded, and is still there, is left alone: by its position, and by a discard of all.
+func TestPrediction_LeavesAloneWhatIsDone(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		discards    bool
+		positions   []string
+		found, left int
+	}{
+		{false, []string{"1", "2"}, 2, 1},
+		{false, nil, 1, 0}, // those that are done are not read
+		{true, []string{"1", "2"}, 2, 2},
+		{true, nil, 2, 2},
+	} {
+		r := newRig(t)
+		r.fails(t, "0", "refused")
+		r.fails(t, "1", "refused")
+		r.letters.Change(func(all []deadletters.Letter) []deadletters.Letter {
+			all[0].Done = true
+			return all
+		})
+		r.Discards, r.Positions = c.discards, c.positions
+		p := r.predicts(t)
+		done, err := r.Do(t.Context(), p)
+		if left := p.Reasons()[0].Left(); err != nil || p.Found != c.found || p.N() != 1 || left != c.left ||
+			done.Sent != 1 {
+			t.Errorf("%+v: found %d, %d to change, %d left; changed %d, %v", c, p.Found, p.N(), left, done.Sent, err)
+		}
+	}
+}
+
 // Reasons that differ in IDs and numbers only are one, and of a thousand reasons a plan lists the largest and a sum.
 func TestPrediction_SumsByCause(t *testing.T) {
 	t.Parallel()

@@ -55,7 +55,7 @@ type Foreseen struct {
 	topics map[string]bool // where those that run go
 }
 
-// Left is how many would not run.
+// Left is how many would not run. Letters that are done are among them.
 func (f *Foreseen) Left() int { return f.DeadLetters - f.Run - f.Unknown }
 
 // To has the topics that those which will run go to. The writer of the letters chose them.
@@ -127,7 +127,7 @@ func (r *Redrive) Predict(ctx context.Context) (*Prediction, error) {
 		}
 		some = some[:0]
 	}
-	err := r.each(ctx, !r.Discards, func(l deadletters.Letter) bool {
+	err := r.each(ctx, func(l deadletters.Letter) bool {
 		if !r.Until.IsZero() && time.Now().After(r.Until) {
 			p.Seen = l.Time
 			return false
@@ -159,10 +159,11 @@ func (r *Redrive) Predict(ctx context.Context) (*Prediction, error) {
 	return p, cmp.Or(err, failed)
 }
 
-// each calls do with the letters at the positions that are meant, or with all.
-func (r *Redrive) each(ctx context.Context, left bool, do func(deadletters.Letter) bool) error {
+// each calls do with the letters at the positions that are meant, or with all. A broker that removes letters may
+// remove those that were redriven, too.
+func (r *Redrive) each(ctx context.Context, do func(deadletters.Letter) bool) error {
 	if len(r.Positions) == 0 {
-		return r.Source.Each(ctx, deadletters.Reading{Left: left}, do)
+		return r.Source.Each(ctx, deadletters.Reading{Left: !r.Discards, Done: r.Discards}, do)
 	}
 	for _, position := range r.Positions {
 		l, err := r.Source.Show(ctx, position)
@@ -192,11 +193,6 @@ func (p *Prediction) add(r *Redrive, cases []Case) {
 	for i := range cases {
 		c := &cases[i]
 		p.Found++
-		bound := Bound{c.Fate, c.again.Topic}
-		if r.sends(c.Fate) {
-			p.shown[p.of(c)] = struct{}{}
-			p.Sent[bound]++
-		}
 		reason := c.Get(producer.HeaderReason)
 		pattern := Pattern(reason)
 		of := p.reasons[pattern]
@@ -208,6 +204,13 @@ func (p *Prediction) add(r *Redrive, cases []Case) {
 			of.Reason = pattern
 		}
 		of.DeadLetters++
+		if c.Done { // nothing takes it any more
+			continue
+		}
+		if r.sends(c.Fate) {
+			p.shown[p.of(c)] = struct{}{}
+			p.Sent[Bound{c.Fate, c.again.Topic}]++
+		}
 		*of.by()[c.Fate]++
 		if c.Fate.Runs() {
 			of.topics[c.again.Topic] = true

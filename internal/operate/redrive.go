@@ -168,8 +168,8 @@ func (r *Redrive) discard(ctx context.Context, plan *Prediction, done *Redriven)
 		return slow(ctx, began, len(ids), r.Rate)
 	}
 	var failed error
-	err := r.each(ctx, false, func(l deadletters.Letter) bool {
-		if l.Time.After(plan.newest) || !r.Matches(&l) {
+	err := r.each(ctx, func(l deadletters.Letter) bool {
+		if l.Done || l.Time.After(plan.newest) || !r.Matches(&l) {
 			return true
 		}
 		if c := (Case{Letter: l, Fate: FateCannot}); plan.has(&c) {

@@ -259,7 +259,7 @@ func (d *DeadLetters) makeMarkers(ctx context.Context) error {
 func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(deadletters.Letter) bool) error {
 	marked := func(*deadletters.Letter) bool { return false }
 	var err error
-	if r.Left {
+	if r.Left || r.Done {
 		if marked, err = d.marks(ctx); err != nil {
 			return err
 		}
@@ -270,7 +270,8 @@ func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(d
 	}
 	return d.records(ctx, d.topic, all, func(record *kgo.Record) bool {
 		l := letter(record)
-		return marked(&l) || do(l)
+		l.Done = marked(&l)
+		return l.Done && r.Left || do(l)
 	})
 }
 
@@ -378,8 +379,18 @@ func readPair(text, between string) (partition int32, offset int64, err error) {
 	return int32(n), offset, nil
 }
 
-// Show implements [deadletters.Source].
+// Show implements [deadletters.Source]. It reads all markers that are new, however many they are.
 func (d *DeadLetters) Show(ctx context.Context, position string) (l deadletters.Letter, err error) {
+	if l, err = d.show(ctx, position); err != nil {
+		return l, err
+	}
+	marked, err := d.marks(ctx)
+	l.Done = marked(&l)
+	return l, err
+}
+
+// show reads a letter, and no markers.
+func (d *DeadLetters) show(ctx context.Context, position string) (l deadletters.Letter, err error) {
 	partition, offset, err := readPair(position, "/")
 	if err != nil {
 		return l, err
@@ -455,7 +466,7 @@ func (r *redrive) one(ctx context.Context) (*deadletters.Letter, error) {
 	case r.reader == nil && len(r.positions) == 0:
 		return nil, nil
 	case r.reader == nil:
-		l, err = r.of.Show(ctx, r.positions[0])
+		l, err = r.of.show(ctx, r.positions[0])
 		r.positions = r.positions[1:]
 		return &l, err
 	case len(r.fetched) == 0:

@@ -2,6 +2,7 @@ package franz_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer/deadletters"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -104,5 +106,79 @@ func TestDeadLetters_AreReadToTheEndOrNotSaidToBe(t *testing.T) {
 				t.Errorf("error %v, want %q", err, c.wrong)
 			}
 		})
+	}
+}
+
+// Kafka keeps letters that were redriven or discarded. All who look at them are told, and no redrive takes them.
+func TestDeadLetters_TellWhatIsDone(t *testing.T) {
+	t.Parallel()
+	topic := fmt.Sprintf("done-%d", topics.Add(1)) // of the shared broker
+	server := kafkatest.Shared(t)
+	server.CreateTopic(topic, 1)
+	cl := server.Client()
+	var positions []string
+	for i := range 3 {
+		record := order(i)
+		record.Topic = topic
+		if err := cl.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		positions = append(positions, fmt.Sprint("0/", i))
+	}
+	source := newDeadLetters(t, topic, server.Addr)
+	show := func(d *franz.DeadLetters) (done []bool, all []deadletters.Letter) {
+		t.Helper()
+		for _, position := range positions {
+			l, err := d.Show(t.Context(), position)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done, all = append(done, l.Done), append(all, l)
+		}
+		return done, all
+	}
+	take := func(positions ...string) (deadletters.Redrive, []deadletters.Letter) {
+		t.Helper()
+		r, err := source.Redrive(t.Context(), deadletters.Taking{Positions: positions})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Close)
+		taken, err := r.Take(t.Context(), 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r, taken
+	}
+
+	done, all := show(source)
+	if slices.Contains(done, true) {
+		t.Errorf("done %v, before anything was", done)
+	}
+	r, taken := take(positions[0])
+	if err := r.Done(t.Context(), taken); err != nil {
+		t.Fatal(err)
+	}
+	if err := source.Discard(t.Context(), all[1:2]); err != nil {
+		t.Fatal(err)
+	}
+	want := []bool{true, true, false}
+	for name, d := range map[string]*franz.DeadLetters{
+		"the same process": source, "another process": newDeadLetters(t, topic, server.Addr),
+	} {
+		if done, _ := show(d); !slices.Equal(done, want) {
+			t.Errorf("%s: Show says %v, want %v", name, done, want)
+		}
+		done = nil
+		err := d.Each(t.Context(), deadletters.Reading{Done: true}, func(l deadletters.Letter) bool {
+			done = append(done, l.Done)
+			return true
+		})
+		if err != nil || !slices.Equal(done, want) {
+			t.Errorf("%s: Each says %v, %v; want %v", name, done, err, want)
+		}
+	}
+	if _, taken := take(positions...); len(taken) != 1 || taken[0].Position != positions[2] {
+		t.Errorf("took %+v, want the last letter", taken)
 	}
 }
