@@ -93,12 +93,12 @@ func (t timedBox) Count(ctx context.Context, f outbox.Filter, after string) (out
 	return ask(ctx, t.server, func(ctx context.Context) (outbox.Count, error) { return t.box.Count(ctx, f, after) })
 }
 
-func (t timedBox) Requeue(ctx context.Context, ids ...string) (int, error) {
-	return ask(ctx, t.server, func(ctx context.Context) (int, error) { return t.box.Requeue(ctx, ids...) })
+func (t timedBox) Requeue(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return ask(ctx, t.server, func(ctx context.Context) (int, error) { return t.box.Requeue(ctx, dead...) })
 }
 
-func (t timedBox) Discard(ctx context.Context, ids ...string) (int, error) {
-	return ask(ctx, t.server, func(ctx context.Context) (int, error) { return t.box.Discard(ctx, ids...) })
+func (t timedBox) Discard(ctx context.Context, dead ...outbox.RowInfo) (int, error) {
+	return ask(ctx, t.server, func(ctx context.Context) (int, error) { return t.box.Discard(ctx, dead...) })
 }
 
 func (t timedBox) Plan(ctx context.Context) (dedupstore.Migration, error) {
