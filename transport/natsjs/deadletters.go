@@ -360,7 +360,7 @@ func (d *DeadLetters) Redrive(ctx context.Context, t deadletters.Taking) (deadle
 	if err != nil {
 		return nil, err
 	}
-	r := &redrive{of: d, stream: stream, Taking: t, taken: map[uint64]jetstream.Msg{}}
+	r := &redrive{of: d, stream: stream, Taking: t, taken: map[uint64]string{}}
 	if len(t.Positions) > 0 {
 		return r, nil
 	}
@@ -383,9 +383,9 @@ type redrive struct {
 	of      *DeadLetters
 	stream  jetstream.Stream
 	durable jetstream.Consumer // nil: by positions
-	taken   map[uint64]jetstream.Msg
-	kept    time.Time // when those that were taken and left were held back last
-	waits   time.Time // since when it has waited for another redrive
+	taken   map[uint64]string  // where each is answered; the letters themselves may be many
+	kept    time.Time          // when those that were taken and left were held back last
+	waits   time.Time          // since when it has waited for another redrive
 }
 
 // Take implements [deadletters.Redrive].
@@ -394,9 +394,7 @@ func (r *redrive) Take(ctx context.Context, n int) (batch []deadletters.Letter, 
 		return r.show(ctx, n)
 	}
 	if time.Since(r.kept) > takeTimeout/3 { // what is left comes after what is new, not before it
-		for _, msg := range r.taken {
-			_ = msg.InProgress()
-		}
+		r.answer(sayProgress)
 		r.kept = time.Now()
 	}
 	late := false // so all that are meant have been delivered, to this redrive or another
@@ -413,10 +411,10 @@ func (r *redrive) Take(ctx context.Context, n int) (batch []deadletters.Letter, 
 			switch {
 			case !r.Until.IsZero() && found.Time.After(r.Until):
 				late = true
-			case r.taken[meta.Sequence.Stream] == nil: // else it comes again because it was left
+			case r.taken[meta.Sequence.Stream] == "": // else it comes again because it was left
 				batch = append(batch, found)
 			}
-			r.taken[meta.Sequence.Stream] = msg
+			r.taken[meta.Sequence.Stream] = msg.Reply()
 		}
 		if err := errors.Join(messages.Error(), ctx.Err()); err != nil {
 			return nil, fmt.Errorf("take letters: %w", err)
@@ -469,13 +467,16 @@ func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
 		}
 		return nil
 	}
-	messages := make(map[string]jetstream.Msg, len(sent))
+	replies := make(map[string]string, len(sent))
 	for i := range sent {
 		number := sequence(&sent[i])
-		messages[sent[i].Position] = r.taken[number]
+		replies[sent[i].Position] = r.taken[number]
 		delete(r.taken, number)
 	}
-	err := r.of.sideBySide(sent, func(l *deadletters.Letter) error { return messages[l.Position].DoubleAck(ctx) })
+	err := r.of.sideBySide(sent, func(l *deadletters.Letter) error {
+		_, err := r.of.js.Conn().RequestWithContext(ctx, replies[l.Position], sayAck)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("acknowledge letters that were sent: %w", err)
 	}
@@ -489,8 +490,13 @@ func (r *redrive) Publisher() (producer.Publisher, error) {
 
 // Close implements [deadletters.Redrive].
 func (r *redrive) Close() {
-	for _, msg := range r.taken {
-		_ = msg.Nak() // else it comes again when its time is over
-	}
+	r.answer(sayNak) // else they come again when their time is over
 	_ = r.of.js.Conn().FlushTimeout(time.Second)
+}
+
+// answer says the same of all that were taken and left.
+func (r *redrive) answer(what []byte) {
+	for _, reply := range r.taken {
+		_ = r.of.js.Conn().Publish(reply, what)
+	}
 }
