@@ -277,10 +277,14 @@ func (w *watch) tell(done *Redriven) {
 	done.Succeeded, done.Failed, done.Open = w.succeeded, w.failed, len(w.open)
 }
 
-// look reads the records, and returns an error if too many have failed again.
+// mostWatched is how many records a look reads. The others have their turn with the next.
+const mostWatched = 2000
+
+// look reads records, and returns an error if too many have failed again.
 func (w *watch) look(ctx context.Context) error {
-	var open []watched
-	for some := range slices.Chunk(w.open, lookAt) {
+	now := w.open[:min(len(w.open), mostWatched)]
+	open := slices.Clone(w.open[len(now):])
+	for some := range slices.Chunk(now, lookAt) {
 		keys := make([]dedupstore.Key, len(some))
 		for i := range some {
 			keys[i] = some[i].key
