@@ -132,10 +132,11 @@ need_redis() {
 
 race=() # the flags of the race detector, where it can work
 # need_race: the race detector needs cgo, and that a C compiler. It does not watch SQLite itself, which is C in Go's clothes:
-# that made its tests three times as long, and calls from our code look the same.
+# that made its tests three times as long, and calls from our code look the same. Without the tables of debuggers a
+# hundred programs are linked in two thirds of the time.
 need_race() {
 	if need_compiler "the race detector was off"; then
-		race=(-race "-gcflags=modernc.org/...=-race=false")
+		race=(-race "-gcflags=modernc.org/...=-race=false" -ldflags=-w)
 		export CGO_ENABLED=1
 	else
 		export CGO_ENABLED=0
