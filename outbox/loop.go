@@ -116,7 +116,7 @@ func (r *Relay) work(ctx context.Context, l loop) {
 			l.pause(ctx, 0)
 		case !flowing: // the broker may be away: wakes must not turn that into a storm
 			pace.Sleep(ctx, pace.Jitter(idle.Next()))
-		case b.rows < asked.limit:
+		case b.rows < asked.limit && b.left == 0:
 			idle.Reset()
 			rest := idle.Next()
 			gather := min(time.Duration(b.rows-1)*gatherPerRow, longestGather, rest)
@@ -166,8 +166,8 @@ func (r *Relay) fault(ctx context.Context, what string, err error) {
 	}
 }
 
-// A batch is what became of one lease.
-type batch struct{ rows, acknowledged int }
+// A batch is what became of one lease. Rows that were not published are left.
+type batch struct{ rows, acknowledged, left int }
 
 // batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it
 // is published, if early is set, else before it is settled, if some of it was acknowledged.
@@ -198,7 +198,7 @@ func (r *Relay) batch(ctx context.Context, from loop, early bool) (batch, error)
 	r.telemetry.Leased(ctx, len(l.rows))
 	results := r.publish(ctx, l.rows, from.suspects)
 	sent()
-	b := batch{rows: len(l.rows)}
+	b := batch{rows: len(l.rows), left: len(l.rows) - len(results)}
 	for _, result := range results {
 		if result.State == Published || result.State == Removed {
 			b.acknowledged++
