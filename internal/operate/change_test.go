@@ -24,13 +24,14 @@ func halves(n int) []dedupstore.Record {
 	return all
 }
 
-// A command that is about very many records asks soon. It takes some 50 ms.
+// A command that is about very many records asks soon. It takes 0.1 s of one core, and minutes if each record is
+// compared with each other.
 func TestWithSteps_OfVeryManyRecords(t *testing.T) {
 	t.Parallel()
 	all := halves(50_000)
 	began := time.Now()
 	with, err := WithSteps(t.Context(), scopeless{}, all)
-	if took := time.Since(began); err != nil || len(with) != 50_000 || took > time.Second {
+	if took := time.Since(began); err != nil || len(with) != 50_000 || took > 10*time.Second {
 		t.Errorf("%d messages after %v, %v", len(with), took, err)
 	}
 }
