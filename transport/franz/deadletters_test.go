@@ -21,7 +21,7 @@ import (
 func newDeadLetters(t *testing.T, topic string, addrs ...string) *franz.DeadLetters {
 	t.Helper()
 	d, err := franz.NewDeadLetters(topic, franz.DeadLettersConfig{}, kgo.SeedBrokers(addrs...),
-		kgo.MetadataMinAge(50*time.Millisecond))
+		kgo.MetadataMinAge(50*time.Millisecond), kgo.FetchMaxWait(100*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
