@@ -67,9 +67,13 @@ func (m *muteBox) Count(ctx context.Context, _ outbox.Filter, _ string) (outbox.
 	return outbox.Count{Next: "2"}, m.answer(ctx)
 }
 
-func (m *muteBox) Requeue(ctx context.Context, _ ...outbox.RowInfo) (int, error) { return 0, m.answer(ctx) }
+func (m *muteBox) Requeue(ctx context.Context, _ ...outbox.RowInfo) (int, error) {
+	return 0, m.answer(ctx)
+}
 
-func (m *muteBox) Discard(ctx context.Context, _ ...outbox.RowInfo) (int, error) { return 0, m.answer(ctx) }
+func (m *muteBox) Discard(ctx context.Context, _ ...outbox.RowInfo) (int, error) {
+	return 0, m.answer(ctx)
+}
 
 func (m *muteBox) Plan(ctx context.Context) (dedupstore.Migration, error) {
 	return dedupstore.Migration{}, m.answer(ctx)
