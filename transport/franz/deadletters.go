@@ -259,7 +259,7 @@ func (d *DeadLetters) makeMarkers(ctx context.Context) error {
 func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(deadletters.Letter) bool) error {
 	marked := func(*deadletters.Letter) bool { return false }
 	var err error
-	if r.Left || r.Done {
+	if r.Left {
 		if marked, err = d.marks(ctx); err != nil {
 			return err
 		}
@@ -270,8 +270,7 @@ func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(d
 	}
 	return d.records(ctx, d.topic, all, func(record *kgo.Record) bool {
 		l := letter(record)
-		l.Done = marked(&l)
-		return l.Done && r.Left || do(l)
+		return marked(&l) || do(l)
 	})
 }
 
