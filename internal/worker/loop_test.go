@@ -422,12 +422,12 @@ func TestAssignment_ClaimGrantedAfterTheHaltIsGivenBack(t *testing.T) {
 					work.Each = func(context.Context, Message) error { t.Error("the handler runs"); return nil }
 				}
 				r.loop = New(work, 2)
+				r.retries = func(m *fake, _ consumer.Decision) (time.Time, bool) { return time.Time{}, true }
 				a := r.assign()
 				a.Receive(r.returnable("1", "2"))
 				<-slow.asked
 				a.Halt()
 				close(slow.answer)
-				r.retries = func(m *fake, _ consumer.Decision) (time.Time, bool) { return time.Time{}, true }
 				r.ends(a)
 				r.wants("given back", &r.back, "1", "2")
 
