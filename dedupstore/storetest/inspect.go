@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -29,29 +30,34 @@ func (k *kit) list(f dedupstore.Filter) map[string]dedupstore.Record {
 	}
 }
 
-// lists wants a filter to let through these IDs. A replica that answers may be some milliseconds behind.
-func (k *kit) lists(what string, f dedupstore.Filter, want ...string) {
-	k.Helper()
-	var ids []string
+// soon asks for what shall be so until it is. A replica that answers may be some milliseconds behind.
+func soon(is func() bool) bool {
 	for range 20 {
-		ids = nil
-		for id := range k.list(f) {
-			ids = append(ids, id)
-		}
-		slices.Sort(ids)
-		if slices.Equal(ids, want) {
-			return
+		if is() {
+			return true
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	k.Errorf("%s: the list has %q, want %q", what, ids, want)
+	return false
 }
 
-// handlers wants these handlers to have records of an ID. A replica that answers may be behind.
+// lists wants a filter to let through these IDs.
+func (k *kit) lists(what string, f dedupstore.Filter, want ...string) {
+	k.Helper()
+	var ids []string
+	if !soon(func() bool {
+		ids = slices.Sorted(maps.Keys(k.list(f)))
+		return slices.Equal(ids, want)
+	}) {
+		k.Errorf("%s: the list has %q, want %q", what, ids, want)
+	}
+}
+
+// handlers wants these handlers to have records of an ID.
 func (k *kit) handlers(id string, want ...string) {
 	k.Helper()
 	var handlers []string
-	for range 20 {
+	if !soon(func() bool {
 		handlers = nil
 		for after := ""; ; {
 			page, err := k.inspector().List(k.Context(), dedupstore.Filter{Group: k.group, ID: id}, after)
@@ -66,12 +72,11 @@ func (k *kit) handlers(id string, want ...string) {
 			}
 		}
 		slices.Sort(handlers)
-		if handlers = slices.Compact(handlers); slices.Equal(handlers, want) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+		handlers = slices.Compact(handlers)
+		return slices.Equal(handlers, want)
+	}) {
+		k.Errorf("handlers %q have the ID, want %q", handlers, want)
 	}
-	k.Errorf("handlers %q have the ID, want %q", handlers, want)
 }
 
 // change changes the record of an ID as it is now.
