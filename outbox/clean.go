@@ -8,8 +8,8 @@ import (
 )
 
 // newCleaner returns what cleans between batches of work. After each batch of its loop, beside which the followers may
-// publish as many, it removes more than these, so that cleaning keeps up with publishing. It removes less when the store
-// is slow: nothing is published meanwhile.
+// publish as many, it removes more than these, so that cleaning keeps up with publishing. It removes less when the
+// store is slow: nothing is published meanwhile.
 func (r *Relay) newCleaner() *outgoing.Cleaner {
 	c := &outgoing.Cleaner{
 		Remove: r.store.Clean, Age: r.cfg.Retention, Every: outgoing.CleanEvery,

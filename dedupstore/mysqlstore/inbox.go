@@ -44,8 +44,8 @@ type holder struct{ db *sql.DB }
 //
 // Return the errors of its statements. After a deadlock, which ends the transaction, or a lock timeout the inbox rolls
 // back what the handler has written before and after it, and calls the handler again. In MariaDB it does so after a
-// deadlock whatever the handler returns; in MySQL such a run is parked as unknown. A lock timeout has to be returned, or
-// panicked with.
+// deadlock whatever the handler returns; in MySQL such a run is parked as unknown. A lock timeout has to be returned,
+// or panicked with.
 //
 // A handler that makes no statement for as long as a lease, or a minute if that is longer, loses its transaction: the
 // server must not keep the locks of a host that has vanished. The run fails then, and may run again.

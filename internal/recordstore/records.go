@@ -56,8 +56,8 @@ func (r *Records) Claim(ctx context.Context, w *Work, sure func(context.Context)
 	return r.change(ctx, w, Revision{}, !claimed && sure(ctx), r.Grant)
 }
 
-// ClaimNew does the works of claims by one write, if no key was claimed lately, and none has a record. After an error the
-// write may have happened or not. Then do each work by Claim, which gives an owner the same answer again.
+// ClaimNew does the works of claims by one write, if no key was claimed lately, and none has a record. After an error
+// the write may have happened or not. Then do each work by Claim, which gives an owner the same answer again.
 func (r *Records) ClaimNew(ctx context.Context, works []*Work, write WriteAll) error {
 	now, err := r.Now(ctx)
 	if err != nil {

@@ -77,7 +77,8 @@ func refusal(res oncemill.Result, err error) Answer {
 // one has decided, or the handler has ended the inbox's transaction itself, whatever it says then.
 func (r Run) Counts(res oncemill.Result, made bool) bool {
 	ended := r.Inbox && !made && !r.Panicked && res.Outcome.Kind == dedupstore.Unknown && len(res.Outcome.Result) == 0
-	return (made || !res.Duplicate) && r.Ran && !ended && (res.Outcome.Kind == dedupstore.Succeeded) == (r.Failed == nil)
+	return (made || !res.Duplicate) && r.Ran && !ended &&
+		(res.Outcome.Kind == dedupstore.Succeeded) == (r.Failed == nil)
 }
 
 // Without is the code for an outcome without a response.

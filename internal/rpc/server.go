@@ -293,8 +293,8 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 	return o, oncemill.Permanent(answer) // in an inbox any error rolls back
 }
 
-// steers reports whether an error says itself what becomes of the run. It looks where the guard does: not into errors of
-// a nested guard, which speak of another run.
+// steers reports whether an error says itself what becomes of the run. It looks where the guard does: not into errors
+// of a nested guard, which speak of another run.
 func steers(err error) bool {
 	for err != nil {
 		u, is := err.(interface{ Uncounted() bool })

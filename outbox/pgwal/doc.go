@@ -28,9 +28,9 @@
 //   - That a key waits for a dead message. It goes on, also without SkipDead.
 //   - That messages without an answer delay only their key. They keep log and memory. When memory is full, everything
 //     waits.
-//   - That a row whose payload cannot be read within 10 s, or PublishTimeout if that is shorter, holds up no others. If it
-//     was delayed, requeued or replayed, or is older than the slot, those behind it that are so, too, wait until it is
-//     deleted.
+//   - That a row whose payload cannot be read within 10 s, or PublishTimeout if that is shorter, holds up no others. If
+//     it was delayed, requeued or replayed, or is older than the slot, those behind it that are so, too, wait until it
+//     is deleted.
 //   - Disk space. A slot retains log while no relay runs or the broker is away, until you [Relay.Drop] it. The relay
 //     warns above 1 GiB, or half of max_slot_wal_keep_size.
 //

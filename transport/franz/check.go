@@ -71,7 +71,8 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 			return err
 		}
 	}
-	if lease, session := w.work.Once.Config().Policy.Lease, option[time.Duration](cl, kgo.SessionTimeout); lease > session {
+	policy := w.work.Once.Config().Policy
+	if lease, session := policy.Lease, option[time.Duration](cl, kgo.SessionTimeout); lease > session {
 		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
 			"that were being handled hold up their partitions until their leases end",
 			"lease", lease, "session_timeout", session)
