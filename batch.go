@@ -116,7 +116,6 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 		return which
 	}
 	took := since(began)
-	var failing sync.WaitGroup // none waits for the dead letter of another
 	for n, i := range which {
 		cause := err
 		if err == nil {
@@ -129,10 +128,9 @@ func (b *together) attemptJoined(ctx context.Context, which []int) (alone []int)
 		if cause == nil {
 			end()
 		} else {
-			failing.Go(end)
+			g.running.Go(end) // nothing waits for a dead letter
 		}
 	}
-	failing.Wait()
 	return nil
 }
 

@@ -285,8 +285,8 @@ func TestStartBatch_ItsContextEndsWithIt(t *testing.T) {
 	})
 }
 
-// The work for a failure, such as publishing its dead letter, does not keep the outcomes beside it from the store. The
-// leases of the batch are not extended any more.
+// The work for a failure, such as publishing its dead letter, does not keep the outcomes beside it from the store, nor
+// batches that come after it. The leases of the batch are not extended any more.
 func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})
@@ -294,6 +294,7 @@ func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 		contexts := slices.Repeat([]context.Context{t.Context()}, len(calls))
 		var others sync.WaitGroup
 		others.Add(3)
+		published := make(chan struct{})
 		no := oncemill.Permanent(errors.New("no"))
 		g.StartBatch(t.Context(), calls, contexts, func(context.Context, []int) []error {
 			return []error{no, nil, no, nil}
@@ -301,9 +302,11 @@ func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 			if i > 0 {
 				others.Done()
 			} else {
-				others.Wait() // for as long as its publisher takes
+				<-published
 			}
 		})
+		others.Wait()
+		close(published)
 		g.Close()
 	})
 }
