@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,6 +241,49 @@ func TestGuard_FailOpenDoesNotWaitATimeoutPerMessage(t *testing.T) {
 		h.want(t, 3000)
 		if waited > 6 || waited == 0 { // probes of 5 s, one after the other, in half a minute
 			t.Errorf("%d of 3000 messages waited for the store, want the few that probed it", waited)
+		}
+	})
+}
+
+// A run without a guard is tried again as its handler says.
+func TestGuard_FailOpenHeedsWhatTheErrorSays(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		_, g := opened(t, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.Uncounted(oncemill.RetryAfter(10*time.Minute, errRefused))
+		})
+		if got := answertest.Want(t, err, oncemill.StatusRetry); got.Wait != 10*time.Minute || !got.Uncounted {
+			t.Errorf("%+v, want a retry in 10m that does not count", got)
+		}
+	})
+}
+
+// What a handler makes of the context of an unguarded run is forgotten with the run: the context around it may be that
+// of the process.
+func TestGuard_UnguardedRunsLeaveNothingAtTheirContext(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		_, open := opened(t, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		for name, g := range map[string]*oncemill.Guard{
+			"bypass": open, "shadow": newGuard(t, newStore(t), oncemill.Policy{Shadow: true}),
+		} {
+			var waiting atomic.Int32
+			process, end := context.WithCancel(t.Context())
+			var kept context.Context
+			if _, err := g.Run(watchedContext{process, &waiting}, call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+				kept = ctx
+				within, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return dedupstore.Outcome{}, within.Err()
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if n := waiting.Load(); n != 0 || kept.Err() != nil {
+				t.Errorf("%s: %d wait for the end of the process, and the context has ended with %v", name, n, kept.Err())
+			}
+			end()
+			if <-kept.Done(); !errors.Is(kept.Err(), context.Canceled) {
+				t.Errorf("%s: %v after the end of the process", name, kept.Err())
+			}
 		}
 	})
 }

@@ -53,9 +53,10 @@ func apart(ctx context.Context) context.Context {
 }
 
 // withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
-// handler. The claim of an unguarded run has a key only.
+// handler. The claim of an unguarded run has a key only. The context ends with ctx, and leaves nothing there.
 func (g *Guard) withClaim(ctx context.Context, call *Call, claim *dedupstore.Claim) context.Context {
 	r := &runContext{}
-	r.begin(ctx, g, call, claim)
+	r.Follow(ctx)
+	r.of(g, call, claim)
 	return r
 }

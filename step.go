@@ -90,7 +90,7 @@ type runContext struct {
 	contexts.Lazy
 	claim   *dedupstore.Claim
 	guard   *Guard
-	content dedupstore.Fingerprint // of the message, and so of its steps, which may outlive it
+	content dedupstore.Fingerprint // of the message, and so of its steps, which may outlive it; zero: not compared
 	keep    time.Duration          // of a step, whose own steps live as long
 
 	mu    sync.Mutex
@@ -100,7 +100,15 @@ type runContext struct {
 // begin makes it a child of a context.
 func (r *runContext) begin(ctx context.Context, g *Guard, call *Call, claim *dedupstore.Claim) {
 	r.Begin(ctx)
-	r.claim, r.guard, r.content, r.keep = claim, g, call.Fingerprint, call.keep
+	r.of(g, call, claim)
+}
+
+// of says whose run it is.
+func (r *runContext) of(g *Guard, call *Call, claim *dedupstore.Claim) {
+	r.claim, r.guard, r.keep = claim, g, call.keep
+	if g.policy.Mismatch != MismatchIgnore {
+		r.content = call.Fingerprint
+	}
 }
 
 // Value implements [context.Context].

@@ -67,6 +67,36 @@ func (s *shopping) want(t testing.TB, charged, booked, mailed int32) {
 	}
 }
 
+// Where contents are not compared, those of steps are not either, whatever the policy of their guard.
+func TestStep_OfAMessageWhoseContentIsNotCompared(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{Mismatch: oncemill.MismatchIgnore})
+		steps := newGuard(t, store, oncemill.Policy{})
+		charged := 0
+		for attempt := range 3 {
+			c := call("a")
+			c.Fingerprint = dedupstore.Fingerprint{Scheme: "bytes", Sum: strconv.Itoa(attempt)}
+			_, err := oncemill.Do(t.Context(), g, c, func(ctx context.Context) (int, error) {
+				n, err := oncemill.StepIn(ctx, steps, "charge", func(context.Context) (int, error) {
+					charged++
+					return charged, nil
+				})
+				if err == nil && attempt < 2 {
+					err = oncemill.RetryAfter(0, errRefused)
+				}
+				return n, err
+			})
+			if (attempt < 2) != errors.Is(err, errRefused) {
+				t.Errorf("attempt %d: %v", attempt+1, err)
+			}
+		}
+		if charged != 1 {
+			t.Errorf("charged %d times", charged)
+		}
+	})
+}
+
 func TestStep_IsRememberedByLaterAttemptsAndOtherProcesses(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)

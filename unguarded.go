@@ -18,7 +18,13 @@ func (r *run) bypass(ctx context.Context) *ending {
 	claim := &dedupstore.Claim{Key: call.Key}
 	o, err := r.protect(g.withClaim(r.withTurn(ctx), call, claim), claim)
 	if err != nil {
-		return r.ends(ending{res: Result{Status: StatusRetry, Wait: g.policy.Backoff.delay(1), Handler: err}})
+		wait := g.policy.Backoff.delay(1)
+		if after, delayed := mark[*retryAfterError](err); delayed {
+			wait = after.delay
+		}
+		return r.ends(ending{res: Result{
+			Status: StatusRetry, Wait: wait, Uncounted: uncounted(err), Handler: err,
+		}})
 	}
 	o.Kind = dedupstore.Succeeded
 	res := Result{Status: StatusDone, Outcome: o, Bypassed: true}

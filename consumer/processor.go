@@ -264,6 +264,10 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 		error
 		RetryAfter() time.Duration
 	}](err)
+	uncounted, spared := errors.AsType[interface {
+		error
+		Uncounted() bool
+	}](err)
 	own := marked(err) != telemetry.FailedNested // else what it wraps speaks of another run
 	switch {
 	case err == nil:
@@ -276,7 +280,7 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 	if own && delayed {
 		res.Wait = after.RetryAfter()
 	}
-	res.Uncounted = errors.Is(err, context.Canceled) || interrupted(ctx, err)
+	res.Uncounted = own && spared && uncounted.Uncounted() || errors.Is(err, context.Canceled) || interrupted(ctx, err)
 	return Decision{Action: RetryLater, Delay: res.Wait, Result: res, Err: &oncemill.Error{Result: res}}
 }
 

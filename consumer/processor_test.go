@@ -169,6 +169,12 @@ func TestProcess_MessageWithoutAnID(t *testing.T) {
 		if err != nil || runs != 2 || kept.Looked != 0 {
 			t.Errorf("bypass: %d runs, %d records, %v; want 2 and none", runs, kept.Looked, err)
 		}
+		d = p.Process(t.Context(), in, func(context.Context) error {
+			return oncemill.Uncounted(oncemill.RetryAfter(time.Minute, errors.New("later")))
+		})
+		if d.Action != consumer.RetryLater || d.Delay != time.Minute || !d.Result.Uncounted {
+			t.Errorf("bypass: %+v, want a retry in a minute that does not count", d)
+		}
 		for name, id := range map[string]string{"binary": "a\x00b", "oversized": strings.Repeat("x", 513), "not UTF-8": "\xff"} {
 			bad := delivery(id)
 			d := p.Process(t.Context(), bad, handle)

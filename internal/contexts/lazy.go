@@ -30,6 +30,12 @@ var over = func() *end {
 // Begin makes it a child of a context. Call it once, before anything else.
 func (l *Lazy) Begin(parent context.Context) { l.parent = parent }
 
+// Follow makes it a child of a context that ends with that and not before. Call it instead of Begin.
+func (l *Lazy) Follow(parent context.Context) {
+	l.parent = parent
+	l.end.Store(&end{parent, func(error) {}})
+}
+
 // Cancel ends the context. Without a cause that is context.Canceled.
 func (l *Lazy) Cancel(cause error) {
 	if cause != nil || l.parent.Err() != nil || !l.end.CompareAndSwap(nil, over) {
