@@ -27,6 +27,7 @@ type run struct {
 	token    string                  // of its claims; a new one after ErrNotDurable
 	shard    *shard                  // that was asked last
 	sent     time.Time               // when the first claim with this token was sent, or its transaction began
+	again    bool                    // the last claim was not the first with this token
 	first    bool                    // it may run without a claim
 	state    state                   // of the last claim
 	last     *dedupstore.ClaimResult // how it was answered
@@ -130,7 +131,9 @@ func (r *run) asks() time.Time {
 
 // Receive takes the answer to a claim that was sent together with others.
 func (r *run) Receive(result *dedupstore.ClaimResult) {
-	if !errors.Is(result.Err, errUnasked) { // else claim asks
+	if errors.Is(result.Err, errUnasked) { // claim asks
+		r.sent = time.Time{}
+	} else {
 		r.answer(result, r.sent)
 		r.state = answered
 	}
@@ -245,14 +248,14 @@ func (r *run) ask(ctx context.Context) (*Result, error) {
 			start, poll = time.Now(), minPoll
 			continue
 		case err == nil && a.Status != dedupstore.Busy:
-			g.count(ctx, key, a)
+			r.count(ctx, a)
 			return nil, nil
 		case is[*dedupstore.InvalidError](err):
 			return nil, err
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case err == nil && !busy:
-			g.count(ctx, key, a)
+			r.count(ctx, a)
 			busy = true
 		}
 		pause, res := poll, &Result{Status: StatusBusy, Wait: a.Wait}
@@ -325,6 +328,7 @@ func (r *run) askOnce(ctx context.Context) error {
 	s := r.shard
 	return s.breaker.claim(ctx, &r.call.Key, func(together bool) error {
 		sent := r.asks()
+		r.again = sent != r.sent
 		request := r.guard.request(ctx, r.call, r.token)
 		if r.turn != nil {
 			request.SuspectAfter = 0
@@ -411,13 +415,16 @@ func refuses(err error) bool {
 }
 
 // count reports how a claim was answered.
-func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {
+func (r *run) count(ctx context.Context, a *dedupstore.Answer) {
+	g, key := r.guard, &r.call.Key
 	g.scopes.note(key)
 	o := outcomeOf(a)
+	// granted before: that answer was lost
+	own := r.again && a.Status == dedupstore.AcquiredRun && a.Found == dedupstore.Running
 	g.tally(ctx, key, &telemetry.Answer{
-		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a),
+		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a) && !own,
 	})
-	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy { // see attempt
+	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy && !own { // see attempt
 		telemetry.LinkOriginal(ctx, key.Group, key.Handler, key.ID, a.Trace)
 		if a.Status == dedupstore.AcquiredPublish && a.Fence == a.Claim.Fence { // the claim itself ended the message
 			g.countEnd(ctx, key, &a.Outcome)

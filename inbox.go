@@ -33,7 +33,7 @@ func (r *run) inTx(ctx context.Context, w *transacted) error {
 // committed is the ending of a run whose transaction has committed.
 func (r *run) committed(w *transacted) *ending {
 	e := r.ends(ending{res: w.res, sent: w.sent})
-	e.res.Fence, e.res.Attempt = r.lease.claim.Fence, r.lease.claim.Attempt
+	e.res.Fence, e.res.Attempt, e.res.took = r.lease.claim.Fence, r.lease.claim.Attempt, w.took
 	if len(e.res.Outcome.Produced) > 0 {
 		e.left = publish
 	}
@@ -104,8 +104,9 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 	}
 	g.first.was(false)
 	if err == nil {
-		g.count(ctx, &r.call.Key,
-			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *l.claim})
+		r.count(ctx, &dedupstore.Answer{
+			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *l.claim,
+		})
 		return r.committed(w), true
 	}
 	return r.firstUncommitted(ctx, w, err), true
@@ -122,9 +123,14 @@ func (r *run) knows(a *dedupstore.Answer, sent time.Time) {
 func (r *run) firstUncommitted(ctx context.Context, w *transacted, err error) *ending {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.guard.policy.Lease)
 	defer cancel()
+	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
 	switch e, next := r.claim(asking); {
 	case next == toRun:
 		r.guard.heartbeat.remove(&r.lease)
+		if unknown && !is[*workError](err) { // the claim tells that it was rolled back
+			r.guard.storeFailed(ctx, "settle", err)
+			return r.ends(ending{left: giveBack, res: Result{Status: StatusUnrecorded, Err: undecided}})
+		}
 		return r.uncommitted(ctx, w, err)
 	case e.res.Status == StatusStoreDown || e.err != nil && asking.Err() != nil:
 		return r.ends(ending{res: Result{Status: StatusUnrecorded, Handler: err, Err: cmp.Or(e.err, e.res.Err)}})
@@ -174,6 +180,9 @@ func (r *run) uncommitted(ctx context.Context, w *transacted, err error) *ending
 	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !is[*Error](err):
 		g.storeFailed(ctx, "settle", err)
 		res.Handler = Uncounted(err)
+		if errors.Is(err, dedupstore.ErrTooLarge) { // and would be each time
+			res.Handler = Permanent(err)
+		}
 		e := r.failed(ctx, res, w.result)
 		if e.res.Status == StatusRetry { // else the handler or the policy has decided
 			g.log.ErrorContext(ctx, "oncemill: a message waits because the inbox's database has no room",

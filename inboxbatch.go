@@ -179,8 +179,7 @@ func (t *joint) uncommitted(ctx context.Context, which []int, err error) (alone 
 func (t *joint) committed(r *run) {
 	ctx, c := t.contexts[r.place], r.lease.claim
 	if r.first {
-		t.guard.count(ctx, &r.call.Key,
-			&dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *c})
+		r.count(ctx, &dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: *c})
 	}
 	res, err := r.end(ctx, r.ends(ending{res: Result{
 		Status: StatusDone, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},

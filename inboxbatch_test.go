@@ -222,6 +222,10 @@ func TestStartBatch_WhatTookNoPartIsNotEndedWithTheBatch(t *testing.T) {
 					t.Errorf("%s: call %d, which may be committed, ended with %+v", name, i, res)
 				}
 			}
+			// the claim that told so is given back
+			if res, err := g.Run(t.Context(), call("a"), (&counter{}).run); name == "undecided" && (err != nil || res.Attempt != 1) {
+				t.Errorf("%s: a redelivery got %+v, %v", name, res, err)
+			}
 			g.Close()
 		}
 	})

@@ -572,6 +572,29 @@ func TestInbox_FullDatabaseCostsNoAttempt(t *testing.T) {
 	})
 }
 
+// What is too large for the store would be too large each time: that ends the message.
+func TestInbox_WhatIsTooLargeFailsForGood(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			return do(func(ctx context.Context) (dedupstore.Settlement, error) {
+				_, err := work(ctx)
+				return nil, errors.Join(err, fmt.Errorf("%w: commit", dedupstore.ErrTooLarge))
+			})
+		}
+		h := inbox.charging(t, nil)
+		res, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Status != oncemill.StatusDone {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		if o := res.Outcome; o.Kind != dedupstore.Failed || o.Exhausted || !strings.Contains(o.Reason, "too large") {
+			t.Errorf("%+v, want a permanent failure that says why", o)
+		}
+		h.want(t, 1)
+		inbox.effects(t, 0)
+	})
+}
+
 // A store finds the database's error in that of a handler, by which it knows that it has to repeat the transaction.
 func TestInbox_ShowsTheStoreTheHandlersError(t *testing.T) {
 	virtual(t, func(t *testing.T) {

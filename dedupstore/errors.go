@@ -15,6 +15,16 @@ var ErrClaimLost = errors.New("dedupstore: claim lost")
 // a smaller settlement may find room.
 var ErrFull = errors.New("dedupstore: store is full")
 
+// ErrTooLarge says that the store takes no record of this size, however much room it has. It is an ErrFull, too.
+var ErrTooLarge error = tooLargeError{}
+
+type tooLargeError struct{}
+
+func (tooLargeError) Error() string { return "dedupstore: record is too large" }
+
+// Is makes it an ErrFull.
+func (tooLargeError) Is(target error) bool { return target == ErrFull } //nolint:errorlint // itself
+
 // ErrNotDurable says that a claim was granted, but not made as durable as the store should make claims. The store gave
 // it back, and nobody may run on it. Its owner counts as one that has settled, so ask again as another owner. The error
 // says nothing about other keys.

@@ -70,6 +70,16 @@ func times(n int, err error) func() error {
 	}
 }
 
+// nth returns an error the nth time.
+func nth(n int, err error) func() error {
+	return func() error {
+		if n--; n == 0 {
+			return err
+		}
+		return nil
+	}
+}
+
 // Each counter of a guard counts what has happened, once, and nothing else.
 func TestGuard_CountsWhatHappens(t *testing.T) {
 	boom := errors.New("boom")
@@ -163,6 +173,10 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 			want: counts{
 				claims: {"store_error": 1, "claimed": 1}, storeErrors: {"claim": 1}, claimTimes: {"store_error": 1, "claimed": 1},
 			},
+		},
+		"a second claim whose answer is lost": {
+			work: []oncemill.RunFunc{fails(boom), lasts(0)}, store: flawed{reply: nth(2, boom)},
+			want: counts{claims: {"claimed": 1, "store_error": 1, "reclaimed": 1}, storeErrors: {"claim": 1}},
 		},
 		"a run that cannot be marked as started": {
 			policy: oncemill.Policy{ExpiredLease: oncemill.Park, Lease: time.Second}, work: []oncemill.RunFunc{lasts(0)},
