@@ -53,7 +53,7 @@
 // # Limits
 //
 // A record has at most 8 MiB, with its result and the messages that its run produced; a larger one is refused with
-// [dedupstore.ErrFull]. Cassandra's own limit is half a segment of its commit log, by default 16 MiB. It works best
+// [dedupstore.ErrTooLarge]. Cassandra's own limit is half a segment of its commit log, by default 16 MiB. It works best
 // below 100 KB.
 //
 // # Names

@@ -147,7 +147,7 @@ func (s *Store) write(
 	rec := recordstore.Encode(next)
 	if size := len(rec) + recordstore.Growth(next); size > maxRecord {
 		return 0, nil, fmt.Errorf("cassandrastore: %w: a record of up to %d bytes, the limit is %d",
-			dedupstore.ErrFull, size, maxRecord)
+			dedupstore.ErrTooLarge, size, maxRecord)
 	}
 	number = recordstore.NewNumber()
 	cql, values := s.cql.create, []any{s.ttl(next), number, rec, key.String()}

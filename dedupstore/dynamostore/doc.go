@@ -42,7 +42,7 @@
 // # Limits
 //
 // An item has at most 400 KB. A larger record, with its result and the messages that its run produced, is refused with
-// [dedupstore.ErrFull]. In a global table two regions can claim a key at once, unless it has strong consistency: see
+// [dedupstore.ErrTooLarge]. In a global table two regions can claim a key at once, unless it has strong consistency: see
 // [Store.Check].
 //
 // # The table as CloudFormation text

@@ -126,7 +126,7 @@ func (s *Store) write(
 	}
 	if size := itemSize(in.Item) + recordstore.Growth(next); size > maxItem {
 		return 0, nil, fmt.Errorf("dynamostore: %w: a record of up to %d bytes does not fit an item of %d",
-			dedupstore.ErrFull, size, maxItem)
+			dedupstore.ErrTooLarge, size, maxItem)
 	}
 	in.ConditionExpression, in.ExpressionAttributeNames, in.ExpressionAttributeValues = condition(seen)
 	sent := time.Now()

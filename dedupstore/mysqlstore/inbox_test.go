@@ -648,12 +648,12 @@ func TestStore_ResultsWithoutRoom(t *testing.T) {
 	first, second, third := runOf(t, s, "1"), runOf(t, s, "2"), runOf(t, s, "3")
 	errs := s.Settle(t.Context(), []dedupstore.Settling{{Claim: first, Settlement: large},
 		{Claim: second, Settlement: success}})
-	if !errors.Is(errs[0], dedupstore.ErrFull) || errs[1] != nil {
+	if !errors.Is(errs[0], dedupstore.ErrTooLarge) || errs[1] != nil {
 		t.Errorf("the settlements returned %v", errs)
 	}
 	err := dedupstore.InTxOne(t.Context(), s.Inbox(), third,
 		func(context.Context) (dedupstore.Settlement, error) { return large, nil })
-	if !errors.Is(err, dedupstore.ErrFull) {
+	if !errors.Is(err, dedupstore.ErrTooLarge) {
 		t.Errorf("the transaction returned %v", err)
 	}
 	for _, c := range []dedupstore.Claim{first, third} {

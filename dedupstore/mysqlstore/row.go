@@ -67,8 +67,9 @@ func scan(rows *sql.Rows) (r *sqlstore.Row, now time.Time, err error) {
 	if history != nil {
 		_ = json.Unmarshal(history, &s.History) // evidence: a text that is none counts for nothing
 	}
-	r.Read(stubs, contents)
-	return r, sqlstore.TimeAt(at), nil
+	now = sqlstore.TimeAt(at)
+	r.Read(stubs, contents, now)
+	return r, now, nil
 }
 
 // appendRow appends the values of a record.
@@ -145,7 +146,7 @@ func (s *Store) saveLarge(ctx context.Context, tx sqlstore.Querier, id string, r
 		}
 		if limit := s.packet.Load(); int64(len(b.value))+1024 > limit {
 			return fmt.Errorf("%w: a %s of %d bytes does not fit into max_allowed_packet, which is %d: raise it",
-				dedupstore.ErrFull, b.column, len(b.value), limit)
+				dedupstore.ErrTooLarge, b.column, len(b.value), limit)
 		}
 		query := fmt.Appendf(nil, "UPDATE `%s` SET %s = ? WHERE id = ", s.config.Table, b.column)
 		if _, err := sqlstore.ChangeLarge(ctx, tx, string(sqlstore.AppendRow(query, id)), b.value); err != nil {

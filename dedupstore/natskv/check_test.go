@@ -2,7 +2,9 @@ package natskv
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -167,6 +169,23 @@ func TestStore_RightsAreThoseOfThePackageDoc(t *testing.T) {
 	}
 	if err := app.Change(t.Context(), page.Records[0], dedupstore.Forget{}); err != nil {
 		t.Error(err)
+	}
+	// what others on the connection may not do says nothing of the store
+	if err := errors.Join(app.js.Conn().Publish("elsewhere", nil), app.js.Conn().Flush()); err != nil {
+		t.Fatal(err)
+	}
+	natstest.Ask(t, "a refusal", func(context.Context) (struct{}, error) {
+		if said := app.js.Conn().LastError(); !errors.Is(said, nats.ErrPermissionViolation) {
+			return struct{}{}, fmt.Errorf("the connection says %w", said)
+		}
+		return struct{}{}, nil
+	})
+	var unfit *dedupstore.SetupError
+	if err := app.failed(t.Context(), nats.ErrTimeout); errors.As(err, &unfit) {
+		t.Errorf("a timeout is told as %v", err)
+	}
+	if err := app.failed(t.Context(), nats.ErrTimeout, "elsewhere"); !errors.As(err, &unfit) {
+		t.Errorf("a refusal is told as %v", err)
 	}
 	for _, name := range []string{"no-write", "no-read", "no-info"} {
 		t.Run(name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
@@ -28,7 +29,7 @@ func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.StartCluster(t, 3)
 	s := newStore(t, cluster.JetStream(), Bucket("oncemill", 3))
-	conforms(t, s, upToDate{s, cluster})
+	conforms(t, s, upToDate{s, cluster}, "claim", "batch", "concurrency", "list", "count", "scopes", "change")
 }
 
 // upToDate lists when no replica lags, and asks again what a cluster does not answer because it elects a leader.
@@ -77,7 +78,8 @@ func (s upToDate) Count(ctx context.Context, f dedupstore.Filter, after string) 
 	return s.Store.Count(ctx, f, after)
 }
 
-func conforms(t *testing.T, s *Store, tested dedupstore.Store) {
+// conforms runs the suite, or some kinds of its cases.
+func conforms(t *testing.T, s *Store, tested dedupstore.Store, kinds ...string) {
 	var widest atomic.Int64 // how far apart the bounds of the server's time were; on a busy machine answers take long
 	// Leases begin at the late bound and end by the early one.
 	advance := func(t *testing.T, d time.Duration) {
@@ -94,6 +96,9 @@ func conforms(t *testing.T, s *Store, tested dedupstore.Store) {
 		}
 	}
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		if kinds != nil {
+			claimtest.Only(t, kinds...)
+		}
 		ttl := func(k dedupstore.Key) (time.Duration, bool) {
 			seen, err := s.Look(t.Context(), []dedupstore.Key{k})
 			if err != nil {

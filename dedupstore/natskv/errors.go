@@ -1,9 +1,12 @@
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,8 +43,8 @@ func (s *Store) setup(problem string, err error) error {
 	}
 }
 
-// failed makes an error of one of the client.
-func (s *Store) failed(ctx context.Context, err error) error {
+// failed makes an error of one of the client, whose request may have had other subjects than those of the store.
+func (s *Store) failed(ctx context.Context, err error, subjects ...string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -61,19 +64,34 @@ func (s *Store) failed(ctx context.Context, err error) error {
 		switch api.ErrorCode {
 		case codeTTLDisabled:
 			return s.setup(noTTL, err)
-		case codeAccountResources, codeNoResources, codeMemoryResources, codeStorageResources, codeStoreFailed,
-			jetstream.JSErrCodeStreamMessageExceedsMaximum:
+		case codeAccountResources, codeNoResources, codeMemoryResources, codeStorageResources, codeStoreFailed:
 			return fmt.Errorf("natskv: %v: %w: %w", s, dedupstore.ErrFull, err)
+		case jetstream.JSErrCodeStreamMessageExceedsMaximum:
+			return fmt.Errorf("natskv: %v: %w: %w", s, dedupstore.ErrTooLarge, err)
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
-		// Only the connection hears that a request was refused.
-		if last := s.js.Conn().LastError(); errors.Is(last, nats.ErrPermissionViolation) {
+		if refused := s.refused(subjects); refused != nil {
 			return s.setup("did not answer, and the client's user lacks a right: allow what the package doc of natskv "+
-				"lists", last)
+				"lists", refused)
 		}
 		return fmt.Errorf("natskv: %v: no answer within %v", s, answerWithin)
 	}
 	return fmt.Errorf("natskv: %v: %w", s, err)
+}
+
+// refused is what the connection has heard of a right that requests of the store, or some subjects, need. Only the
+// connection hears that one was refused, and it keeps what it heard last, which others on it may have caused long ago.
+func (s *Store) refused(subjects []string) error {
+	conn := s.js.Conn()
+	last := conn.LastError()
+	if !errors.Is(last, nats.ErrPermissionViolation) {
+		return nil
+	}
+	ours := append([]string{s.api, s.prefix + ".", cmp.Or(conn.Opts.InboxPrefix, "_INBOX")}, subjects...)
+	if !slices.ContainsFunc(ours, func(subject string) bool { return strings.Contains(last.Error(), `"`+subject) }) {
+		return nil
+	}
+	return last
 }
 
 func isCode(err error, code jetstream.ErrorCode) bool {

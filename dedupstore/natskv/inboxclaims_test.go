@@ -1,9 +1,12 @@
 package natskv
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -46,6 +49,26 @@ func granted(t *testing.T, results []dedupstore.ClaimResult) (claims []dedupstor
 		claims = append(claims, r.Answer.Claim)
 	}
 	return claims
+}
+
+// A record that no stream takes is not one for which there is no room now. The claim is as it was.
+func TestInbox_ARecordThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	in, _ := newClaims(t)
+	c := granted(t, in.Claim(t.Context(), requests("a", 1)))[0]
+	o := dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{
+		{ID: "o1", Topic: "elsewhere", Payload: make([]byte, 2<<20)},
+	}}
+	err := dedupstore.InTxOne(t.Context(), in, c, func(context.Context) (dedupstore.Settlement, error) {
+		return dedupstore.Finish{Outcome: o, Retention: time.Hour}, nil
+	})
+	if !errors.Is(err, dedupstore.ErrTooLarge) {
+		t.Errorf("the transaction returned %v", err)
+	}
+	o = dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "too large"}
+	if err := dedupstore.SettleOne(t.Context(), in, c, dedupstore.Finish{Outcome: o, Retention: time.Hour}); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestInbox_NewKeysAreClaimedByOneBatch(t *testing.T) {

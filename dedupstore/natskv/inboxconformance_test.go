@@ -24,7 +24,10 @@ func TestInbox_ConformsOnASingleServer(t *testing.T) {
 	t.Parallel()
 	js := natstest.Start(t).JetStream()
 	s := newInbox(t, js, Stream("RECORDS", 1, "records.>")).Store
-	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, s, s) })
+	t.Run("leased", func(t *testing.T) {
+		t.Parallel()
+		conforms(t, s, s, "claim", "batch", "finish", "publish", "expiry", "change")
+	})
 	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, js, 1) })
 }
 
@@ -36,7 +39,10 @@ func TestInbox_ConformsOnACluster(t *testing.T) {
 // conformsOn tests records, whose lists must not lag, and batches in streams of their own.
 func conformsOn(t *testing.T, cluster *natstest.Cluster) {
 	s := newInbox(t, cluster.JetStream(), Stream("RECORDS", 3, "records.>")).Store
-	t.Run("leased", func(t *testing.T) { t.Parallel(); conforms(t, s, upToDate{s, cluster}) })
+	t.Run("leased", func(t *testing.T) {
+		t.Parallel()
+		conforms(t, s, upToDate{s, cluster}, "batch", "concurrency", "list", "count")
+	})
 	t.Run("inbox", func(t *testing.T) { t.Parallel(); inboxConforms(t, cluster.JetStream(), 3) })
 }
 

@@ -216,12 +216,12 @@ func (s *Store) publishAtOnce(ctx context.Context, messages []*nats.Msg) (unknow
 		case err == nil, isCode(err, codeBatchDuplicate): // what an earlier try or call has published
 			return false, nil
 		case proves(err) && !passes(err) && !unknown:
-			return false, s.failed(ctx, err)
+			return false, s.failed(ctx, err, messages[0].Subject)
 		}
 		unknown = unknown || !proves(err)
 		if time.Since(began) > again || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
 			// a refusal that passes says nothing about the messages either
-			return true, errors.Join(s.failed(ctx, err), context.Cause(ctx))
+			return true, errors.Join(s.failed(ctx, err, messages[0].Subject), context.Cause(ctx))
 		}
 	}
 }

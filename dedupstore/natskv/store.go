@@ -237,7 +237,7 @@ func (s *Store) message(next *dedupstore.Stored, now recordstore.Time) (data []b
 	size, limit := len(data)+recordstore.Growth(next), s.js.Conn().MaxPayload()
 	if int64(size) > limit-maxHeaders {
 		return nil, nil, fmt.Errorf("natskv: %v: %w: a record of up to %d bytes does not fit the server's "+
-			"max_payload of %d", s, dedupstore.ErrFull, size, limit)
+			"max_payload of %d", s, dedupstore.ErrTooLarge, size, limit)
 	}
 	// The server counts whole seconds, from when it gets the message.
 	ttl := int64(next.Expires.Sub(now.Early)/time.Second) + 2

@@ -18,6 +18,7 @@ type claiming struct {
 	*dedupstore.Request
 	id                 []byte
 	key, print, holder string
+	name               string // of the key and its owner, who may claim several
 
 	result *dedupstore.ClaimResult
 	done   bool // there is a result
@@ -26,10 +27,12 @@ type claiming struct {
 
 func newClaiming(r *dedupstore.Request, result *dedupstore.ClaimResult) *claiming {
 	key := r.Key.String()
-	return &claiming{
+	c := &claiming{
 		Request: r, id: idOf(key), key: key, print: printOf(r.Fingerprint), holder: r.Holder,
 		result: result, absent: true,
 	}
+	c.name = string(c.id) + r.Owner
+	return c
 }
 
 // answer ends a request.
@@ -141,12 +144,12 @@ func (f *form) ask(ctx context.Context, claims []*claiming, text text, fresh, lo
 		}
 		var open []*claiming
 		for _, c := range order {
-			at, is := made[c.Owner]
+			at, is := made[c.name]
 			if !is {
 				open = append(open, c)
 				continue
 			}
-			delete(made, c.Owner) // of two claims of an owner, the first has it
+			delete(made, c.name) // of two that are alike, the first has it
 			_, a := dedupstore.Stored{}.Claim(*c.Request, at)
 			c.answer(a, nil)
 		}
@@ -221,10 +224,11 @@ func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming, text text, made
 			query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces, holders)
 		}
 		query.Query(func(rows pgx.Rows) error {
+			var id []byte
 			var owner string
 			var fence int64
-			_, err := pgx.ForEachRow(rows, []any{&owner, &fence}, func() error {
-				made[owner] = time.UnixMicro(fence)
+			_, err := pgx.ForEachRow(rows, []any{&id, &owner, &fence}, func() error {
+				made[string(id)+owner] = time.UnixMicro(fence)
 				return nil
 			})
 			return err

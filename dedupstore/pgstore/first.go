@@ -56,14 +56,15 @@ func (r *run) read(rows interface {
 }) error {
 	next := 0 // mostly they come in their order
 	for rows.Next() {
+		var id []byte
 		var owner string
 		var fence int64
-		if err := rows.Scan(&owner, &fence); err != nil {
+		if err := rows.Scan(&id, &owner, &fence); err != nil {
 			return err
 		}
 		for range r.Firsts {
 			m := r.Firsts[next]
-			if next = (next + 1) % len(r.Firsts); m.Claim.Owner == owner {
+			if next = (next + 1) % len(r.Firsts); m.ID == string(id) && m.Claim.Owner == owner {
 				m.Claim.Fence = uint64(fence)
 				break
 			}

@@ -9,4 +9,4 @@ SELECT $1::bytea, date_part('epoch', a.t) * 1000000, date_part('epoch', a.t) * 1
 FROM (SELECT clock_timestamp() AS t, set_config('oncemill.tx', 'inbox', true),
 	set_config('idle_in_transaction_session_timeout', $9::text, true)) AS a
 WHERE pg_try_advisory_xact_lock(hashtextextended($2::text, '{records}'::regclass::oid::bigint))
-ON CONFLICT (id) DO NOTHING RETURNING owner, fence
+ON CONFLICT (id) DO NOTHING RETURNING id, owner, fence

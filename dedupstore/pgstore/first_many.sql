@@ -9,4 +9,4 @@ FROM generate_series(1, 64) AS i, (SELECT clock_timestamp() AS t, set_config('on
 	set_config('idle_in_transaction_session_timeout', $9::text, true)) AS a
 WHERE i <= cardinality($1::bytea[])
 	AND pg_try_advisory_xact_lock(hashtextextended(($2::text[])[i], '{records}'::regclass::oid::bigint))
-ON CONFLICT (id) DO NOTHING RETURNING owner, fence
+ON CONFLICT (id) DO NOTHING RETURNING id, owner, fence

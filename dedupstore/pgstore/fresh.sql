@@ -11,4 +11,4 @@ FROM (SELECT clock_timestamp() AS t) AS a
 WHERE CASE WHEN EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
 	OR NOT has_table_privilege('{records}'::regclass, 'UPDATE') THEN false
 	ELSE pg_try_advisory_xact_lock(hashtextextended($2::text, '{records}'::regclass::oid::bigint)) END
-ON CONFLICT (id) DO NOTHING RETURNING owner, fence
+ON CONFLICT (id) DO NOTHING RETURNING id, owner, fence

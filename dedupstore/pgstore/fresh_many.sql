@@ -13,4 +13,4 @@ WHERE CASE WHEN i > cardinality($1::bytea[])
 	OR (SELECT x.fence FROM {records} x WHERE x.id = ($1::bytea[])[i]) IS NOT NULL
 	OR NOT has_table_privilege('{records}'::regclass, 'UPDATE') THEN false
 	ELSE pg_try_advisory_xact_lock(hashtextextended(($2::text[])[i], '{records}'::regclass::oid::bigint)) END
-ON CONFLICT (id) DO NOTHING RETURNING owner, fence
+ON CONFLICT (id) DO NOTHING RETURNING id, owner, fence

@@ -112,10 +112,7 @@ func (c *scanner) scan(rows pgx.Rows) error {
 	o.Exhausted, o.Truncated = c.exhausted != nil && *c.exhausted, c.truncated != nil && *c.truncated
 	o.Reason = decodeText(o.Reason)
 	s.History = decodeHistory(c.history)
-	r.Read(c.stubs, c.contents)
-	if !c.now.Before(s.Expires) {
-		r.Err = nil // it counts as none
-	}
+	r.Read(c.stubs, c.contents, c.now)
 	return nil
 }
 

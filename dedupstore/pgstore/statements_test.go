@@ -515,8 +515,9 @@ func (s *shelf) made(tx pgx.Tx, sql string, args ...any) (owners []string) {
 		s.t.Fatal(err)
 	}
 	owners, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (owner string, err error) {
+		var id []byte
 		var fence int64
-		return owner, row.Scan(&owner, &fence)
+		return owner, row.Scan(&id, &owner, &fence)
 	})
 	if err != nil {
 		s.t.Fatal(err)

@@ -98,7 +98,7 @@ func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 		warnings = append(warnings, "the server is a node of a Redis Cluster: a redis.Client does not follow MOVED, "+
 			"and claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
 	}
-	s.plain.Store(single && !old)
+	s.plain.Store(single && !old && !s.config.SkipCheck)
 	return dedupstore.Report{
 		Store: "redis", Version: strings.Join(each(versions), "; "), Durability: strings.Join(each(durabilities), "; "),
 		Warnings: each(append(warnings, losses...)), Losses: each(losses),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/claimtest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -30,6 +31,7 @@ func TestStore_ConformsWithAClientThatDoesNotHeedContexts(t *testing.T) {
 	rdb := deafClient(t, redistest.Start(t))
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		claimtest.Only(t, "context", "batch", "concurrency")
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
 	})
 }
@@ -40,6 +42,7 @@ func TestStore_ConformsWithoutPlainClaims(t *testing.T) {
 	s, rdb := onServer(t)
 	s.ready.Store(true) // without Check
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		claimtest.Only(t, "claim", "batch", "concurrency", "rerun", "expiry")
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
 	})
 	if s.plain.Load() {
@@ -53,6 +56,7 @@ func TestStore_ConformsWithConditionalFinishes(t *testing.T) {
 	rdb.AddHook(new(byScript))
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		claimtest.Only(t, "finish", "publish", "release", "batch")
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
 	})
 }
@@ -63,6 +67,7 @@ func TestStore_ConformsOnACluster(t *testing.T) {
 	rdb := redistest.StartCluster(t).Client()
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		claimtest.Only(t, "claim", "batch", "concurrency", "keys", "list", "count", "scopes", "change")
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
 	})
 }
@@ -72,6 +77,7 @@ func TestStore_ConformsOnValkey(t *testing.T) {
 	rdb := redistest.StartValkey(t).Client()
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		claimtest.Only(t, "claim", "finish", "publish", "expiry", "batch", "list", "count")
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
 	})
 }

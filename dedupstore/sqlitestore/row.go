@@ -82,7 +82,7 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, 
 	if len(col.result) > 0 {
 		o.Result = col.result
 	}
-	rec.Read(col.stubs, col.contents)
+	rec.Read(col.stubs, col.contents, clock())
 	return rec, nil
 }
 

@@ -161,6 +161,22 @@ var batchClaimCases = []testCase{
 		},
 	},
 	{
+		name: "batch/one-owner-of-many-keys",
+		why:  "an answer belongs to a key: by its owner, a message that has ended could get the claim of another",
+		test: func(k *kit) {
+			requests := k.requests(numbered(8)...)
+			want := make([]dedupstore.Status, len(requests))
+			for i := range requests {
+				requests[i].Owner = requests[0].Owner
+				if want[i] = dedupstore.AcquiredRun; i%2 == 0 {
+					k.settle(k.run(requests[i].Key.ID), finish(succeeded("")))
+					want[i] = dedupstore.Done
+				}
+			}
+			k.claimMany(requests, want...)
+		},
+	},
+	{
 		name: "batch/outcomes-share-no-bytes",
 		why:  "two duplicates in a batch get the same outcome, and each may change what it got",
 		test: func(k *kit) {

@@ -28,8 +28,8 @@ var limitCases = []testCase{
 			c := k.run("too large")
 			f := finish(succeeded(strings.Repeat("x", large)))
 			err := dedupstore.SettleOne(k.Context(), k.Store, c, f)
-			if !errors.Is(err, dedupstore.ErrFull) {
-				k.Errorf("a result of %d bytes: %v, want ErrFull, for MaxBytes is %d", large, err, k.MaxBytes)
+			if !errors.Is(err, dedupstore.ErrTooLarge) || !errors.Is(err, dedupstore.ErrFull) {
+				k.Errorf("a result of %d bytes: %v, want ErrTooLarge, for MaxBytes is %d", large, err, k.MaxBytes)
 			}
 			k.settle(c, finish(succeeded("smaller"))) // the claim is as it was
 		},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -26,8 +27,11 @@ type Row struct {
 	changed bool
 }
 
-// Read reads what a record produced, and notes in Err why it cannot be used.
-func (r *Row) Read(stubs, contents []byte) {
+// Read reads what a record produced, and notes in Err why it cannot be used. One whose time is over counts as none.
+func (r *Row) Read(stubs, contents []byte, now time.Time) {
+	if !now.Before(r.Expires) {
+		return
+	}
 	var err error
 	o := &r.Outcome
 	if o.Produced, err = DecodeProduced(stubs, contents); err != nil {

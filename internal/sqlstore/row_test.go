@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
@@ -34,12 +35,18 @@ func TestRow_WhatCannotBeReadIsNotUsed(t *testing.T) {
 		"a negative decision":        {state: dedupstore.Running, fence: 1, decided: math.MaxUint64, bad: true},
 		"another encoding":           {state: dedupstore.Running, fence: 1, stubs: []byte{9}, bad: true},
 	} {
+		now := time.Now()
 		r := sqlstore.Row{Key: "acme:billing:charge:1"}
+		r.Expires = now.Add(1)
 		r.State, r.Outcome.Kind, r.Fence, r.Decided = tc.state, tc.kind, tc.fence, tc.decided
-		r.Read(tc.stubs, nil)
+		r.Read(tc.stubs, nil, now)
 		bad, is := errors.AsType[*dedupstore.RecordError](r.Err)
 		if is != tc.bad || r.Err != nil != tc.bad || is && bad.Key != r.Key {
 			t.Errorf("%s: %v", name, r.Err)
+		}
+		r.Err = nil
+		if r.Read(tc.stubs, nil, r.Expires); r.Err != nil {
+			t.Errorf("%s: its time is over, and it is said to be unreadable: %v", name, r.Err)
 		}
 	}
 }
