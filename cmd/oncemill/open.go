@@ -171,9 +171,14 @@ func (a *app) openBox(ctx context.Context, ordered bool) (box, error) {
 	if a.settings.Outbox == "" {
 		return nil, usagef("no outbox is named: set --outbox, ONCEMILL_OUTBOX or a context of the config file")
 	}
-	at, own, err := split(a.settings.Outbox, "table", "schema")
+	at, own, err := split(a.settings.Outbox, "table", "schema", "skip_dead")
 	if err != nil {
 		return nil, err
+	}
+	skip := own["skip_dead"] == "true"
+	if own["skip_dead"] != "" && !skip || skip && at.Scheme == "sqlite" {
+		return nil, usagef("outbox address has skip_dead=%s, want true, of an ordered outbox in PostgreSQL or MySQL",
+			own["skip_dead"])
 	}
 	switch at.Scheme {
 	case "postgres", "postgresql":
@@ -183,14 +188,15 @@ func (a *app) openBox(ctx context.Context, ordered bool) (box, error) {
 		}
 		return pgoutbox.Find(ctx, pool,
 			pgoutbox.Config{
-				Schema: own["schema"], Table: own["table"], Ordered: ordered, Logger: cmp.Or(a.logger, quiet),
+				Schema: own["schema"], Table: own["table"], Ordered: ordered || skip, SkipDead: skip,
+				Logger: cmp.Or(a.logger, quiet),
 			})
 	case "mysql":
 		db, err := a.mysql(at)
 		if err != nil {
 			return nil, err
 		}
-		return mysqloutbox.Find(ctx, db, mysqloutbox.Config{Table: own["table"], Ordered: ordered})
+		return mysqloutbox.Find(ctx, db, mysqloutbox.Config{Table: own["table"], Ordered: ordered || skip, SkipDead: skip})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {
@@ -351,6 +357,7 @@ func (a *app) mysql(at *url.URL) (*sql.DB, error) {
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(8) // what a relay needs; others use one or two
 	db.SetMaxIdleConns(8)
+	db.SetConnMaxLifetime(time.Minute) // a switchover may leave connections to a server that only reads
 	a.closers = append(a.closers, func() { _ = db.Close() })
 	return db, nil
 }

@@ -82,6 +82,10 @@ func validate(m producer.Message) error {
 				Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
 		}
 	}
+	if key := m.Header.Get(producer.HeaderKey); key != "" && m.Key != "" && key != m.Key {
+		return &dedupstore.InvalidError{Package: "outbox", Field: "header " + producer.HeaderKey,
+			Problem: "differs from Message.Key, and no broker would get the message"}
+	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
 			return &dedupstore.InvalidError{Package: "outbox", Field: fmt.Sprintf("header %q", name),

@@ -158,7 +158,7 @@ removed AS (
 	DELETE FROM {table} WHERE number = ANY(ARRAY(
 		SELECT number FROM mine JOIN unnest($2::bigint[]) AS r (number) USING (number)))),
 published AS (
-	UPDATE {table} SET published_at = clock_timestamp() WHERE number = ANY(ARRAY(
+	UPDATE {table} SET published_at = clock_timestamp(), dead_at = NULL WHERE number = ANY(ARRAY(
 		SELECT number FROM mine JOIN unnest($3::bigint[]) AS r (number) USING (number)))),
 unsent AS (
 	UPDATE {table} o SET due_at = clock_timestamp() + r.delay * interval '1 microsecond',

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
@@ -53,10 +54,10 @@ func TestRowNumber_OfMessagesOfOneTimeLieTogether(t *testing.T) {
 	}
 }
 
-func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
-	t.Parallel()
+// boxOfNumbers is an outbox in a schema of its own.
+func boxOfNumbers(t *testing.T, schema string) (*Outbox, *pgxpool.Pool) {
+	t.Helper()
 	pool := postgrestest.Shared(t).Pool(t)
-	schema := fmt.Sprintf("numbers_%d", os.Getpid())
 	box, err := New(pool, Config{Schema: schema})
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +66,37 @@ func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pool.Exec(context.Background(), "DROP SCHEMA "+schema+" CASCADE") })
+	return box, pool
+}
+
+// These two have one number, which neither of them may lose its row to.
+func TestIn_MessagesOfACallWithOneNumberAreTwoRows(t *testing.T) {
+	t.Parallel()
+	box, pool := boxOfNumbers(t, fmt.Sprintf("twins_%d", os.Getpid()))
+	var twins []producer.Message
+	for _, id := range []string{"0198c5b0-5b3c-7c0e-8f00-000000087f91", "0198c5b0-5b3c-7c0e-8f00-00000038ad58"} {
+		m := producer.Message{ID: id, Topic: "orders", Payload: []byte(id)}
+		twins = append(twins, m)
+		if n := rowNumber(record{Record: outgoing.Record{Message: m}}, 0); n != 1639697750321832461 {
+			t.Fatalf("message %s has the number %d", id, n)
+		}
+	}
+	for range 2 {
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return box.In(tx).Publish(t.Context(), twins...) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := box.List(t.Context(), outbox.Filter{}, "")
+		if err != nil || len(page.Rows) != 2 || page.Rows[0].ID == page.Rows[1].ID {
+			t.Fatalf("rows %+v, %v, want one of each", page.Rows, err)
+		}
+	}
+}
+
+func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
+	t.Parallel()
+	schema := fmt.Sprintf("numbers_%d", os.Getpid())
+	box, pool := boxOfNumbers(t, schema)
 	m := producer.Message{ID: "1", Topic: "orders", Payload: []byte("x")}
 	records, err := box.records(t.Context(), []producer.Message{m})
 	if err != nil {

@@ -136,7 +136,11 @@ func (w writer) write(ctx context.Context, records []record) error {
 		if err != nil {
 			return err
 		}
-		records = slices.DeleteFunc(slices.Clone(records), func(r record) bool { return written[r.number] })
+		records = slices.DeleteFunc(slices.Clone(records), func(r record) bool {
+			is := written[r.number]
+			delete(written, r.number)
+			return is
+		})
 		if len(records) == 0 {
 			return nil
 		}

@@ -17,8 +17,8 @@ type looks struct {
 
 const (
 	restSize   = 1000
-	sweepSize  = 5000
-	sweepEvery = 10 // looks
+	sweepSize  = 12_000 // more than are in memory, which may all be passed over
+	sweepEvery = 10     // looks
 	cleanSize  = 10_000
 	restful    = 20 // looks take at most one twentieth of the time
 )
