@@ -21,6 +21,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -241,7 +242,7 @@ func awaitTopic(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLO
 	err := lookUp(ctx, cl, topic, use)
 	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
 		ctx.Err() == nil {
-		pause(ctx.Done(), 50*time.Millisecond)
+		pace.Sleep(ctx, 50*time.Millisecond)
 		err = lookUp(ctx, cl, topic, use)
 	}
 	return err

@@ -79,7 +79,7 @@ func (c *committer) finally(ctx context.Context) error {
 			return s.poller.givenUp()
 		}
 		c.mu.Unlock() // for a revocation
-		pause(ctx.Done(), wait)
+		pace.Sleep(ctx, wait)
 		c.mu.Lock()
 		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || refusal(s.group, "", err) != nil ||
 			gone(err) && time.Since(began) > goneFor {

@@ -43,6 +43,8 @@ type DeadLetters struct {
 	opts   []kgo.Opt
 	client *kgo.Client // that publishes, and asks what there is
 
+	publisher *Publisher
+
 	mu     sync.Mutex
 	marked map[string]bool
 	read   int64 // up to this offset of the markers
@@ -60,8 +62,15 @@ func NewDeadLetters(topic string, c DeadLettersConfig, opts ...kgo.Opt) (*DeadLe
 	if err != nil {
 		return nil, fmt.Errorf("franz: NewDeadLetters: %w", err)
 	}
+	publisher, err := NewPublisher(client, PublisherConfig{})
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
 	c.Markers = cmp.Or(c.Markers, topic+".redriven")
-	return &DeadLetters{topic: topic, config: c, opts: opts, client: client, marked: map[string]bool{}}, nil
+	return &DeadLetters{
+		topic: topic, config: c, opts: opts, client: client, publisher: publisher, marked: map[string]bool{},
+	}, nil
 }
 
 // Close closes the connections.
@@ -182,14 +191,7 @@ func (d *DeadLetters) records(ctx context.Context, topic string, s span, do func
 
 func letter(record *kgo.Record) deadletters.Letter {
 	l := deadletters.Letter{Position: fmt.Sprintf("%d/%d", record.Partition, record.Offset), Time: record.Timestamp}
-	l.Topic, l.Key, l.Payload, l.Header = record.Topic, string(record.Key), record.Value, producer.Header{}
-	for _, h := range record.Headers {
-		value := string(h.Value)
-		if before, twice := l.Header[h.Key]; twice && before != value {
-			value = before + ", " + value
-		}
-		l.Header[h.Key] = value
-	}
+	l.Topic, l.Key, l.Payload, l.Header = record.Topic, string(record.Key), record.Value, header(record.Headers)
 	l.ID = l.Get(producer.HeaderID)
 	return l
 }
@@ -234,13 +236,16 @@ func (d *DeadLetters) marks(ctx context.Context) (marked func(*deadletters.Lette
 
 // mark notes that letters are redriven, or put aside.
 func (d *DeadLetters) mark(ctx context.Context, letters []deadletters.Letter) error {
-	var markers []*kgo.Record
+	markers := make([]*produced, len(letters))
 	for i := range letters {
 		key, at := []byte(markOf(&letters[i])), []byte(time.Now().UTC().Format(time.RFC3339))
-		markers = append(markers, &kgo.Record{Topic: d.config.Markers, Key: key, Value: at})
+		markers[i] = &produced{record: &kgo.Record{Topic: d.config.Markers, Key: key, Value: at}}
 	}
-	if err := d.client.ProduceSync(ctx, markers...).FirstErr(); err != nil {
-		return fmt.Errorf("mark letters: %w", err)
+	d.publisher.deliver(ctx, markers) // kgo would wait for a partition without a leader, whatever the context says
+	for _, f := range markers {
+		if f.err != nil {
+			return fmt.Errorf("mark letters: %w", f.err)
+		}
 	}
 	return nil
 }
@@ -485,7 +490,7 @@ func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
 
 // Publisher implements [deadletters.Redrive].
 func (r *redrive) Publisher() (producer.Publisher, error) {
-	return NewPublisher(r.of.client, PublisherConfig{})
+	return r.of.publisher, nil
 }
 
 // Close implements [deadletters.Redrive].

@@ -1,6 +1,8 @@
 package franz_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,6 +108,26 @@ func TestDeadLetters_AreReadToTheEndOrNotSaidToBe(t *testing.T) {
 				t.Errorf("error %v, want %q", err, c.wrong)
 			}
 		})
+	}
+}
+
+// A partition of markers that does not answer holds nobody up for longer than the caller wants.
+func TestDeadLetters_MarkingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 1)
+	source := newDeadLetters(t, "orders", b.addrs...)
+	l, err := source.Show(t.Context(), "0/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.cluster.Fault(kfake.Fault{
+		Keys: []kmsg.Key{kmsg.Produce}, Topic: "orders.redriven", Err: kerr.RequestTimedOut, Count: -1,
+	})
+	bounded, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := source.Discard(bounded, []deadletters.Letter{l}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want that of the context", err)
 	}
 }
 

@@ -111,7 +111,7 @@ func (d *diagnosis) lookAtGroup(ctx context.Context) error {
 type topic struct {
 	name             string
 	brokers, copies  int           // how many there are, and the fewest of a partition
-	retention        time.Duration // 0: not told; less: for ever
+	retention        time.Duration // 0: not told; forever
 	retentionBytes   int64         // 0: not told; less: no limit
 	inSync, largest  int64         // 0: not told
 	compacted, plain bool          // plain: records are deleted, too
@@ -150,21 +150,14 @@ func (d *diagnosis) topicOf(
 			"unknown: allow it to DescribeConfigs"))
 		return t, false, nil //nolint:nilerr // it is said
 	}
-	settings := map[string]string{}
-	for _, c := range config.Configs {
-		settings[c.Key] = c.MaybeValue()
-	}
 	number := func(name string) int64 {
-		n, _ := strconv.ParseInt(settings[name], 10, 64)
+		n, _ := strconv.ParseInt(setting(config, name), 10, 64)
 		return n
 	}
-	ms := number("retention.ms")
-	t.retention = time.Duration(min(ms, int64(1<<63-1)/int64(time.Millisecond))) * time.Millisecond
-	t.retentionBytes, t.inSync = number("retention.bytes"), number("min.insync.replicas")
-	t.largest = number("max.message.bytes")
-	t.compacted = strings.Contains(settings["cleanup.policy"], "compact")
-	t.plain = strings.Contains(settings["cleanup.policy"], "delete")
-	t.unclean = settings["unclean.leader.election.enable"] == "true"
+	t.retention, t.retentionBytes = retention(config), number("retention.bytes")
+	t.inSync, t.largest = number("min.insync.replicas"), number("max.message.bytes")
+	t.compacted, t.plain = compacted(config), strings.Contains(setting(config, "cleanup.policy"), "delete")
+	t.unclean = setting(config, "unclean.leader.election.enable") == "true"
 	return t, true, nil
 }
 
@@ -195,11 +188,11 @@ func (d *diagnosis) judge(t topic) {
 // judgeFor says what does not fit the records of a policy.
 func (d *diagnosis) judgeFor(t topic) {
 	kept := "for " + t.retention.String()
-	if t.retention < 0 {
+	if t.retention == forever {
 		kept = "for ever"
 	}
 	d.Judge(t.subject(),
-		health.LosesIf(t.plain && (t.retention < 0 || t.retention > d.Policy.Window), fmt.Sprintf("it keeps records %s "+
+		health.LosesIf(t.plain && t.retention > d.Policy.Window, fmt.Sprintf("it keeps records %s "+
 			"(retention.ms), and outcomes are remembered for %v (Policy.Window): what is read again after that runs "+
 			"again; give the doctor your policy's window, or set it to at most that", kept, d.Policy.Window)),
 		health.LosesIf(t.plain && t.retention > 0 && t.retention <= d.retries, fmt.Sprintf("it keeps records %s "+
@@ -216,7 +209,7 @@ func (d *diagnosis) judgeDead(t, source topic) {
 		"max.message.bytes is %d, and that of %s is %d: dead letters of the largest records do not fit, and hold up "+
 		"their partitions; set it to some kilobytes more than that", t.largest, source.name, source.largest)),
 		health.LosesIf(t.plain && t.retention > 0 && t.retention < fewDays, vanish),
-		health.UnwiseIf(t.plain && t.retention >= fewDays, vanish))
+		health.UnwiseIf(t.plain && t.retention >= fewDays && t.retention < forever, vanish))
 }
 
 // Lag tells how far consumer groups are behind, for each topic.

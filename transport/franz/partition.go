@@ -52,9 +52,9 @@ func (p *partition) add(records []*kgo.Record) {
 	now := time.Now()
 	p.mu.Lock()
 	for i, rec := range records {
-		r := &record{rec: rec, p: p, entry: &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, received: now}}
+		r := &record{rec: rec, p: p, entry: entry{offset: rec.Offset, epoch: rec.LeaderEpoch, received: now}}
 		r.Message, r.Key = r, p.s.config.orderKey(rec)
-		if back := p.tracker.take(r.entry); back {
+		if back := p.tracker.take(&r.entry); back {
 			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.String(), "offset", rec.Offset)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
@@ -45,21 +46,12 @@ func (f *poller) poll(ctx, handlers context.Context) {
 		}
 		f.s.cl.AllowRebalance()
 		if failed > 0 && fetches.NumRecords() == 0 {
-			pause(ctx.Done(), pauseAfterErrors) // one that stays would be polled without end
+			pace.Sleep(ctx, pauseAfterErrors) // one that stays would be polled without end
 		}
 	}
 }
 
 const pauseAfterErrors = 100 * time.Millisecond
-
-func pause(end <-chan struct{}, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-end:
-	}
-}
 
 // take deals with what was fetched, and returns how many partitions failed.
 func (f *poller) take(ctx context.Context, fetches kgo.Fetches) (failed int) {

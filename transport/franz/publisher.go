@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -335,7 +336,7 @@ func (p *Publisher) drained(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	for p.cl.BufferedProduceRecords() > 0 && ctx.Err() == nil {
-		pause(ctx.Done(), time.Millisecond)
+		pace.Sleep(ctx, time.Millisecond)
 	}
 	return ctx.Err() == nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/internal/worker"
 	"github.com/oncemill/oncemill/producer"
@@ -22,7 +23,7 @@ type record struct {
 	worker.Item
 	rec   *kgo.Record
 	p     *partition
-	entry *entry // by itself, because it may stay in the partition for much longer than the record
+	entry entry // in the partition's tracker
 }
 
 var _ worker.Message = (*record)(nil)
@@ -40,7 +41,7 @@ func (r *record) Delivery(tries int) (consumer.Delivery, time.Time) {
 }
 
 // Acked settles the record.
-func (r *record) Acked(context.Context) { r.p.settle(r.entry) }
+func (r *record) Acked(context.Context) { r.p.settle(&r.entry) }
 
 // After manyTries offers of a record there is a log line, then again after twice as many, and so on. Of many records
 // that wait for the same, one gets a line each tellEvery.
@@ -60,7 +61,7 @@ func (r *record) Decided(ctx context.Context, decision consumer.Decision) (due t
 	case decision.Action == consumer.Reject:
 		log.ErrorContext(located, "franz: record rejected: it is passed over, and there is no dead letter of it",
 			"error", decision.Err)
-		r.p.settle(r.entry)
+		r.p.settle(&r.entry)
 		return due, false
 	case decision.Action == consumer.Leave:
 		return time.Now().Add(delay), true
@@ -69,7 +70,7 @@ func (r *record) Decided(ctx context.Context, decision consumer.Decision) (due t
 		copied := copyOf(r.rec, d, next.Topic, time.Now().Add(max(next.Delay, delay)))
 		err := s.publisher.forward(ctx, copied)
 		if err == nil {
-			r.p.settle(r.entry)
+			r.p.settle(&r.entry)
 			return due, false
 		}
 		if s.uncopied.Due(tellEvery) {
@@ -109,14 +110,12 @@ func delayOf(decision consumer.Decision, policy oncemill.Policy, tries int) time
 	case decision.Action == consumer.Leave:
 		return max(policy.Lease/3, minDelay) // its owner may die, and then the record has to be here
 	case decision.Delay > 0:
-		return decision.Delay
+		return max(decision.Delay, minDelay)
 	}
-	return backoff(tries)
+	return pace.Backoff(minDelay, maxDelay, tries)
 }
 
-func backoff(tries int) time.Duration { return min(minDelay<<min(tries-1, 8), maxDelay) }
-
-// Delays until a record's next offer, when the decision names none.
+// Delays until a record's next offer. The longest is for a decision that names none.
 const (
 	minDelay = 50 * time.Millisecond
 	maxDelay = 10 * time.Second

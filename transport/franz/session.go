@@ -71,8 +71,8 @@ func (s *session) run(ctx context.Context) error {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.committer.regularly(polling) })
 	helpers.Go(func() {
-		timeout := option[time.Duration](s.cl, kgo.SessionTimeout)
-		s.lookOut(polling, cmp.Or(s.look, timeout), timeout, membership(s.cl, s.rebalance))
+		every := cmp.Or(s.look, option[time.Duration](s.cl, kgo.SessionTimeout))
+		s.lookOut(polling, every, membership(s.cl, s.rebalance))
 	})
 	helpers.Go(func() { s.poller.poll(polling, handlers) })
 	var err error

@@ -1,66 +1,100 @@
 package franz
 
 import (
-	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing
-// was taken. It is not safe for concurrent use.
+// A tracker knows up to where the records of a partition are settled. It keeps only those that are not, because millions
+// may be settled behind one that waits. The zero value is a partition of which nothing was taken. It is not safe for
+// concurrent use.
 type tracker struct {
-	open []*entry // received and not settled, or behind one that is not, by offset
-	last *entry   // the newest that was taken
+	first, last *entry          // of the open ones, by offset
+	open, taken int             // how many are open, and how many were taken
+	end         kgo.EpochOffset // behind the newest that was taken
 
 	settled   kgo.EpochOffset // up to where everything is settled; meaningless while zero
 	committed int64           // the offset that the broker confirmed; 0: none; -1: a wrong one
 }
 
-// An entry is a record that was received.
+// An entry is a record that was taken. It is open until it is settled, or its log has lost it.
 type entry struct {
 	offset   int64
 	epoch    int32
-	settled  bool
 	received time.Time
+
+	open           bool
+	taken          int    // how many were taken before
+	before, behind *entry // the next open ones
 }
 
 // take adds the entry of the next record. It reports whether the partition went back: the broker has lost the end of
 // its log, and now other records come under offsets that were used before. Then settling starts anew from here, or from
 // an earlier record that is not settled. That is due at once, because a restart would go on where the log ended before.
 func (t *tracker) take(e *entry) (back bool) {
-	if back = t.last != nil && e.offset <= t.last.offset; back {
-		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }),
-			committed: -1}
+	back = e.offset < t.end.Offset
+	for back && t.last != nil && t.last.offset >= e.offset {
+		t.remove(t.last)
 	}
-	t.last = e
-	t.open = append(t.open, e)
+	e.open, e.taken, e.before = true, t.taken, t.last
+	if t.last == nil {
+		t.first = e
+	} else {
+		t.last.behind = e
+	}
+	t.last, t.end = e, kgo.EpochOffset{Epoch: e.epoch, Offset: e.offset + 1}
+	t.open++
+	t.taken++
 	if back {
-		t.settled = kgo.EpochOffset{Epoch: t.open[0].epoch, Offset: t.open[0].offset}
+		t.settled, t.committed = t.next(), -1
 	}
 	return back
 }
 
 // settle marks a record as settled.
 func (t *tracker) settle(e *entry) {
-	e.settled = true
-	done := 0
-	for done < len(t.open) && t.open[done].settled {
-		t.settled = kgo.EpochOffset{Epoch: t.open[done].epoch, Offset: t.open[done].offset + 1}
-		done++
+	if !e.open {
+		return // the log has lost it
 	}
-	clear(t.open[:done])
-	t.open = t.open[done:]
+	oldest := e == t.first
+	t.remove(e)
+	if oldest {
+		t.settled = t.next()
+	}
+}
+
+// remove takes an entry out of the open ones.
+func (t *tracker) remove(e *entry) {
+	if e.before == nil {
+		t.first = e.behind
+	} else {
+		e.before.behind = e.behind
+	}
+	if e.behind == nil {
+		t.last = e.before
+	} else {
+		e.behind.before = e.before
+	}
+	e.open, e.before, e.behind = false, nil, nil
+	t.open--
+}
+
+// next is the offset of the oldest open record, or of the next that comes.
+func (t *tracker) next() kgo.EpochOffset {
+	if t.first == nil {
+		return t.end
+	}
+	return kgo.EpochOffset{Epoch: t.first.epoch, Offset: t.first.offset}
 }
 
 // gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or
 // nil.
 func (t *tracker) gap(old time.Duration) *entry {
-	if len(t.open) == 0 || time.Since(t.open[0].received) <= old ||
-		!slices.ContainsFunc(t.open, func(e *entry) bool { return e.settled }) {
-		return nil
+	if e := t.first; e != nil && t.taken-e.taken > t.open && time.Since(e.received) > old {
+		return e
 	}
-	return t.open[0]
+	return nil
 }
 
 // due returns the offset to commit, if there is one.

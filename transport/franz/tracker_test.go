@@ -3,6 +3,7 @@ package franz
 import (
 	"context"
 	"runtime"
+	"slices"
 	"testing"
 	"weak"
 
@@ -18,6 +19,7 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tr tracker
 		var taken []*entry // since the partition last went back
+		settled := map[*entry]bool{}
 		offset, highest := int64(0), int64(0)
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			switch rapid.SampledFrom([]string{"take", "take", "settle", "settle", "confirm", "back"}).Draw(t, "step") {
@@ -30,7 +32,8 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 				taken = append(taken, e)
 			case "settle":
 				if len(taken) > 0 {
-					if e := rapid.SampledFrom(taken).Draw(t, "entry"); !e.settled {
+					if e := rapid.SampledFrom(taken).Draw(t, "entry"); !settled[e] {
+						settled[e] = true
 						tr.settle(e)
 					}
 				}
@@ -51,7 +54,7 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 						switch {
 						case old.offset < offset:
 							taken = append(taken, old) // the log has it still
-						case !old.settled:
+						case !settled[old]:
 							tr.settle(old) // a handler that was still running
 						}
 					}
@@ -60,6 +63,10 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 						t.Fatal("nothing is due after a step back: a restart would go on where the log ended before")
 					}
 				}
+			}
+			open := slices.DeleteFunc(slices.Clone(taken), func(e *entry) bool { return settled[e] })
+			if kept := kept(&tr); !slices.Equal(kept, open) || tr.open != len(open) {
+				t.Fatalf("%d are kept, counted as %d, of %d that are not settled", len(kept), tr.open, len(open))
 			}
 			o, due := tr.due()
 			if !due {
@@ -73,7 +80,7 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 				t.Fatalf("offset %d is due with epoch %d", o.Offset, o.Epoch)
 			}
 			for _, e := range taken {
-				if e.offset < o.Offset && !e.settled {
+				if e.offset < o.Offset && !settled[e] {
 					t.Fatalf("offset %d is due, although %d is not settled", o.Offset, e.offset)
 				}
 			}
@@ -118,6 +125,34 @@ func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
 	lost, found := &kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 2}, &kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 3}
 	if at := position(lost); at == position(found) || at != position(&kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 2}) {
 		t.Errorf("position %s of a record that was lost, %s of the one that has its offset now", at, position(found))
+	}
+}
+
+// kept is what a tracker keeps.
+func kept(tr *tracker) (all []*entry) {
+	for e := tr.first; e != nil; e = e.behind {
+		all = append(all, e)
+	}
+	return all
+}
+
+// A line says that what is settled behind a record is not committed. It is not said where there is nothing.
+func TestTracker_AGapHasSomethingBehindIt(t *testing.T) {
+	t.Parallel()
+	var tr tracker
+	oldest, _ := take(&tr, &kgo.Record{Offset: 1})
+	between, _ := take(&tr, &kgo.Record{Offset: 2})
+	if tr.gap(0) != nil {
+		t.Error("a gap with nothing settled behind it")
+	}
+	newest, _ := take(&tr, &kgo.Record{Offset: 3})
+	tr.settle(newest)
+	if tr.gap(0) != oldest || tr.gap(1<<63-1) != nil {
+		t.Errorf("the gap is %+v, want the oldest that waits for so long", tr.gap(0))
+	}
+	tr.settle(oldest)
+	if tr.gap(0) != between {
+		t.Errorf("the gap is %+v, want the next", tr.gap(0))
 	}
 }
 

@@ -37,9 +37,9 @@ func (h *troubles) fail(err error) {
 	}
 }
 
-// lookOut logs what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It does
-// so when two looks have found it, and then once a minute. One look takes as long as the timeout at most.
-func (h *troubles) lookOut(ctx context.Context, every, timeout time.Duration, member func(context.Context) error) {
+// lookOut logs what kgo tells nobody: that the group does not let its member in. It does so when two looks have found
+// it, and then once a minute.
+func (h *troubles) lookOut(ctx context.Context, every time.Duration, member func() error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var failed bool
@@ -50,11 +50,8 @@ func (h *troubles) lookOut(ctx context.Context, every, timeout time.Duration, me
 		case <-ctx.Done():
 			return
 		}
-		look, cancel := context.WithTimeout(ctx, timeout)
-		err := member(look)
-		cancel()
-		gone := ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed)
-		if err != nil && failed && !gone && lines.Due(sayEvery) {
+		err := member()
+		if err != nil && failed && lines.Due(sayEvery) {
 			h.log.ErrorContext(ctx, "franz: nothing may be consumed for now", "group", h.group, "error", err)
 		}
 		failed = err != nil
@@ -66,9 +63,9 @@ var errNoMember = errors.New("the group has not let this member in, or has put i
 
 // membership returns an error if a client was no member of its group of consumers for so long: one that joins waits for
 // the handlers of others.
-func membership(cl *kgo.Client, timeout time.Duration) func(context.Context) error {
+func membership(cl *kgo.Client, timeout time.Duration) func() error {
 	member := time.Now()
-	return func(context.Context) error {
+	return func() error {
 		if _, generation := cl.GroupMetadata(); generation > 0 {
 			member = time.Now()
 		}
