@@ -474,7 +474,9 @@ func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
 		delete(r.taken, number)
 	}
 	err := r.of.sideBySide(sent, func(l *deadletters.Letter) error {
-		_, err := r.of.js.Conn().RequestWithContext(ctx, replies[l.Position], sayAck)
+		within, cancel := context.WithTimeout(ctx, takeTimeout) // a lost connection ends no request
+		defer cancel()
+		_, err := r.of.js.Conn().RequestWithContext(within, replies[l.Position], sayAck)
 		return err
 	})
 	if err != nil {

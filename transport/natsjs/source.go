@@ -48,5 +48,5 @@ func (s *Source) Run(ctx context.Context, topic string, handle consumer.SourceHa
 	return s.engine.consume(ctx, topic, worker.Work{Once: s.engine.once, Source: handle})
 }
 
-// MaxDeliveries is Worker.MaxDeliveries for all topics.
+// MaxDeliveries is Worker.MaxDeliveries for all topics. Runs that share a consumer count its messages once each.
 func (s *Source) MaxDeliveries() uint64 { return s.engine.maxDeliveries.Load() }

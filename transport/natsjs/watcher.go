@@ -230,8 +230,11 @@ func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscr
 // ask sends an in-progress ack and asks for an answer.
 func (w *watcher) ask(m *message) (answer *nats.Subscription, err error) {
 	inbox := w.s.nc.NewInbox()
-	if answer, err = w.s.nc.SubscribeSync(inbox); err == nil {
-		err = w.s.nc.PublishRequest(m.msg.Reply, inbox, sayProgress)
+	if answer, err = w.s.nc.SubscribeSync(inbox); err != nil {
+		return nil, err
+	}
+	if err = w.s.nc.PublishRequest(m.msg.Reply, inbox, sayProgress); err != nil {
+		_ = answer.Unsubscribe()
 	}
 	return answer, err
 }
