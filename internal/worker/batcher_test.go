@@ -92,6 +92,22 @@ func TestBatches_LingerForMore(t *testing.T) {
 	})
 }
 
+// A batch that has all slots cannot grow, and does not wait.
+func TestBatches_WithAllSlotsDoNotLinger(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(2, Batches{Most: 64, Linger: time.Hour}, succeed)
+		a := r.assign()
+		began := time.Now()
+		a.Receive(r.messages("1", "2", "3", "4"))
+		r.wants("batches", &r.began, "1+2", "3+4")
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("they took %v", took)
+		}
+		r.ends(a)
+	})
+}
+
 // Nothing lingers after a halt, neither what is given back then nor what runs because it is on its last delivery.
 func TestBatches_NothingLingersInTheDrain(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -85,6 +85,7 @@ func New(work Work, slots int) *Loop {
 		waits: oncemill.NewWaitLimit(max(1, slots/2)), // others need the room
 	}
 	if work.Batch != nil {
+		work.Batches.Most = min(work.Batches.Most, slots) // what waits for its batch has a slot: more would never come
 		l.batcher = &batcher{
 			Batches: work.Batches, atOnce: max(1, slots/work.Batches.Most), pool: &l.pool, run: l.runBatch,
 		}
