@@ -31,7 +31,7 @@ type TransportConfig struct {
 	MaxAttempts int
 
 	// MaxElapsed is the latest time, from the beginning, at which a request is sent once more. If the server wants a
-	// longer pause than what is left, its response is returned. Zero: 1 min.
+	// longer pause than what is left of it, or until the context's deadline, its response is returned. Zero: 1 min.
 	MaxElapsed time.Duration
 }
 
@@ -140,8 +140,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		resp, err := t.base.RoundTrip(out)
 		pause := pauseAfter(attempt, resp)
+		ends, limited := r.Context().Deadline()
 		if attempt == limit || r.Context().Err() != nil || err == nil && !t.config.Retry(resp) ||
-			time.Since(start)+pause > t.config.MaxElapsed {
+			pause > t.config.MaxElapsed-time.Since(start) || limited && pause > time.Until(ends) {
 			return resp, err
 		}
 		if resp != nil {

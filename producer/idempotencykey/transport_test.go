@@ -98,6 +98,8 @@ func TestTransport_TriesAgainWithTheSameKeyAndBodyUntilItCounts(t *testing.T) {
 		{"never a connection", []func() (*http.Response, error){reset}, 5, 0},
 		{"a pause that is too long", []func() (*http.Response, error){status(503, "Retry-After", "3600"),
 			status(201)}, 1, 503},
+		{"a date that nobody lives to see", []func() (*http.Response, error){status(503, "Retry-After",
+			"Fri, 31 Dec 9999 23:59:59 GMT"), status(201)}, 1, 503},
 		{"a date", []func() (*http.Response, error){status(503, "Retry-After", "Sat, 01 Jan 2000 00:00:30 GMT"),
 			status(201)}, 2, 201},
 	} {
@@ -291,6 +293,21 @@ func TestTransport_EndsWithItsContext(t *testing.T) {
 		if _, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r); !errors.Is(err, gone) {
 			t.Errorf("got %v", err)
 		}
+	})
+}
+
+func TestTransport_ReturnsTheResponseIfItsContextEndsBeforeThePause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		s := &script{answers: []func() (*http.Response, error){status(503, "Retry-After", "10")}}
+		r, _ := http.NewRequestWithContext(ctx, "POST", "http://x", strings.NewReader("b"))
+		resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+		if err != nil || resp.StatusCode != 503 || ctx.Err() != nil {
+			t.Fatalf("got %v, %v, %v; want the response at once", resp, err, ctx.Err())
+		}
+		resp.Body.Close()
 	})
 }
 
