@@ -522,10 +522,10 @@ func TestDeadLetters_ByPagesAndPositions(t *testing.T) {
 			for after, pages := "", 0; ; pages++ {
 				p, err := source.Page(t.Context(), after, 25, func(*deadletters.Letter) bool { return true })
 				r.must(err)
-				if all = append(all, p.Letters...); p.Next == "" || pages > 10 {
+				if all = append(all, p.Letters...); p.Next == "" || pages > 100 {
 					break
 				}
-				if after = p.Next; len(p.Letters) != 25 || p.Total != 60 {
+				if after = p.Next; len(p.Letters) > 25 || p.Total != 60 { // it looks for a while only
 					t.Errorf("a page has %d letters of %d", len(p.Letters), p.Total)
 				}
 			}
@@ -545,11 +545,20 @@ func TestDeadLetters_ByPagesAndPositions(t *testing.T) {
 			is := func(id string) func(*deadletters.Letter) bool {
 				return func(l *deadletters.Letter) bool { return l.Original() == id }
 			}
-			p, err := source.Page(t.Context(), "", 5, is("order-3"))
-			if err != nil || len(p.Letters) != 1 || p.Looked != 60 {
-				t.Errorf("a search found %d, and looked at %d, %v", len(p.Letters), p.Looked, err)
+			var found []deadletters.Letter
+			looked := 0
+			for after := ""; ; { // a page looks for letters for a while
+				p, err := source.Page(t.Context(), after, 5, is("order-3"))
+				r.must(err)
+				found, looked = append(found, p.Letters...), looked+p.Looked
+				if after = p.Next; after == "" {
+					break
+				}
 			}
-			shown, err := source.Show(t.Context(), p.Letters[0].Position)
+			if len(found) != 1 || looked != 60 {
+				t.Fatalf("a search found %d, and looked at %d", len(found), looked)
+			}
+			shown, err := source.Show(t.Context(), found[0].Position)
 			if err != nil || string(shown.Payload) != "secret of 3" {
 				t.Errorf("shown is %q, %v", shown.Payload, err)
 			}
@@ -583,7 +592,7 @@ func TestDeadLetters_ByPagesAndPositions(t *testing.T) {
 			if r.js != nil && !errors.Is(err, deadletters.ErrGone) {
 				t.Errorf("the discarded letter is %+v, %v", gone, err)
 			}
-			p, err = source.Page(t.Context(), "", 100, is(all[20].Original()))
+			p, err := source.Page(t.Context(), "", 100, is(all[20].Original()))
 			marked := len(p.Letters) == 1 && p.Letters[0].Done
 			if err != nil || r.js == nil && !marked || r.js != nil && len(p.Letters) > 0 {
 				t.Errorf("the page has %+v, %v", p, err)

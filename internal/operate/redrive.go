@@ -213,19 +213,17 @@ func publish(
 		messages[i] = chosen[i].again
 	}
 	err = pub.Publish(ctx, messages...)
-	partly, ok := errors.AsType[*producer.PublishError](err)
-	if err != nil && !ok {
+	failures, told := producer.Failures(err, len(messages))
+	if err != nil && !told {
 		return nil, err
 	}
 	failed := map[int]bool{}
 	var unknown error
-	if ok {
-		for _, f := range partly.Failures {
-			failed[f.Index] = true
-			each(f)
-			if f.Unknown && unknown == nil {
-				unknown = fmt.Errorf("publish message %q: %w", f.ID, f.Err)
-			}
+	for _, f := range failures {
+		failed[f.Index] = true
+		each(f)
+		if f.Unknown && unknown == nil {
+			unknown = fmt.Errorf("publish message %q: %w", f.ID, f.Err)
 		}
 	}
 	for i, c := range chosen {
