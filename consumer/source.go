@@ -25,5 +25,5 @@ type Source interface {
 }
 
 // A SourceHandler begins to handle a delivery, and tells done once what to do with it. Neither may wait: a source calls
-// the handler where it receives messages. Use Processor.Claim, Processor.Start or Processor.Blocking.
+// the handler where it receives messages. Use Processor.Start or Processor.StartAhead.
 type SourceHandler func(ctx context.Context, d Delivery, done func(Decision))

@@ -264,7 +264,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 				"as a success, and a crash before that would publish it again; move it before Guarded")
 		case s.name == retryStep && i < guard:
 			return nil, orderError("Retry stands outside Guarded: it would repeat answers such as busy and " +
-				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded")
+				"not due in place, which the guard refuses; move it after Guarded")
 		case s.name == retryStep && config.Policy.ExpiredLease == oncemill.Park:
 			return nil, orderError("Retry stands inside a guard whose policy parks (at most once): it " +
 				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +

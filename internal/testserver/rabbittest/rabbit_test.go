@@ -8,6 +8,9 @@ import (
 )
 
 func TestStart_SkipsOrFailsWithoutTheServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short asks for no server")
+	}
 	t.Setenv("PATH", "")
 	for ci, want := range map[string]string{"": "skip", "true": "fatal"} {
 		t.Setenv("CI", ci)
