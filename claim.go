@@ -27,7 +27,7 @@ type run struct {
 	token    string                  // of its claims; a new one after ErrNotDurable
 	shard    *shard                  // that was asked last
 	sent     time.Time               // when the first claim with this token was sent, or its transaction began
-	again    bool                    // the last claim was not the first with this token
+	again    bool                    // the last claim followed one with this token that got no answer
 	first    bool                    // it may run without a claim
 	state    state                   // of the last claim
 	last     *dedupstore.ClaimResult // how it was answered
@@ -328,7 +328,7 @@ func (r *run) askOnce(ctx context.Context) error {
 	s := r.shard
 	return s.breaker.claim(ctx, &r.call.Key, func(together bool) error {
 		sent := r.asks()
-		r.again = sent != r.sent
+		r.again = sent != r.sent && r.last.Err != nil && !errors.Is(r.last.Err, errUnasked)
 		request := r.guard.request(ctx, r.call, r.token)
 		if r.turn != nil {
 			request.SuspectAfter = 0

@@ -127,7 +127,8 @@ func (r *run) firstUncommitted(ctx context.Context, w *transacted, err error) *e
 	switch e, next := r.claim(asking); {
 	case next == toRun:
 		r.guard.heartbeat.remove(&r.lease)
-		if unknown && !is[*workError](err) { // the claim tells that it was rolled back
+		ended := errors.Is(err, dedupstore.ErrEnded)
+		if unknown && !ended && !is[*workError](err) { // the claim tells that it was rolled back
 			r.guard.storeFailed(ctx, "settle", err)
 			return r.ends(ending{left: giveBack, res: Result{Status: StatusUnrecorded, Err: undecided}})
 		}
@@ -180,7 +181,7 @@ func (r *run) uncommitted(ctx context.Context, w *transacted, err error) *ending
 	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !is[*Error](err):
 		g.storeFailed(ctx, "settle", err)
 		res.Handler = Uncounted(err)
-		if errors.Is(err, dedupstore.ErrTooLarge) { // and would be each time
+		if errors.Is(err, dedupstore.ErrTooLarge) && !is[*workError](err) { // and would be each time
 			res.Handler = Permanent(err)
 		}
 		e := r.failed(ctx, res, w.result)

@@ -200,6 +200,7 @@ func TestStartBatch_WhatTookNoPartIsNotEndedWithTheBatch(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for name, failure := range map[string]error{
 			"ended by the handler": dedupstore.ErrEnded, "undecided": &dedupstore.UndecidedError{Err: errRefused},
+			"ended, with an error of another": fmt.Errorf("%w: %w", dedupstore.ErrEnded, &dedupstore.UndecidedError{Err: errRefused}),
 		} {
 			inbox := &endingInbox{newFirstInbox(t), failure}
 			g := newGuard(t, inbox, oncemill.Policy{})
@@ -218,7 +219,8 @@ func TestStartBatch_WhatTookNoPartIsNotEndedWithTheBatch(t *testing.T) {
 				t.Errorf("%s: ran as %v, and the one that took no part ended with %+v", name, seen.ran, res)
 			}
 			for _, i := range []int{0, 2} {
-				if res := ends[i]; res.Status != oncemill.StatusUnrecorded && res.Outcome.Kind != dedupstore.Unknown {
+				parked := ends[i].Outcome.Kind == dedupstore.Unknown
+				if res := ends[i]; parked != (name != "undecided") || !parked && res.Status != oncemill.StatusUnrecorded {
 					t.Errorf("%s: call %d, which may be committed, ended with %+v", name, i, res)
 				}
 			}

@@ -68,8 +68,8 @@ func noRoom(err error) error {
 
 // tooLarge marks an error that says that the server takes no record of this size.
 func tooLarge(err error) error {
-	if number(err) == errPacket || errors.Is(err, mysql.ErrPktTooLarge) {
-		return full(err)
+	if !errors.Is(err, dedupstore.ErrFull) && (number(err) == errPacket || errors.Is(err, mysql.ErrPktTooLarge)) {
+		return fmt.Errorf("%w: %w", dedupstore.ErrTooLarge, err)
 	}
 	return err
 }

@@ -200,6 +200,7 @@ func (r *run) Carry(ctx context.Context, produced []dedupstore.Produced) (rest [
 // publishAtOnce publishes a batch until it is known whether the stream has it.
 func (s *Store) publishAtOnce(ctx context.Context, messages []*nats.Msg) (unknown bool, err error) {
 	again := min(publishWithin, s.config.Load().Duplicates/2)
+	last := messages[len(messages)-1] // the one that is answered
 	pauses := pace.Pace{Shortest: 5 * time.Millisecond, Longest: 500 * time.Millisecond}
 	for began := time.Now(); ; {
 		bounded, cancel := context.WithTimeout(ctx, answerWithin)
@@ -216,12 +217,12 @@ func (s *Store) publishAtOnce(ctx context.Context, messages []*nats.Msg) (unknow
 		case err == nil, isCode(err, codeBatchDuplicate): // what an earlier try or call has published
 			return false, nil
 		case proves(err) && !passes(err) && !unknown:
-			return false, s.failed(ctx, err, messages[0].Subject)
+			return false, s.failed(ctx, err, last.Subject)
 		}
 		unknown = unknown || !proves(err)
 		if time.Since(began) > again || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
 			// a refusal that passes says nothing about the messages either
-			return true, errors.Join(s.failed(ctx, err, messages[0].Subject), context.Cause(ctx))
+			return true, errors.Join(s.failed(ctx, err, last.Subject), context.Cause(ctx))
 		}
 	}
 }

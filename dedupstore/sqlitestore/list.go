@@ -47,7 +47,7 @@ func (s *Store) List(ctx context.Context, f dedupstore.Filter, after string) (fo
 	err = s.each(ctx, p, listSQL, &f, func(rows *sql.Rows) (more bool, err error) {
 		var duplicates int
 		var at int64
-		rec, err := scan(rows, &duplicates, &at)
+		rec, err := scan(rows, now, &duplicates, &at)
 		if err != nil {
 			return false, err
 		}

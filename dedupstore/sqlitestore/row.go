@@ -33,7 +33,7 @@ type querier interface {
 
 // load reads the record of a key as it counts now. It is never nil without an error.
 func load(ctx context.Context, q querier, key string, now time.Time) (*sqlstore.Row, error) {
-	rec, err := scan(q.QueryRowContext(ctx, key))
+	rec, err := scan(q.QueryRowContext(ctx, key), now)
 	if errors.Is(err, sql.ErrNoRows) {
 		rec, err = &sqlstore.Row{Key: key}, nil
 	}
@@ -46,8 +46,8 @@ func load(ctx context.Context, q querier, key string, now time.Time) (*sqlstore.
 	return rec, nil
 }
 
-// scan reads the record of a row, and what comes after it in the row.
-func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, error) {
+// scan reads the record of a row as it counts now, and what comes after it in the row.
+func scan(row interface{ Scan(to ...any) error }, now time.Time, after ...any) (*sqlstore.Row, error) {
 	rec := &sqlstore.Row{}
 	o := &rec.Outcome
 	var col struct { // one allocation
@@ -82,7 +82,7 @@ func scan(row interface{ Scan(to ...any) error }, after ...any) (*sqlstore.Row, 
 	if len(col.result) > 0 {
 		o.Result = col.result
 	}
-	rec.Read(col.stubs, col.contents, clock())
+	rec.Read(col.stubs, col.contents, now)
 	return rec, nil
 }
 

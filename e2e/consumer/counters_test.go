@@ -106,6 +106,7 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 	type counts = map[string]map[string]int64
 	for name, c := range map[string]struct {
 		crashed bool
+		young   bool // the lease of the crashed run has not ended
 		policy  oncemill.Policy
 		store   flawed
 		work    []oncemill.RunFunc // of one message
@@ -137,6 +138,10 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 		"a crash": {
 			crashed: true, work: []oncemill.RunFunc{lasts(0)},
 			want: counts{claims: {"reclaimed": 1}, takeovers: {"": 1}},
+		},
+		"a crash whose lease is waited for": {
+			crashed: true, young: true, work: []oncemill.RunFunc{lasts(0)},
+			want: counts{claims: {"duplicate_in_progress": 1, "reclaimed": 1}, takeovers: {"": 1}},
 		},
 		"a crash in the last attempt": {
 			crashed: true, policy: oncemill.Policy{MaxAttempts: 1}, work: []oncemill.RunFunc{lasts(0)},
@@ -241,7 +246,9 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 					if _, err := dedupstore.ClaimOne(t.Context(), c.store.Store, dead); err != nil {
 						t.Fatal(err)
 					}
-					time.Sleep(time.Minute) // virtual
+					if !c.young {
+						time.Sleep(time.Minute) // virtual
+					}
 				}
 				for _, work := range c.work {
 					_, _ = guard.Run(t.Context(), call, work)

@@ -34,6 +34,9 @@ func NewRecord(ctx context.Context, m producer.Message) (Record, error) {
 		return Record{}, err
 	}
 	telemetry.Forget(m.Header, producer.HeaderResend) // a handler may have copied it from another message
+	if key := m.Header.Get(producer.HeaderKey); m.Key != "" && key != m.Key {
+		telemetry.Forget(m.Header, producer.HeaderKey) // likewise; publishers refuse two keys
+	}
 	if err := validate(m); err != nil {
 		return Record{}, err
 	}
@@ -81,10 +84,6 @@ func validate(m producer.Message) error {
 			return &dedupstore.InvalidError{Package: "outbox", Field: text.field,
 				Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
 		}
-	}
-	if key := m.Header.Get(producer.HeaderKey); key != "" && m.Key != "" && key != m.Key {
-		return &dedupstore.InvalidError{Package: "outbox", Field: "header " + producer.HeaderKey,
-			Problem: "differs from Message.Key, and no broker would get the message"}
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {

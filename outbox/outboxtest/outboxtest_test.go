@@ -32,7 +32,6 @@ var broken = map[string]string{
 	"conflict-of-keys-in-silence":  "write/same-ID-with-other-content-is-a-conflict",
 	"refused-call-writes-a-part":   "write/refused-message-writes-nothing",
 	"keys-are-any-bytes":           "write/refused-message-writes-nothing",
-	"two-keys":                     "write/refused-message-writes-nothing",
 	"far-delays-wrap":              "write/delays-that-times-cannot-hold-are-refused",
 	"missing-IDs-are-one":          "write/missing-IDs-are-minted",
 	"stamps-the-callers-header":    "write/missing-IDs-are-minted",

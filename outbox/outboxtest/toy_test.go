@@ -223,8 +223,6 @@ func (s *toy) problem(m producer.Message) string {
 		return "Message.Topic"
 	case !utf8.ValidString(m.Key) && !s.is("keys-are-any-bytes"):
 		return "Message.Key"
-	case m.Key != "" && m.Header[producer.HeaderKey] != "" && m.Header[producer.HeaderKey] != m.Key && !s.is("two-keys"):
-		return "header " + producer.HeaderKey
 	case !m.NotBefore.IsZero() && (m.NotBefore.Before(time.Unix(0, 0)) || m.NotBefore.UTC().Year() > 9999) &&
 		!s.is("far-delays-wrap"):
 		return "Message.NotBefore"

@@ -147,10 +147,6 @@ var writeCases = []testCase{
 				"Message.Topic": {ID: "1"},
 				"Message.Key":   {ID: "1", Topic: "orders", Key: "\xff"},
 				`header "x"`:    {ID: "1", Topic: "orders", Header: producer.Header{"x": "\xff"}},
-
-				"header " + producer.HeaderKey: {
-					ID: "1", Topic: "orders", Key: "a", Header: producer.Header{producer.HeaderKey: "b"},
-				},
 			} {
 				err := tx.Publish(k.Context(), message("good"), bad)
 				var invalid *dedupstore.InvalidError

@@ -41,7 +41,6 @@ const (
 func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]record, error) {
 	records := make([]record, 0, len(messages))
 	index := make(map[name]int, len(messages))
-	numbers := make(map[int64]bool, len(messages))
 	size := 0
 	for i, m := range messages {
 		made, err := outgoing.NewRecord(ctx, m)
@@ -64,10 +63,7 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 			return nil, fmt.Errorf("messages[%d]: %w", i, err)
 		}
 		if !found {
-			for r.number = rowNumber(r, 0); numbers[r.number]; r.number = rowNumber(r, r.tries) {
-				r.tries++ // a statement would pass over the second row of a number
-			}
-			numbers[r.number] = true
+			r.number = rowNumber(r, 0)
 			index[r.name()] = r.index
 			records = append(records, r)
 		}

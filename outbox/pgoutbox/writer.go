@@ -132,23 +132,36 @@ const tries = 20
 // stop being dead, so write tries again.
 func (w writer) write(ctx context.Context, records []record) error {
 	for range tries {
-		written, err := w.insert(ctx, records)
+		now, later := eachNumberOnce(records)
+		written, err := w.insert(ctx, now)
 		if err != nil {
 			return err
 		}
-		records = slices.DeleteFunc(slices.Clone(records), func(r record) bool {
-			is := written[r.number]
-			delete(written, r.number)
-			return is
-		})
-		if len(records) == 0 {
-			return nil
+		now = slices.DeleteFunc(now, func(r record) bool { return written[r.number] })
+		if len(now) > 0 {
+			if now, err = w.compare(ctx, now); err != nil {
+				return err
+			}
 		}
-		if records, err = w.compare(ctx, records); err != nil || len(records) == 0 {
-			return err
+		if records = append(now, later...); len(records) == 0 {
+			return nil
 		}
 	}
 	return errors.New("rows of the same messages come and go: repeat the transaction")
+}
+
+// eachNumberOnce returns the first record of each number, and the others, to which a statement would give no row.
+func eachNumberOnce(records []record) (first, others []record) {
+	seen := make(map[int64]bool, len(records))
+	for _, r := range records {
+		if seen[r.number] {
+			others = append(others, r)
+		} else {
+			first = append(first, r)
+		}
+		seen[r.number] = true
+	}
+	return first, others
 }
 
 // insert returns the rows that were not there.

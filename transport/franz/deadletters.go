@@ -43,7 +43,8 @@ type DeadLetters struct {
 	opts   []kgo.Opt
 	client *kgo.Client // that publishes, and asks what there is
 
-	publisher *Publisher
+	publisher *Publisher // nil: refused says why; letters can be read
+	refused   error
 
 	mu     sync.Mutex
 	marked map[string]bool
@@ -62,15 +63,10 @@ func NewDeadLetters(topic string, c DeadLettersConfig, opts ...kgo.Opt) (*DeadLe
 	if err != nil {
 		return nil, fmt.Errorf("franz: NewDeadLetters: %w", err)
 	}
-	publisher, err := NewPublisher(client, PublisherConfig{})
-	if err != nil {
-		client.Close()
-		return nil, err
-	}
 	c.Markers = cmp.Or(c.Markers, topic+".redriven")
-	return &DeadLetters{
-		topic: topic, config: c, opts: opts, client: client, publisher: publisher, marked: map[string]bool{},
-	}, nil
+	d := &DeadLetters{topic: topic, config: c, opts: opts, client: client, marked: map[string]bool{}}
+	d.publisher, d.refused = NewPublisher(client, PublisherConfig{})
+	return d, nil
 }
 
 // Close closes the connections.
@@ -236,6 +232,9 @@ func (d *DeadLetters) marks(ctx context.Context) (marked func(*deadletters.Lette
 
 // mark notes that letters are redriven, or put aside.
 func (d *DeadLetters) mark(ctx context.Context, letters []deadletters.Letter) error {
+	if d.refused != nil {
+		return fmt.Errorf("mark letters: %w", d.refused)
+	}
 	markers := make([]*produced, len(letters))
 	for i := range letters {
 		key, at := []byte(markOf(&letters[i])), []byte(time.Now().UTC().Format(time.RFC3339))
@@ -490,6 +489,9 @@ func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
 
 // Publisher implements [deadletters.Redrive].
 func (r *redrive) Publisher() (producer.Publisher, error) {
+	if r.of.refused != nil {
+		return nil, r.of.refused
+	}
 	return r.of.publisher, nil
 }
 
