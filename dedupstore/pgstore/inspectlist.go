@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	pageSize       = 2000 // records that a page of a list looks at
-	countSize      = 128  // blocks that a part of a count reads, of some 15 records each
-	duplicatesSize = 16   // blocks of duplicates that it reads, of some 75 each, whose records lie all over the table
+	pageSize       = 2000    // records that a page of a list looks at
+	pageBytes      = 8 << 20 // of results; the page ends with the record that goes beyond
+	countSize      = 128     // blocks that a part of a count reads, of some 15 records each
+	duplicatesSize = 16      // blocks of duplicates that it reads, of some 75 each, whose records lie all over the table
 )
 
 const (
@@ -107,7 +108,8 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 	batch.Queue(callPaging)
 	batch.Queue(f.store.sql.list, filterArgs(from, &filter)...).Query(func(rows pgx.Rows) error {
 		c := newScanner(progress...)
-		for rows.Next() {
+		bytes := 0
+		for n := 1; rows.Next(); n++ {
 			columns := rows.RawValues()
 			if columns[len(progress)] == nil {
 				return rows.Scan(append(progress, make([]any, len(columns)-len(progress))...)...)
@@ -120,6 +122,10 @@ func (f *form) List(ctx context.Context, filter dedupstore.Filter, after string)
 				unreadable = errors.Join(unreadable, err)
 			} else if seen := c.row.Look(key, c.now); filter.Matches(&seen) {
 				page.Records = append(page.Records, seen)
+			}
+			if bytes += len(c.row.Outcome.Result); bytes >= pageBytes {
+				page.Looked, last = n, []byte(c.row.ID) // the rest is read, and forgotten
+				return nil
 			}
 		}
 		return rows.Err()

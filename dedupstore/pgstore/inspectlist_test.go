@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/claimtest"
 )
 
 // listed lists page by page.
@@ -152,5 +154,29 @@ func TestList_BadPlacesAreRefused(t *testing.T) {
 		if _, ok := errors.AsType[*dedupstore.InvalidError](err); !ok {
 			t.Errorf("a place that no page has named returned %v, want an InvalidError", err)
 		}
+	}
+}
+
+func TestList_PagesOfLargeResultsAreShorter(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t), Config{})
+	const n = 12
+	for i := range n {
+		c := claimtest.Claim(t, s, claimtest.Request(fmt.Sprint(i)), dedupstore.AcquiredRun).Claim
+		claimtest.Settle(t, s, c, claimtest.Succeeded(strings.Repeat("x", pageBytes/8)))
+	}
+	seen, pages := map[string]bool{}, 0
+	for after := ""; pages == 0 || after != ""; pages++ {
+		page, err := s.List(t.Context(), dedupstore.Filter{}, after)
+		if err != nil || len(page.Records) > 8 {
+			t.Fatalf("%d records, %v", len(page.Records), err)
+		}
+		for _, r := range page.Records {
+			seen[r.Key.ID] = true
+		}
+		after = page.Next
+	}
+	if len(seen) != n || pages < 2 {
+		t.Errorf("%d records in %d pages, want %d in two or more", len(seen), pages, n)
 	}
 }
