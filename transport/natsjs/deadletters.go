@@ -360,7 +360,7 @@ func (d *DeadLetters) Redrive(ctx context.Context, t deadletters.Taking) (deadle
 	if err != nil {
 		return nil, err
 	}
-	r := &redrive{of: d, stream: stream, Taking: t, taken: map[uint64]string{}}
+	r := &redrive{of: d, stream: stream, Taking: t, taken: map[uint64]string{}, within: takeTimeout}
 	if len(t.Positions) > 0 {
 		return r, nil
 	}
@@ -386,6 +386,7 @@ type redrive struct {
 	taken   map[uint64]string  // where each is answered; the letters themselves may be many
 	kept    time.Time          // when those that were taken and left were held back last
 	waits   time.Time          // since when it has waited for another redrive
+	within  time.Duration      // how long an answer to an ack may take
 }
 
 // Take implements [deadletters.Redrive].
@@ -474,7 +475,7 @@ func (r *redrive) Done(ctx context.Context, sent []deadletters.Letter) error {
 		delete(r.taken, number)
 	}
 	err := r.of.sideBySide(sent, func(l *deadletters.Letter) error {
-		within, cancel := context.WithTimeout(ctx, takeTimeout) // a lost connection ends no request
+		within, cancel := context.WithTimeout(ctx, r.within) // a lost connection ends no request
 		defer cancel()
 		_, err := r.of.js.Conn().RequestWithContext(within, replies[l.Position], sayAck)
 		return err
