@@ -269,16 +269,17 @@ func TestGuard_UnguardedRunsLeaveNothingAtTheirContext(t *testing.T) {
 			var waiting atomic.Int32
 			process, end := context.WithCancel(t.Context())
 			var kept context.Context
-			if _, err := g.Run(watchedContext{process, &waiting}, call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			work := func(ctx context.Context) (dedupstore.Outcome, error) {
 				kept = ctx
 				within, cancel := context.WithTimeout(ctx, time.Second)
 				defer cancel()
 				return dedupstore.Outcome{}, within.Err()
-			}); err != nil {
+			}
+			if _, err := g.Run(watchedContext{process, &waiting}, call("m1"), work); err != nil {
 				t.Fatal(err)
 			}
 			if n := waiting.Load(); n != 0 || kept.Err() != nil {
-				t.Errorf("%s: %d wait for the end of the process, and the context has ended with %v", name, n, kept.Err())
+				t.Errorf("%s: %d wait for the end of the process; the context ended with %v", name, n, kept.Err())
 			}
 			end()
 			if <-kept.Done(); !errors.Is(kept.Err(), context.Canceled) {

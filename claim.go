@@ -424,7 +424,8 @@ func (r *run) count(ctx context.Context, a *dedupstore.Answer) {
 	g.tally(ctx, key, &telemetry.Answer{
 		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a) && !own,
 	})
-	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy && !own { // see attempt
+	told := o == telemetry.Claimed || own // see attempt
+	if !told && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy {
 		telemetry.LinkOriginal(ctx, key.Group, key.Handler, key.ID, a.Trace)
 		if a.Status == dedupstore.AcquiredPublish && a.Fence == a.Claim.Fence { // the claim itself ended the message
 			g.countEnd(ctx, key, &a.Outcome)

@@ -196,7 +196,8 @@ func (a *app) openBox(ctx context.Context, ordered bool) (box, error) {
 		if err != nil {
 			return nil, err
 		}
-		return mysqloutbox.Find(ctx, db, mysqloutbox.Config{Table: own["table"], Ordered: ordered || skip, SkipDead: skip})
+		return mysqloutbox.Find(ctx, db,
+			mysqloutbox.Config{Table: own["table"], Ordered: ordered || skip, SkipDead: skip})
 	case "sqlite":
 		db, err := a.database(ctx, at)
 		if err != nil {

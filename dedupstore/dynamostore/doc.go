@@ -42,8 +42,8 @@
 // # Limits
 //
 // An item has at most 400 KB. A larger record, with its result and the messages that its run produced, is refused with
-// [dedupstore.ErrTooLarge]. In a global table two regions can claim a key at once, unless it has strong consistency: see
-// [Store.Check].
+// [dedupstore.ErrTooLarge]. In a global table two regions can claim a key at once, unless it has strong consistency:
+// see [Store.Check].
 //
 // # The table as CloudFormation text
 //

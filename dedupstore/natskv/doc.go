@@ -41,8 +41,8 @@
 // # Limits
 //
 // A record is a message, and must fit max_payload (by default 1 MB), together with the messages that a run produced.
-// The store refuses a larger record with [dedupstore.ErrTooLarge]. A full bucket refuses what it has no room for, and that
-// may be an outcome. A finished record takes some 370 bytes on disk, and as much of the server's memory.
+// The store refuses a larger record with [dedupstore.ErrTooLarge]. A full bucket refuses what it has no room for, and
+// that may be an outcome. A finished record takes some 370 bytes on disk, and as much of the server's memory.
 //
 // # Rights
 //

@@ -66,7 +66,8 @@ func TestInbox_ARecordThatIsTooLarge(t *testing.T) {
 		t.Errorf("the transaction returned %v", err)
 	}
 	o = dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "too large"}
-	if err := dedupstore.SettleOne(t.Context(), in, c, dedupstore.Finish{Outcome: o, Retention: time.Hour}); err != nil {
+	f := dedupstore.Finish{Outcome: o, Retention: time.Hour}
+	if err := dedupstore.SettleOne(t.Context(), in, c, f); err != nil {
 		t.Error(err)
 	}
 }

@@ -20,7 +20,7 @@ const (
 	pageSize       = 2000    // records that a page of a list looks at
 	pageBytes      = 8 << 20 // of results; the page ends with the record that goes beyond
 	countSize      = 128     // blocks that a part of a count reads, of some 15 records each
-	duplicatesSize = 16      // blocks of duplicates that it reads, of some 75 each, whose records lie all over the table
+	duplicatesSize = 16      // blocks of duplicates that it reads, of some 75 each; their records lie anywhere
 )
 
 const (

@@ -23,8 +23,8 @@ type Subject struct {
 	// for ever. Nil: the store cannot tell; then only what is forgotten, and when, is tested.
 	TTL func(key dedupstore.Key) (time.Duration, bool)
 
-	// MaxBytes is how large a record may be, with its key. The store refuses larger ones with ErrTooLarge, and the claim
-	// stays. Zero: larger than any that the suite stores.
+	// MaxBytes is how large a record may be, with its key. The store refuses larger ones with ErrTooLarge, and the
+	// claim stays. Zero: larger than any that the suite stores.
 	MaxBytes int
 
 	// For RunStuck. Lock stands for a process that stands still in a transaction in which it changes the record of a

@@ -82,7 +82,9 @@ func TestIn_MessagesOfACallWithOneNumberAreTwoRows(t *testing.T) {
 		}
 	}
 	for range 2 {
-		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return box.In(tx).Publish(t.Context(), twins...) })
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			return box.In(tx).Publish(t.Context(), twins...)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,9 +6,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// A tracker knows up to where the records of a partition are settled. It keeps only those that are not, because millions
-// may be settled behind one that waits. The zero value is a partition of which nothing was taken. It is not safe for
-// concurrent use.
+// A tracker knows up to where the records of a partition are settled. It keeps only open records, because millions may
+// be settled while one waits. The zero value is ready to use. A tracker is not safe for concurrent use.
 type tracker struct {
 	first, last *entry          // of the open ones, by offset
 	open, taken int             // how many are open, and how many were taken
