@@ -88,7 +88,7 @@ func TestKafka_GroupOfOtherMembersIsAnErrorThatSaysWhatToChange(t *testing.T) {
 		r.produce(t.Context(), 10)
 		other := k.client(t, kgo.ConsumerGroup(r.group), kgo.ConsumeTopics(r.topic), kgo.Balancers(kgo.RangeBalancer()),
 			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(kafkaSession/5), kgo.SessionTimeout(kafkaSession))
-		until(t, "the other member", func() bool { id, _ := other.GroupMetadata(); return id != "" })
+		until(t, "the other member", func() bool { _, generation := other.GroupMetadata(); return generation > 0 })
 		m := r.join()
 		var setup *dedupstore.SetupError
 		if err := m.gaveUp(); !errors.As(err, &setup) || !errors.Is(err, kerr.InconsistentGroupProtocol) {

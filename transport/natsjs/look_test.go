@@ -158,6 +158,7 @@ func TestWorker_ConsumerThatIsMadeAnewOtherwiseIsNoticed(t *testing.T) {
 	r.publish(1, oneKey)
 	w := r.worker(succeed)
 	w.LookEvery(lookEvery)
+	w.GoneFor(longWait)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(context.Background()) }()
 	r.acked(1)
@@ -190,6 +191,7 @@ func TestWorker_ConsumerThatIsMadeAnewWithoutAcksEndsTheRun(t *testing.T) {
 	r.publish(1, oneKey)
 	w := r.worker(succeed)
 	w.LookEvery(lookEvery)
+	w.GoneFor(longWait)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(t.Context()) }()
 	r.acked(1)
@@ -284,6 +286,7 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 				return nil
 			})
 			w.LookEvery(lookEvery)
+			w.GoneFor(longWait) // it is made again, however long a busy machine takes for that
 			stop := r.start(w)
 			until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
 			if err := r.js.DeleteStream(t.Context(), "orders"); err != nil {

@@ -26,6 +26,7 @@ type engine struct {
 	consumer      func(ctx context.Context, topic string) (jetstream.Consumer, error)
 	config        Config
 	lookEvery     time.Duration // how often a run looks at its consumer again
+	goneFor       time.Duration // how long a consumer must be missing to be believed deleted
 	maxDeliveries atomic.Uint64
 }
 
@@ -40,7 +41,7 @@ func newEngine(name string, once *consumer.Processor, js jetstream.JetStream, co
 	case isnil.Nil(js) || js.Conn() == nil:
 		return nil, fmt.Errorf("natsjs: %s needs a JetStream with a connection", name)
 	}
-	return &engine{once: once, js: js, config: config, lookEvery: lookEvery}, nil
+	return &engine{once: once, js: js, config: config, lookEvery: lookEvery, goneFor: goneFor}, nil
 }
 
 // A session is what everybody in one run of an engine knows.
@@ -84,7 +85,10 @@ func (e *engine) consume(ctx context.Context, topic string, work worker.Work) er
 		nc: e.js.Conn(), config: e.config, info: info, stop: stop, pulled: make(chan struct{}),
 		keeper: keeper{most: info.maxInFlight / 2, naks: info.delayed, limited: info.maxDeliver > 0},
 	}
-	s.watcher = watcher{s: s, cons: cons, every: e.lookEvery, created: info.created, finished: make(chan struct{})}
+	s.watcher = watcher{
+		s: s, cons: cons, every: e.lookEvery, goneFor: e.goneFor, created: info.created,
+		finished: make(chan struct{}),
+	}
 	s.fetcher = newFetcher(s)
 	s.run = loop.Assign(detached, nil, math.MaxInt, s.fetcher.released) // which asks for no more than there is room for
 	var background sync.WaitGroup

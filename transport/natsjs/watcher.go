@@ -19,9 +19,10 @@ import (
 // watcher tells the server that the messages in flight are in progress. It looks whether their consumer is still what
 // it was at the beginning of the run, and probes whether acks arrive.
 type watcher struct {
-	s     *session
-	cons  jetstream.Consumer
-	every time.Duration // how often it looks
+	s       *session
+	cons    jetstream.Consumer
+	every   time.Duration // how often it looks
+	goneFor time.Duration // how long the consumer may be missing
 
 	finished chan struct{} // closed: no message is in flight any more
 	probes   sync.WaitGroup
@@ -157,7 +158,7 @@ func (w *watcher) missed(err error) bool {
 	case w.gone.IsZero():
 		w.gone = time.Now()
 	default:
-		return time.Since(w.gone) >= goneFor
+		return time.Since(w.gone) >= w.goneFor
 	}
 	return false
 }
