@@ -61,6 +61,7 @@ type Source interface {
 // A Reading says what Source.Each reads.
 type Reading struct {
 	Left    bool // only what is still to be redriven
+	Done    bool // set Letter.Done, if letters stay when they are discarded
 	Payload bool
 }
 

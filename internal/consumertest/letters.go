@@ -17,6 +17,7 @@ import (
 type Letters struct {
 	To   producer.Publisher // gets the messages of redrives
 	Fail error              // of all that is asked
+	Stay bool               // discarded letters stay, as in Kafka
 
 	mu    sync.Mutex
 	all   []deadletters.Letter // the oldest first
@@ -86,7 +87,11 @@ func (l *Letters) Page(
 // Each implements [deadletters.Source].
 func (l *Letters) Each(_ context.Context, r deadletters.Reading, do func(deadletters.Letter) bool) error {
 	for _, one := range l.All() {
-		if !(r.Left && one.Done) && !do(one) {
+		if r.Left && one.Done {
+			continue
+		}
+		one.Done = one.Done && r.Done && l.Stay
+		if !do(one) {
 			break
 		}
 	}
@@ -97,6 +102,7 @@ func (l *Letters) Each(_ context.Context, r deadletters.Reading, do func(deadlet
 func (l *Letters) Show(_ context.Context, position string) (deadletters.Letter, error) {
 	for _, one := range l.All() {
 		if one.Position == position {
+			one.Done = one.Done && l.Stay
 			return one, l.Fail
 		}
 	}
@@ -105,8 +111,22 @@ func (l *Letters) Show(_ context.Context, position string) (deadletters.Letter, 
 
 // Discard implements [deadletters.Source].
 func (l *Letters) Discard(_ context.Context, letters []deadletters.Letter) error {
+	if l.Stay {
+		return l.mark(letters)
+	}
 	l.Change(func(all []deadletters.Letter) []deadletters.Letter {
 		return slices.DeleteFunc(all, func(one deadletters.Letter) bool { return isIn(letters, &one) })
+	})
+	return l.Fail
+}
+
+// mark notes that letters are done.
+func (l *Letters) mark(done []deadletters.Letter) error {
+	l.Change(func(all []deadletters.Letter) []deadletters.Letter {
+		for i := range all {
+			all[i].Done = all[i].Done || isIn(done, &all[i])
+		}
+		return all
 	})
 	return l.Fail
 }
@@ -138,13 +158,7 @@ func (r *lettersRedrive) Take(_ context.Context, n int) (taken []deadletters.Let
 }
 
 func (r *lettersRedrive) Done(_ context.Context, sent []deadletters.Letter) error {
-	r.of.Change(func(all []deadletters.Letter) []deadletters.Letter {
-		for i := range all {
-			all[i].Done = all[i].Done || isIn(sent, &all[i])
-		}
-		return all
-	})
-	return r.of.Fail
+	return r.of.mark(sent)
 }
 
 func (r *lettersRedrive) Publisher() (producer.Publisher, error) { return r.of.To, r.of.Fail }

@@ -153,20 +153,25 @@ func TestDiscard_OfWhatItsPlanShowed(t *testing.T) {
 	}
 }
 
-// A letter that was redriven, and is still there, is left alone by a redrive of its position. It may be discarded.
+// A letter that was redriven or discarded, and is still there, is left alone: by its position, and by a discard of all
+// where discarded letters stay. Where they go, a discard removes it.
 func TestPrediction_LeavesAloneWhatIsDone(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		discards       bool
+		stay, discards bool
 		positions      []string
 		found, n, left int
 	}{
-		{false, []string{"1", "2"}, 2, 1, 1},
-		{false, nil, 1, 1, 0}, // those that are done are not read
-		{true, []string{"1", "2"}, 2, 2, 2},
-		{true, nil, 2, 2, 2},
+		{true, false, []string{"1", "2"}, 2, 1, 1},
+		{true, false, nil, 1, 1, 0}, // those that are done are not read
+		{true, true, []string{"1", "2"}, 2, 1, 2},
+		{true, true, nil, 2, 1, 2},
+		{false, false, nil, 1, 1, 0},
+		{false, true, []string{"1", "2"}, 2, 2, 2},
+		{false, true, nil, 2, 2, 2},
 	} {
 		r := newRig(t)
+		r.letters.Stay = c.stay
 		r.fails(t, "0", "refused")
 		r.fails(t, "1", "refused")
 		r.letters.Change(func(all []deadletters.Letter) []deadletters.Letter {
@@ -180,6 +185,22 @@ func TestPrediction_LeavesAloneWhatIsDone(t *testing.T) {
 			done.Sent != c.n {
 			t.Errorf("%+v: found %d, %d to change, %d left; changed %d, %v", c, p.Found, p.N(), left, done.Sent, err)
 		}
+	}
+}
+
+// So is one that another has redriven since the plan was made.
+func TestDiscard_LeavesAloneWhatIsDoneSince(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.letters.Stay, r.Discards = true, true
+	r.fails(t, "0", "refused")
+	p := r.predicts(t)
+	r.letters.Change(func(all []deadletters.Letter) []deadletters.Letter {
+		all[0].Done = true
+		return all
+	})
+	if done, err := r.Do(t.Context(), p); err != nil || done.Sent != 0 {
+		t.Errorf("%d were discarded, %v", done.Sent, err)
 	}
 }
 

@@ -159,11 +159,11 @@ func (r *Redrive) Predict(ctx context.Context) (*Prediction, error) {
 	return p, cmp.Or(err, failed)
 }
 
-// each calls do with the letters at the positions that are meant, or with all. Those that were redriven may still be
-// discarded.
+// each calls do with the letters at the positions that are meant, or with all. A broker that removes letters may
+// remove those that were redriven, too.
 func (r *Redrive) each(ctx context.Context, do func(deadletters.Letter) bool) error {
 	if len(r.Positions) == 0 {
-		return r.Source.Each(ctx, deadletters.Reading{Left: !r.Discards}, do)
+		return r.Source.Each(ctx, deadletters.Reading{Left: !r.Discards, Done: r.Discards}, do)
 	}
 	for _, position := range r.Positions {
 		l, err := r.Source.Show(ctx, position)
@@ -204,7 +204,7 @@ func (p *Prediction) add(r *Redrive, cases []Case) {
 			of.Reason = pattern
 		}
 		of.DeadLetters++
-		if c.Done && !r.Discards { // no redrive takes it any more
+		if c.Done { // nothing takes it any more
 			continue
 		}
 		if r.sends(c.Fate) {

@@ -169,7 +169,7 @@ func (r *Redrive) discard(ctx context.Context, plan *Prediction, done *Redriven)
 	}
 	var failed error
 	err := r.each(ctx, func(l deadletters.Letter) bool {
-		if l.Time.After(plan.newest) || !r.Matches(&l) {
+		if l.Done || l.Time.After(plan.newest) || !r.Matches(&l) {
 			return true
 		}
 		if c := (Case{Letter: l, Fate: FateCannot}); plan.has(&c) {

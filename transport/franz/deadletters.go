@@ -263,7 +263,7 @@ func (d *DeadLetters) makeMarkers(ctx context.Context) error {
 func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(deadletters.Letter) bool) error {
 	marked := func(*deadletters.Letter) bool { return false }
 	var err error
-	if r.Left {
+	if r.Left || r.Done {
 		if marked, err = d.marks(ctx); err != nil {
 			return err
 		}
@@ -274,7 +274,8 @@ func (d *DeadLetters) Each(ctx context.Context, r deadletters.Reading, do func(d
 	}
 	return d.records(ctx, d.topic, all, func(record *kgo.Record) bool {
 		l := letter(record)
-		return marked(&l) || do(l)
+		l.Done = marked(&l)
+		return l.Done && r.Left || do(l)
 	})
 }
 

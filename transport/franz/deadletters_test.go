@@ -191,6 +191,14 @@ func TestDeadLetters_TellWhatIsDone(t *testing.T) {
 		if done, _ := show(d); !slices.Equal(done, want) {
 			t.Errorf("%s: Show says %v, want %v", name, done, want)
 		}
+		done = nil
+		err := d.Each(t.Context(), deadletters.Reading{Done: true}, func(l deadletters.Letter) bool {
+			done = append(done, l.Done)
+			return true
+		})
+		if err != nil || !slices.Equal(done, want) {
+			t.Errorf("%s: Each says %v, %v; want %v", name, done, err, want)
+		}
 	}
 	if _, taken := take(positions...); len(taken) != 1 || taken[0].Position != positions[2] {
 		t.Errorf("took %+v, want the last letter", taken)
