@@ -178,7 +178,7 @@ func size(bytes int64) string {
 // lookAtOutbox looks at the tables of the outbox, and at the slots that show its log.
 func (d *doctor) lookAtOutbox(ctx context.Context) error {
 	const what = "outbox"
-	at, own, err := split(d.settings.Outbox, "table", "schema")
+	at, own, err := split(d.settings.Outbox, boxParameters...)
 	if err != nil {
 		return err
 	}

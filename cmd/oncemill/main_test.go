@@ -249,7 +249,7 @@ func row(ts *testscript.TestScript, _ bool, args []string) {
 	defer a.close()
 	opened, err := a.reachBox(ctx, false)
 	ts.Check(err)
-	at, _, err := split(a.settings.Outbox, "table", "schema")
+	at, _, err := split(a.settings.Outbox, boxParameters...)
 	ts.Check(err)
 	var db *sql.DB
 	switch at.Scheme {

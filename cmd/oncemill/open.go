@@ -167,11 +167,14 @@ func (a *app) reachBox(ctx context.Context, ordered bool) (opened box, err error
 	return opened, err
 }
 
+// boxParameters are our own in the address of an outbox.
+var boxParameters = []string{"table", "schema", "skip_dead"}
+
 func (a *app) openBox(ctx context.Context, ordered bool) (box, error) {
 	if a.settings.Outbox == "" {
 		return nil, usagef("no outbox is named: set --outbox, ONCEMILL_OUTBOX or a context of the config file")
 	}
-	at, own, err := split(a.settings.Outbox, "table", "schema", "skip_dead")
+	at, own, err := split(a.settings.Outbox, boxParameters...)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -205,7 +206,8 @@ func (a *app) await(ctx context.Context, ready *readiness) (box, error) {
 			return opened, nil
 		}
 		tried.close()
-		if usage := (usageError{}); errors.As(err, &usage) {
+		if usage, invalid := (usageError{}), (*dedupstore.InvalidError)(nil); errors.As(err, &usage) ||
+			errors.As(err, &invalid) { // such as skip_dead=true of an outbox that is not ordered
 			return nil, err
 		}
 		ready.set(fmt.Errorf("outbox: %w", err))
