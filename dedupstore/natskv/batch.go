@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,8 +99,8 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (int64, err
 		case a := <-got:
 			said := b.conn.LastError()
 			if isCode(a.err, codeBatchIncomplete) && said != before && //nolint:errorlint // itself
-				errors.Is(said, nats.ErrPermissionViolation) { // only the connection hears it
-				return 0, &unsentError{said}
+				slices.ContainsFunc(messages, func(m *nats.Msg) bool { return refuses(said, m.Subject+`"`) }) {
+				return 0, &unsentError{said} // only the connection hears it
 			}
 			return a.last, a.err
 		case <-ctx.Done():

@@ -49,5 +49,6 @@
 // A user needs to publish to $KV.BUCKET.>, $JS.API.STREAM.INFO.KV_BUCKET and $JS.API.STREAM.MSG.GET.KV_BUCKET, and to
 // subscribe to its inbox. To list records also $JS.API.DIRECT.GET.KV_BUCKET. The handlers of a group are remembered
 // under $KV.BUCKET.scopes.TENANT.GROUP, for 400 days after their last use. For a stream these are SUBJECT.> and the
-// subjects of the outputs, and the name of the stream instead of KV_BUCKET.
+// subjects of the outputs, and the name of the stream instead of KV_BUCKET. If the account maps such a subject to
+// another, allow that one, too: what is refused there is sent again and again, and no error names the right.
 package natskv

@@ -84,14 +84,16 @@ func (s *Store) failed(ctx context.Context, err error, subjects ...string) error
 func (s *Store) refused(subjects []string) error {
 	conn := s.js.Conn()
 	last := conn.LastError()
-	if !errors.Is(last, nats.ErrPermissionViolation) {
-		return nil
-	}
 	ours := append([]string{s.api, s.prefix + ".", cmp.Or(conn.Opts.InboxPrefix, "_INBOX")}, subjects...)
-	if !slices.ContainsFunc(ours, func(subject string) bool { return strings.Contains(last.Error(), `"`+subject) }) {
+	if !slices.ContainsFunc(ours, func(begin string) bool { return refuses(last, begin) }) {
 		return nil
 	}
 	return last
+}
+
+// refuses reports whether an error is a missing right of a subject that begins so.
+func refuses(err error, begin string) bool {
+	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+begin)
 }
 
 func isCode(err error, code jetstream.ErrorCode) bool {

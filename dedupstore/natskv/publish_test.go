@@ -243,6 +243,46 @@ func TestInbox_AMissingRightIsSaid(t *testing.T) {
 	}
 }
 
+// A batch that is answered as incomplete, as by a leader that has just changed, is sent again, whatever others on its
+// connection are refused meanwhile.
+func TestInbox_WhatOthersMayNotDoEndsNoBatch(t *testing.T) {
+	t.Parallel()
+	s := natstest.Start(t, func(o *server.Options) {
+		o.Users = []*server.User{{Username: "app", Password: "pw", Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Deny: []string{"elsewhere"}},
+		}}}
+	})
+	in := newInbox(t, s.JetStream(nats.UserInfo("app", "pw")), Stream("ORDERS", 1, "orders.>"))
+	sent := 0
+	in.batches.fault = func(messages []*nats.Msg, send func() (int64, error)) (int64, error) {
+		if sent++; sent > 1 {
+			return send()
+		}
+		messages[0].Header.Set(batchSeq, "9")
+		if err := in.js.Conn().Publish("elsewhere", nil); err != nil {
+			t.Error(err)
+		}
+		last, err := send()
+		if !isCode(err, codeBatchIncomplete) {
+			t.Errorf("%d, %v, want an answer that says that the batch is incomplete", last, err)
+		}
+		if said := in.js.Conn().LastError(); !errors.Is(said, nats.ErrPermissionViolation) {
+			t.Errorf("the connection says %v, want a refusal", said)
+		}
+		return last, err
+	}
+	c := claim(t, in, request("1"), dedupstore.AcquiredRun).Claim
+	if err := dedupstore.InTxOne(t.Context(), in, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return succeeded(""), in.Publish(ctx, message("1", "orders.a"), message("2", "orders.b"))
+	}); err != nil {
+		t.Error(err)
+	}
+	if sent < 2 {
+		t.Errorf("sent %d times, want it again", sent)
+	}
+	wantStored(t, in, "orders.a", "orders.b")
+}
+
 // Half a batch of a process that died is in nobody's way, and sixty connections that publish at once neither.
 func TestInbox_ManyConnectionsBesideHalfABatch(t *testing.T) {
 	t.Parallel()
