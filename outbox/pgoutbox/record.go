@@ -21,6 +21,7 @@ type record struct {
 	index  int   // in the call
 	number int64 // the row's
 	tries  int   // how often another message had the number
+	shared bool  // another of the call has the number, too
 }
 
 // A name identifies a row: messages with equal names are one.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,10 +56,10 @@ func TestRowNumber_OfMessagesOfOneTimeLieTogether(t *testing.T) {
 }
 
 // boxOfNumbers is an outbox in a schema of its own.
-func boxOfNumbers(t *testing.T, schema string) (*Outbox, *pgxpool.Pool) {
+func boxOfNumbers(t *testing.T, schema string, ordered bool) (*Outbox, *pgxpool.Pool) {
 	t.Helper()
 	pool := postgrestest.Shared(t).Pool(t)
-	box, err := New(pool, Config{Schema: schema})
+	box, err := New(pool, Config{Schema: schema, Ordered: ordered})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,7 @@ func boxOfNumbers(t *testing.T, schema string) (*Outbox, *pgxpool.Pool) {
 // These two have one number, which neither of them may lose its row to.
 func TestIn_MessagesOfACallWithOneNumberAreTwoRows(t *testing.T) {
 	t.Parallel()
-	box, pool := boxOfNumbers(t, fmt.Sprintf("twins_%d", os.Getpid()))
+	box, pool := boxOfNumbers(t, fmt.Sprintf("twins_%d", os.Getpid()), false)
 	var twins []producer.Message
 	for _, id := range []string{"0198c5b0-5b3c-7c0e-8f00-000000087f91", "0198c5b0-5b3c-7c0e-8f00-00000038ad58"} {
 		m := producer.Message{ID: id, Topic: "orders", Payload: []byte(id)}
@@ -95,10 +96,34 @@ func TestIn_MessagesOfACallWithOneNumberAreTwoRows(t *testing.T) {
 	}
 }
 
+// What comes after a message that gets its row late has its place behind it, if they have one key.
+func TestIn_MessagesWithOneNumberKeepTheOrderOfTheirKeys(t *testing.T) {
+	t.Parallel()
+	box, pool := boxOfNumbers(t, fmt.Sprintf("places_%d", os.Getpid()), true)
+	messages := []producer.Message{
+		{ID: "0198c5b0-5b3c-7c0e-8f00-000000087f91", Topic: "orders", Key: "a"},
+		{ID: "0198c5b0-5b3c-7c0e-8f00-00000038ad58", Topic: "orders", Key: "b"},
+		{ID: "3", Topic: "orders", Key: "b"}, {ID: "4", Topic: "orders", Key: "b"}, {ID: "5", Topic: "orders", Key: "a"},
+	}
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return box.In(tx).Publish(t.Context(), messages...) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := fmt.Sprintf(`SELECT id FROM places_%d.oncemill_outbox WHERE key = 'b' ORDER BY place`, os.Getpid())
+	rows, err := pool.Query(t.Context(), places)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if want := []string{messages[1].ID, "3", "4"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("the rows of b are %v, %v; want %v", got, err, want)
+	}
+}
+
 func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
 	t.Parallel()
 	schema := fmt.Sprintf("numbers_%d", os.Getpid())
-	box, pool := boxOfNumbers(t, schema)
+	box, pool := boxOfNumbers(t, schema, false)
 	m := producer.Message{ID: "1", Topic: "orders", Payload: []byte("x")}
 	records, err := box.records(t.Context(), []producer.Message{m})
 	if err != nil {

@@ -150,14 +150,18 @@ func (w writer) write(ctx context.Context, records []record) error {
 	return errors.New("rows of the same messages come and go: repeat the transaction")
 }
 
-// eachNumberOnce returns the first record of each number, and the others, to which a statement would give no row.
+// eachNumberOnce returns the first record of each number, and the others, to which a statement would give no row. What
+// comes after one that may get none yet waits, too, if they have one key.
 func eachNumberOnce(records []record) (first, others []record) {
-	seen := make(map[int64]bool, len(records))
+	seen, waits := make(map[int64]bool, len(records)), map[string]bool{}
 	for _, r := range records {
-		if seen[r.number] {
+		if seen[r.number] || waits[r.Key] {
+			r.shared = r.shared || seen[r.number]
 			others = append(others, r)
+			waits[r.Key] = r.Key != ""
 		} else {
 			first = append(first, r)
+			waits[r.Key] = r.Key != "" && (r.shared || r.tries > 0)
 		}
 		seen[r.number] = true
 	}
