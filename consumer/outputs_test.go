@@ -54,6 +54,27 @@ func TestProcessOutputs_AreTheCallersToPublishUntilTheyArePublished(t *testing.T
 	})
 }
 
+// A handler may copy the header of the message that it got. Its output's own Key counts, and publishers refuse two.
+func TestProcessOutputs_TheKeyOfTheConsumedMessageStaysBehind(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		d := delivery("o1")
+		d.Header["Oncemill-Key"] = "customer 6"
+		for _, c := range []struct{ key, want string }{{"customer 7", ""}, {"customer 6", "customer 6"}, {"", "customer 6"}} {
+			d.Header[producer.HeaderID] = "o" + c.key
+			first := p.ProcessOutputs(t.Context(), d, func(context.Context) ([]producer.Message, error) {
+				return []producer.Message{{Topic: "receipts", Key: c.key, Header: d.Header}}, nil
+			})
+			if first.Result.Publication == nil {
+				t.Fatalf("%+v, want outputs to publish", first)
+			}
+			if m := first.Result.Publication.Messages()[0]; m.Key != c.key || m.Header["Oncemill-Key"] != c.want {
+				t.Errorf("key %q: output %+v", c.key, m)
+			}
+		}
+	})
+}
+
 func TestWatch_RecordsWhatAnAckOrANackSays(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ack, nack, close, again bool

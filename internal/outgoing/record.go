@@ -34,8 +34,8 @@ func NewRecord(ctx context.Context, m producer.Message) (Record, error) {
 		return Record{}, err
 	}
 	telemetry.Forget(m.Header, producer.HeaderResend) // a handler may have copied it from another message
-	if key := m.Header.Get(producer.HeaderKey); m.Key != "" && key != m.Key {
-		telemetry.Forget(m.Header, producer.HeaderKey) // likewise; publishers refuse two keys
+	if m.Key != "" {
+		telemetry.ForgetOther(m.Header, producer.HeaderKey, m.Key) // likewise; publishers refuse two keys
 	}
 	if err := validate(m); err != nil {
 		return Record{}, err

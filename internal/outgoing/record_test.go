@@ -41,14 +41,15 @@ func TestNewRecord_TheKeyOfAnotherMessageStaysBehind(t *testing.T) {
 	for _, c := range []struct{ key, header, want string }{
 		{"own", "other", ""}, {"own", "own", "own"}, {"", "other", "other"},
 	} {
-		given := producer.Header{producer.HeaderKey: c.header, "x": "y"}
+		given := producer.Header{producer.HeaderKey: c.header, "ONCEMILL-KEY": "third", "x": "y"}
 		r, err := outgoing.NewRecord(t.Context(), producer.Message{Topic: "orders", Key: c.key, Header: given})
 		if err != nil {
 			t.Fatal(err)
 		}
 		header, err := outgoing.Header(r.ID, []byte(r.Text), 0)
 		kept := given[producer.HeaderKey] == c.header
-		if err != nil || header[producer.HeaderKey] != c.want || header["x"] != "y" || !kept {
+		_, other := header["ONCEMILL-KEY"]
+		if err != nil || header[producer.HeaderKey] != c.want || other != (c.key == "") || header["x"] != "y" || !kept {
 			t.Errorf("key %q, header %q: the row has %v, %v", c.key, c.header, header, err)
 		}
 	}

@@ -94,6 +94,11 @@ func Forget(h map[string]string, name string) {
 	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
 }
 
+// ForgetOther is Forget for what has another value.
+func ForgetOther(h map[string]string, name, value string) {
+	maps.DeleteFunc(h, func(k, v string) bool { return v != value && strings.EqualFold(k, name) })
+}
+
 // LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps. Within a
 // delivery it does so for that delivery's own key only.
 func LinkOriginal(ctx context.Context, group, handler, id, traceparent string) {
