@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/marks"
 )
 
 // ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
@@ -111,18 +112,8 @@ func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &permanentError{err}
+	return marks.NewPermanent(err)
 }
-
-type permanentError struct{ err error }
-
-func (e *permanentError) Error() string { return e.err.Error() }
-
-// Unwrap returns the marked error.
-func (e *permanentError) Unwrap() error { return e.err }
-
-// Permanent tells it from other errors.
-func (e *permanentError) Permanent() bool { return true }
 
 // RetryAfter asks that the run be tried again after d instead of the policy's backoff. The attempt counts. A negative d
 // means at once, and more than a year means a year. It returns nil for a nil error. errors.As finds it by the
@@ -131,21 +122,8 @@ func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &retryAfterError{min(max(d, 0), longestDelay), err}
+	return marks.NewRetryAfter(min(max(d, 0), longestDelay), err)
 }
-
-type retryAfterError struct {
-	delay time.Duration
-	err   error
-}
-
-func (e *retryAfterError) Error() string { return e.err.Error() }
-
-// Unwrap returns the error to retry.
-func (e *retryAfterError) Unwrap() error { return e.err }
-
-// RetryAfter is when to try again.
-func (e *retryAfterError) RetryAfter() time.Duration { return e.delay }
 
 // NoEffect vouches that the run failed before it had any effect. Under a policy that parks (Irreversible), only such
 // errors are tried again; all others leave the outcome unknown. It returns nil for nil.
@@ -153,18 +131,8 @@ func NoEffect(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &noEffectError{err}
+	return marks.NewNoEffect(err)
 }
-
-type noEffectError struct{ err error }
-
-func (e *noEffectError) Error() string { return e.err.Error() }
-
-// Unwrap returns the error that had no effect.
-func (e *noEffectError) Unwrap() error { return e.err }
-
-// NoEffect lets telemetry tell it from other errors.
-func (e *noEffectError) NoEffect() bool { return true }
 
 // Uncounted asks that the run be tried again without counting the attempt. Use it for outages of others, which may last
 // longer than Policy.MaxAttempts takes. The run is tried again after the policy's backoff, or after RetryAfter's delay,
@@ -173,55 +141,19 @@ func Uncounted(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &uncountedError{err}
+	return marks.NewUncounted(err)
 }
-
-type uncountedError struct{ err error }
-
-func (e *uncountedError) Error() string { return e.err.Error() }
-
-// Unwrap returns the error to retry.
-func (e *uncountedError) Unwrap() error { return e.err }
-
-// Uncounted says that the attempt does not count.
-func (e *uncountedError) Uncounted() bool { return true }
 
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
 }
 
-// uncounted reports whether an error says that its run was interrupted rather than failed.
-func uncounted(err error) bool {
-	u, ok := mark[interface{ Uncounted() bool }](err)
-	return ok && u.Uncounted()
-}
+// mark finds what a handler's error says of its own run.
+func mark[E any](err error) (found E, ok bool) { return marks.Find[E, *Error](err) }
 
-// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not
-// into errors of a guard: those speak of another run, which the handler made (a nested Do).
-func mark[E any](err error) (found E, ok bool) {
-	for err != nil {
-		if e, is := err.(E); is {
-			return e, true
-		}
-		switch e := err.(type) { //nolint:errorlint // this is the search
-		case *Error:
-			return found, false
-		case interface{ Unwrap() error }:
-			err = e.Unwrap()
-		case interface{ Unwrap() []error }:
-			for _, wrapped := range e.Unwrap() {
-				if found, ok = mark[E](wrapped); ok {
-					return found, true
-				}
-			}
-			return found, false
-		default:
-			return found, false
-		}
-	}
-	return found, false
-}
+// uncounted reports whether an error says that its run was interrupted rather than failed.
+func uncounted(err error) bool { return marks.Spares[*Error](err) }
 
 func invalid(field, problem string) error {
 	return &dedupstore.InvalidError{Package: "oncemill", Field: field, Problem: problem}

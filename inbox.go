@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/marks"
 )
 
 // attemptInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed
@@ -249,7 +250,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	w.took = since(began)
 	if err != nil {
 		w.result = outcome.Result
-		_, w.proof = mark[*noEffectError](err)
+		_, w.proof = mark[*marks.NoEffect](err)
 		return nil, &workError{err}
 	}
 	if l.isLost() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
+	"github.com/oncemill/oncemill/internal/marks"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -19,8 +20,8 @@ func (r *run) bypass(ctx context.Context) *ending {
 	o, err := r.protect(g.withClaim(r.withTurn(ctx), call, claim), claim)
 	if err != nil {
 		wait := g.policy.Backoff.delay(1)
-		if after, delayed := mark[*retryAfterError](err); delayed {
-			wait = after.delay
+		if after, delayed := mark[*marks.RetryAfter](err); delayed {
+			wait = after.Delay
 		}
 		return r.ends(ending{res: Result{
 			Status: StatusRetry, Wait: wait, Uncounted: uncounted(err), Handler: err,

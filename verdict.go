@@ -6,6 +6,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/marks"
 )
 
 // A verdict says what becomes of a run that returned an error: it is released, or it is over, with an outcome.
@@ -28,14 +29,14 @@ type verdict struct {
 // A handler that is always too slow for its broker must not run for ever. So interruptions, and conflicts of an inbox,
 // are believed for as many runs as a key has attempts.
 func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict {
-	_, permanent := mark[*permanentError](err)
-	_, proof := mark[*noEffectError](err)
+	_, permanent := mark[*marks.Permanent](err)
+	_, proof := mark[*marks.NoEffect](err)
 	refused, conflict := mark[*dedupstore.ConflictError](err)
-	_, outage := mark[*uncountedError](err)
-	after, delayed := mark[*retryAfterError](err)
+	_, outage := mark[*marks.Uncounted](err)
+	after, delayed := mark[*marks.RetryAfter](err)
 	believed := c.Returned < p.MaxAttempts
 	if conflict && permanent { // what the handler made of a transaction that was refused says nothing
-		_, inside := mark[*permanentError](refused.Err)
+		_, inside := mark[*marks.Permanent](refused.Err)
 		permanent = !inside
 	}
 	uncounted := uncounted(err) && (believed || !conflict) || interrupted && believed
@@ -54,7 +55,7 @@ func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict
 	release := &dedupstore.Release{Reason: o.Reason, Uncounted: uncounted}
 	switch {
 	case delayed:
-		release.Delay = after.delay
+		release.Delay = after.Delay
 	case !uncounted:
 		release.Delay = p.Backoff.delay(c.Attempt)
 	case conflict || outage: // the others may still be at it, or away

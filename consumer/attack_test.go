@@ -61,6 +61,23 @@ func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
 	})
 }
 
+// What it wraps such an error in does decide.
+func TestProcess_UncountedNestedErrorIsUncountedInABypass(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		for _, own := range []bool{true, false} {
+			err := answer(oncemill.StatusRetry, oncemill.Uncounted(errors.New("inner")))
+			if own {
+				err = oncemill.Uncounted(fmt.Errorf("refund: %w", err))
+			}
+			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(err))
+			if d.Action != consumer.RetryLater || d.Result.Uncounted != own {
+				t.Errorf("%v: %s, uncounted %t", err, d.Action, d.Result.Uncounted)
+			}
+		}
+	})
+}
+
 // Brokers take no time that there is.
 func TestProcess_RetryAfterMayBeAnyTimeInABypass(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/marks"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -256,31 +257,20 @@ func (p *Processor) bypasses(err error) bool {
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
 func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 	o, err := p.protect(ctx, in, do)
-	_, permanent := errors.AsType[interface {
-		error
-		Permanent() bool
-	}](err)
-	after, delayed := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
-	uncounted, spared := errors.AsType[interface {
-		error
-		Uncounted() bool
-	}](err)
-	own := marked(err) != telemetry.FailedNested // else what it wraps speaks of another run
+	_, permanent := marks.Find[*marks.Permanent, *oncemill.Error](err)
+	after, delayed := marks.Find[*marks.RetryAfter, *oncemill.Error](err)
 	switch {
 	case err == nil:
 		o.Kind = dedupstore.Succeeded
 		return Decision{Action: Ack, Result: oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}}
-	case own && permanent:
+	case permanent:
 		return p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
 	}
 	res := oncemill.Result{Status: oncemill.StatusRetry, Bypassed: true, Wait: p.config.Policy.Backoff.Min, Handler: err}
-	if own && delayed {
-		res.Wait = after.RetryAfter()
+	if delayed {
+		res.Wait = after.Delay
 	}
-	res.Uncounted = own && spared && uncounted.Uncounted() || errors.Is(err, context.Canceled) || interrupted(ctx, err)
+	res.Uncounted = marks.Spares[*oncemill.Error](err) || errors.Is(err, context.Canceled) || interrupted(ctx, err)
 	return Decision{Action: RetryLater, Delay: res.Wait, Result: res, Err: &oncemill.Error{Result: res}}
 }
 

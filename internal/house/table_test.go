@@ -17,6 +17,7 @@ var house = table{
 	{0, "internal/batch", "operations of many callers travel together", nil},
 	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
+	{0, "internal/marks", "what an error says of its run", nil},
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
 	{0, "internal/headers", "what headers other brokers carry", nil},

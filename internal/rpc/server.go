@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/marks"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/requests"
 )
@@ -296,34 +295,9 @@ func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error)
 // steers reports whether an error says itself what becomes of the run. It looks where the guard does: not into errors
 // of a nested guard, which speak of another run.
 func steers(err error) bool {
-	for err != nil {
-		u, is := err.(interface{ Uncounted() bool })
-		if steering[reflect.TypeOf(err)] || is && u.Uncounted() {
-			return true
-		}
-		switch e := err.(type) { //nolint:errorlint // this is the search
-		case *oncemill.Error:
-			return false
-		case interface{ Unwrap() error }:
-			err = e.Unwrap()
-		case interface{ Unwrap() []error }:
-			return slices.ContainsFunc(e.Unwrap(), steers)
-		default:
-			return false
-		}
-	}
-	return false
+	_, marked := marks.Find[marks.Mark, *oncemill.Error](err)
+	return marked || marks.Spares[*oncemill.Error](err)
 }
-
-// steering are the types of the errors by which a handler says what becomes of its run.
-var steering = map[reflect.Type]bool{
-	reflect.TypeOf(oncemill.Permanent(errProbe)):     true,
-	reflect.TypeOf(oncemill.RetryAfter(0, errProbe)): true,
-	reflect.TypeOf(oncemill.NoEffect(errProbe)):      true,
-	reflect.TypeOf(oncemill.Uncounted(errProbe)):     true,
-}
-
-var errProbe = errors.New("rpc: a probe")
 
 // gaveUp reports whether a code may be that of a context which has ended.
 func gaveUp(code uint32) bool { return code == canceled || code == deadlineExceeded }
