@@ -24,7 +24,7 @@ func (r *run) bypass(ctx context.Context) *ending {
 			wait = after.Delay
 		}
 		return r.ends(ending{res: Result{
-			Status: StatusRetry, Wait: wait, Uncounted: uncounted(err), Handler: err,
+			Status: StatusRetry, Bypassed: true, Wait: wait, Uncounted: uncounted(err), Handler: err,
 		}})
 	}
 	o.Kind = dedupstore.Succeeded

@@ -226,9 +226,10 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	}
 	msg.SetContext(context.WithValue(ctx, answeredKey{}, msg))
 	// A Router can only nack, and most adapters deliver again at once. A lease, or a retry that is not due, makes the
-	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here. Poison is
-	// acknowledged.
-	if !poison && (g.config.MaxWait == consumer.NoWait || status != oncemill.StatusRetry && !busy) {
+	// next delivery wait, if the Processor waits. That spends the delay; otherwise it is spent here, such as for a run
+	// that the store knows nothing of. Poison is acknowledged.
+	waits := busy || status == oncemill.StatusRetry && !decision.Result.Bypassed
+	if !poison && (g.config.MaxWait == consumer.NoWait || !waits) {
 		pace.Sleep(ctx, g.beforeNack(decision))
 	}
 	return decision.Err

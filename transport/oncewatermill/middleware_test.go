@@ -473,6 +473,34 @@ func TestMiddleware_WithoutAWaitNoPauseIsLongerThanTheUsualWait(t *testing.T) {
 	})
 }
 
+type down struct{ dedupstore.Store }
+
+func (down) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, func(context.Context, dedupstore.Request) (dedupstore.Answer, error) {
+		return dedupstore.Answer{}, errors.New("down")
+	})
+}
+
+// No record makes the next delivery of these wait.
+func TestMiddleware_AFailureWithoutARecordIsNackedAfterItsDelay(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			store dedupstore.Store
+			msg   *message.Message
+		}{"no ID": {newStore(t), inRouter("", nil)}, "no store": {down{newStore(t)}, order("o1")}} {
+			policy := oncemill.Policy{MissingID: oncemill.MissingIDBypass, StoreDown: oncemill.FailOpen}
+			handle := oncewatermill.Middleware(newProcessor(t, c.store, consumer.Config{Policy: policy}))(
+				func(*message.Message) ([]*message.Message, error) {
+					return nil, oncemill.RetryAfter(5*time.Second, errors.New("no answer"))
+				})
+			began := time.Now()
+			if _, err := handle(c.msg); err == nil || time.Since(began) < 5*time.Second {
+				t.Errorf("%s: %v after %v, want a nack after 5 s", name, err, time.Since(began))
+			}
+		}
+	})
+}
+
 func TestMiddleware_MessageThatWasAcknowledgedBeforeItFailedIsSaid(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		for name, tc := range map[string]struct {
