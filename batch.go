@@ -162,8 +162,10 @@ func (b *together) start(which []int) (started []int) {
 		case did[n]: // its lease has ended while another was being started
 			endings[n] = r.unstarted(r.unrenewed(ctx, errUnanswered))
 		}
-		res, err := r.end(ctx, r.settle(ctx, endings[n]))
-		b.ended(r, res, err)
+		end := endings[n]
+		b.guard.running.Go(func() { // what has started waits for no other's shard
+			r.settleTold(ctx, func() *ending { return end })
+		})
 	}
 	return started
 }

@@ -311,6 +311,42 @@ func TestStartBatch_AFailureHoldsUpNoOutcomeBesideIt(t *testing.T) {
 	})
 }
 
+// A claim that is given back because its call has ended keeps nobody from the handler, although the store is silent.
+func TestStartBatch_WhatIsGivenBackHoldsUpNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		ctx, end := context.WithCancel(t.Context())
+		store.claim = func(apply func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			a, err := apply()
+			if a.Claim.Key.ID == "b" {
+				end()
+			}
+			return a, err
+		}
+		handled := make(chan struct{})
+		store.settle = func(st dedupstore.Settlement, apply func() error) error {
+			if _, release := st.(dedupstore.Release); release {
+				select {
+				case <-handled:
+				case <-time.After(20 * time.Second):
+					t.Error("the handler waits for it")
+				}
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{})
+		g.StartBatch(t.Context(), []oncemill.Call{call("a"), call("b"), call("c")},
+			[]context.Context{t.Context(), ctx, t.Context()}, func(_ context.Context, which []int) []error {
+				if !slices.Equal(which, []int{0, 2}) {
+					t.Errorf("calls %v were handled", which)
+				}
+				close(handled)
+				return nil
+			}, func(int, oncemill.Result, error) {})
+		g.Close()
+	})
+}
+
 // A handler may keep its context and its runs for longer than its batch lasts: they stay its own.
 func TestStartBatch_WhatHandlersKeepStaysTheirs(t *testing.T) {
 	virtual(t, func(t *testing.T) {

@@ -59,7 +59,8 @@ type Policy struct {
 	MissingID MissingID
 
 	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker, and one for
-	// which the store has no room (dedupstore.ErrFull) is left out. Zero: 64 KiB.
+	// which the store has no room (dedupstore.ErrFull) is left out. Over an inbox nothing is left out: a record that it
+	// cannot take is a failure for good, without effects. Zero: 64 KiB.
 	MaxResultBytes int
 
 	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger

@@ -17,16 +17,17 @@ type BatchHandler func(ctx context.Context, which []int) []error
 
 // StartBatch is Start for several deliveries, each with a context, and one call of a handler. It returns when the
 // handler has returned for those that run together, and tells done what to do with each delivery, once, as Start does.
-// oncemill.Guard.StartBatch says which run together, and which alone.
+// Until then a delivery must not be changed. oncemill.Guard.StartBatch says which run together, and which alone.
 func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, contexts []context.Context,
 	handle BatchHandler, done func(i int, d Decision)) {
 	b := &inboundBatch{handle: handle}
 	var calls []oncemill.Call
 	var within []context.Context
 	var place []int // of each call among the deliveries
-	for i, d := range deliveries {
-		in, ctx := p.inbound(contexts[i], d)
-		in.place, in.done = i, done
+	for i := range deliveries {
+		in := &inbound{place: i, done: done}
+		in.found.call = &oncemill.Call{}
+		ctx := p.receive(contexts[i], &deliveries[i], in)
 		b.all, b.contexts = append(b.all, in), append(b.contexts, ctx)
 		if in.guarded() {
 			calls, within, place = append(calls, *in.found.call), append(within, in.within(ctx)), append(place, i)

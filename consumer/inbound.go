@@ -37,7 +37,7 @@ func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done 
 }
 
 // StartAll is Start for several deliveries that have come together. Handle and done get the delivery's place in the
-// slice.
+// slice. A delivery must not be changed before done is told.
 func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle func(ctx context.Context, i int) error,
 	done func(i int, d Decision)) {
 	s := &started{

@@ -184,5 +184,9 @@ func (l *Loop) runBatch(batch []offered) {
 				messages[n] = batch[i].Message
 			}
 			return l.work.Batch(ctx, messages)
-		}, func(i int, d consumer.Decision) { batch[i].decided(d) })
+		}, func(i int, d consumer.Decision) {
+			o := batch[i]
+			batch[i], deliveries[i] = offered{}, consumer.Delivery{} // a neighbour may go on for long
+			o.decided(d)
+		})
 }

@@ -19,7 +19,11 @@ import (
 func (r *rig) batches(slots int, b Batches, handle func(ctx context.Context, ids []string) []error) {
 	r.t.Helper()
 	policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Second}}
-	once := consumertest.NewProcessor(r.t, r.store, consumer.Config{Policy: policy})
+	config := consumer.Config{Policy: policy}
+	if r.dead != nil {
+		config.DeadLetters, config.DeadLetterTopic = r.dead, "dead"
+	}
+	once := consumertest.NewProcessor(r.t, r.store, config)
 	r.loop = New(Work{
 		Once: once, Handler: "insert", Batches: b.WithDefaults(),
 		Batch: func(ctx context.Context, messages []Message) []error {

@@ -877,23 +877,42 @@ func TestLoop_SettledNeighboursAreForgotten(t *testing.T) {
 			}
 			return nil
 		})
-		a := r.assign()
-		all := r.messages("1", "2", "3")
-		payload := make([]byte, 1<<20)
-		payload[0] = 1
-		seen := weak.Make(&payload[0])
-		all[1].Message.(*fake).payload = payload
-		a.Receive(all)
-		payload, all = nil, nil
-		r.wants("acked", &r.acked, "2", "3")
-		for range 5 {
-			runtime.GC()
-			synctest.Wait()
-		}
-		if seen.Value() != nil {
-			t.Error("the payload of a settled message is kept")
-		}
-		g.open("1")
-		r.ends(a)
+		r.forgets(&g)
 	})
+}
+
+// So it is if they were a batch, and the neighbour's dead letter takes long.
+func TestBatches_SettledNeighboursAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var g gates
+		r.dead = func(ctx context.Context) error { return g.wait(ctx, "1") }
+		r.batches(4, Batches{Most: 3}, func(context.Context, []string) []error {
+			return []error{oncemill.Permanent(errors.New("no")), nil, nil}
+		})
+		r.forgets(&g)
+	})
+}
+
+// forgets receives three messages, of which the first waits at a gate, and wants the second forgotten.
+func (r *rig) forgets(g *gates) {
+	r.t.Helper()
+	a := r.assign()
+	all := r.messages("1", "2", "3")
+	payload := make([]byte, 1<<20)
+	payload[0] = 1
+	seen := weak.Make(&payload[0])
+	all[1].Message.(*fake).payload = payload
+	a.Receive(all)
+	payload, all = nil, nil
+	r.wants("acked", &r.acked, "2", "3")
+	for range 5 {
+		runtime.GC()
+		synctest.Wait()
+	}
+	if seen.Value() != nil {
+		r.t.Error("the payload of a settled message is kept")
+	}
+	g.open("1")
+	r.ends(a)
 }

@@ -24,6 +24,7 @@ type rig struct {
 	loop    *Loop
 	store   dedupstore.Store
 	retries func(m *fake, d consumer.Decision) (due time.Time, again bool) // of Decided; nil: here, after the delay
+	dead    publisher                                                      // of dead letters of batches; nil: none
 
 	mu      sync.Mutex
 	began   []string // handlers, in their order; a batch is "a+b"
@@ -36,6 +37,11 @@ type rig struct {
 	most    int              // running at once
 	keys    map[orderKey]int // handlers that run
 }
+
+// A publisher publishes, or not.
+type publisher func(ctx context.Context) error
+
+func (p publisher) Publish(ctx context.Context, _ ...producer.Message) error { return p(ctx) }
 
 type orderKey struct {
 	of  *Assignment
