@@ -55,6 +55,7 @@ type soakShop struct {
 	db        *sql.DB          // effects are rows of it; nil: they are in journals
 	box       outbox.Inspector // nil: there is none
 	drained   func() bool      // the broker has nothing left to give
+	revive    func()           // starts a broker again that came back and serves nobody; nil: none does so
 	copies    func() []string  // the receipts that relays published
 
 	reading sync.Mutex // held while journals are read
@@ -295,6 +296,15 @@ func soakOnMariaDB(s *soakShop) {
 	kafkaFaults := s.kills("Kafka", broker.Owned, 2*time.Second)
 	kafkaFaults[0].weight = 1 // a start takes long
 	s.faults = append(s.faults, kafkaFaults...)
+	// A Kafka 4.3 that was killed may come back with a coordinator that serves no group before the next start.
+	s.revive = func() {
+		ctx, cancel := context.WithTimeout(s.Context(), 10*time.Second)
+		defer cancel()
+		if groups, err := adm.DescribeGroups(ctx, s.task.Topic); err != nil || groups.Error() != nil {
+			s.did(s.broken, "Kafka's coordinator stood still")
+			kafkaFaults[0].do()
+		}
+	}
 }
 
 func (s *soakShop) endConnections() {

@@ -339,21 +339,22 @@ func (s *soak) signals(ctx context.Context) {
 	}
 }
 
-// stuckAfter is after how long without an effect servers break again: a Kafka 4.3 that was killed may come back with a
-// coordinator that serves no group before the next start.
+// stuckAfter is after how long without an effect servers break again.
 const stuckAfter = 90 * time.Second
 
-// recovers does something, and measures how long it takes from its end until the pair has a further effect.
-func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
+// recovers does something, and measures how long it takes from its end until the pair has a further effect. It reports
+// false if that takes too long.
+func (s *soakShop) recovers(ctx context.Context, kind string, do func()) bool {
 	do()
 	end := time.Now()
 	if kind != soakOperator+" killed" {
 		before, known := int64(0), false
 		for ctx.Err() == nil {
 			n, err := s.progress()
-			if err == nil && known && n > before || time.Since(end) > stuckAfter {
+			stuck := time.Since(end) > stuckAfter
+			if err == nil && known && n > before || stuck {
 				s.recoveredFrom(kind, time.Since(end))
-				return
+				return !stuck
 			}
 			if err == nil && !known {
 				before, known = n, true
@@ -361,6 +362,7 @@ func (s *soakShop) recovers(ctx context.Context, kind string, do func()) {
 			wait(ctx, 20*time.Millisecond)
 		}
 	}
+	return true
 }
 
 // recoveredFrom notes how long it took after something was done to a pair.
@@ -390,12 +392,14 @@ func (s *soakShop) breakServers(ctx context.Context) {
 			}
 			s.did(s.broken, f.kind)
 			s.note("%s: %s", s.name, f.kind)
-			s.recovers(ctx, f.kind, func() {
+			if !s.recovers(ctx, f.kind, func() {
 				away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
 				f.do()
 				away.To = time.Now()
 				s.Happened(away)
-			})
+			}) && s.revive != nil {
+				s.revive()
+			}
 			break
 		}
 	}
