@@ -162,9 +162,8 @@ func (b *together) start(which []int) (started []int) {
 		case did[n]: // its lease has ended while another was being started
 			endings[n] = r.unstarted(r.unrenewed(ctx, errUnanswered))
 		}
-		end := endings[n]
 		b.guard.running.Go(func() { // what has started waits for no other's shard
-			r.settleTold(ctx, func() *ending { return end })
+			r.settleTold(ctx, func() *ending { return endings[n] })
 		})
 	}
 	return started

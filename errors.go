@@ -112,7 +112,7 @@ func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return marks.NewPermanent(err)
+	return &marks.Permanent{Marked: marks.Marked{Err: err}}
 }
 
 // RetryAfter asks that the run be tried again after d instead of the policy's backoff. The attempt counts. A negative d
@@ -122,7 +122,7 @@ func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return marks.NewRetryAfter(min(max(d, 0), longestDelay), err)
+	return &marks.RetryAfter{Marked: marks.Marked{Err: err}, Delay: min(max(d, 0), longestDelay)}
 }
 
 // NoEffect vouches that the run failed before it had any effect. Under a policy that parks (Irreversible), only such
@@ -131,7 +131,7 @@ func NoEffect(err error) error {
 	if err == nil {
 		return nil
 	}
-	return marks.NewNoEffect(err)
+	return &marks.NoEffect{Marked: marks.Marked{Err: err}}
 }
 
 // Uncounted asks that the run be tried again without counting the attempt. Use it for outages of others, which may last
@@ -141,7 +141,7 @@ func Uncounted(err error) error {
 	if err == nil {
 		return nil
 	}
-	return marks.NewUncounted(err)
+	return &marks.Uncounted{Marked: marks.Marked{Err: err}}
 }
 
 func is[E error](err error) bool {

@@ -74,9 +74,7 @@ func stamp(ctx context.Context, consumed producer.Header, outputs []producer.Mes
 			return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) ||
 				strings.EqualFold(name, producer.HeaderReruns)
 		})
-		if m.Key != "" { // a copied header has the consumed message's, and publishers refuse two keys
-			telemetry.ForgetOther(header, producer.HeaderKey, m.Key)
-		}
+		telemetry.ForgetOther(header, producer.HeaderKey, m.Key) // of the consumed message; publishers refuse two keys
 		if id == "" || id == consumed.Get(producer.HeaderID) {
 			id = outputID(key, m.Topic, name, i, used)
 		} else if used["id "+id]++; used["id "+id] > 1 {

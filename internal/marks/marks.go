@@ -9,24 +9,25 @@ type Mark interface {
 	mark()
 }
 
-type marked struct{ err error }
+// Marked is the error under a mark.
+type Marked struct{ Err error }
 
-func (e *marked) Error() string { return e.err.Error() }
+func (e *Marked) Error() string { return e.Err.Error() }
 
-// Unwrap returns the marked error.
-func (e *marked) Unwrap() error { return e.err }
+// Unwrap returns it.
+func (e *Marked) Unwrap() error { return e.Err }
 
-func (*marked) mark() {}
+func (*Marked) mark() {}
 
 // Permanent says that no retry can mend it.
-type Permanent struct{ marked }
+type Permanent struct{ Marked }
 
 // Permanent tells it from other errors.
 func (*Permanent) Permanent() bool { return true }
 
 // RetryAfter says when to try again.
 type RetryAfter struct {
-	marked
+	Marked
 	Delay time.Duration
 }
 
@@ -34,28 +35,16 @@ type RetryAfter struct {
 func (e *RetryAfter) RetryAfter() time.Duration { return e.Delay }
 
 // NoEffect vouches that the run had no effect.
-type NoEffect struct{ marked }
+type NoEffect struct{ Marked }
 
 // NoEffect tells it from other errors.
 func (*NoEffect) NoEffect() bool { return true }
 
 // Uncounted says that the attempt does not count.
-type Uncounted struct{ marked }
+type Uncounted struct{ Marked }
 
 // Uncounted tells it from other errors.
 func (*Uncounted) Uncounted() bool { return true }
-
-// NewPermanent marks an error.
-func NewPermanent(err error) *Permanent { return &Permanent{marked{err}} }
-
-// NewRetryAfter marks an error.
-func NewRetryAfter(d time.Duration, err error) *RetryAfter { return &RetryAfter{marked{err}, d} }
-
-// NewNoEffect marks an error.
-func NewNoEffect(err error) *NoEffect { return &NoEffect{marked{err}} }
-
-// NewUncounted marks an error.
-func NewUncounted(err error) *Uncounted { return &Uncounted{marked{err}} }
 
 // Find finds what an error says of its own run. It looks through wrapped errors like errors.As, but not into an Answer,
 // a guard's error: that speaks of another run, which the handler made (a nested Do).

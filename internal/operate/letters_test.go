@@ -188,7 +188,7 @@ func TestPrediction_LeavesAloneWhatIsDone(t *testing.T) {
 	}
 }
 
-// So is one that another has redriven since the plan was made.
+// A discard also leaves a letter alone that somebody has redriven after its plan was made.
 func TestDiscard_LeavesAloneWhatIsDoneSince(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

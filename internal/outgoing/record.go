@@ -33,10 +33,8 @@ func NewRecord(ctx context.Context, m producer.Message) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	telemetry.Forget(m.Header, producer.HeaderResend) // a handler may have copied it from another message
-	if m.Key != "" {
-		telemetry.ForgetOther(m.Header, producer.HeaderKey, m.Key) // likewise; publishers refuse two keys
-	}
+	telemetry.Forget(m.Header, producer.HeaderResend)          // a handler may have copied it from another message
+	telemetry.ForgetOther(m.Header, producer.HeaderKey, m.Key) // likewise; publishers refuse two keys
 	if err := validate(m); err != nil {
 		return Record{}, err
 	}

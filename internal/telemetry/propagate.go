@@ -94,9 +94,9 @@ func Forget(h map[string]string, name string) {
 	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
 }
 
-// ForgetOther is Forget for what has another value.
+// ForgetOther is Forget for what has another value. It forgets nothing if there is no value.
 func ForgetOther(h map[string]string, name, value string) {
-	maps.DeleteFunc(h, func(k, v string) bool { return v != value && strings.EqualFold(k, name) })
+	maps.DeleteFunc(h, func(k, v string) bool { return value != "" && v != value && strings.EqualFold(k, name) })
 }
 
 // LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps. Within a

@@ -881,7 +881,7 @@ func TestLoop_SettledNeighboursAreForgotten(t *testing.T) {
 	})
 }
 
-// So it is if they were a batch, and the neighbour's dead letter takes long.
+// A batch also forgets what is settled while the dead letter of a neighbour takes long.
 func TestBatches_SettledNeighboursAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -894,7 +894,7 @@ func TestBatches_SettledNeighboursAreForgotten(t *testing.T) {
 	})
 }
 
-// forgets receives three messages, of which the first waits at a gate, and wants the second forgotten.
+// forgets receives three messages. The first waits at a gate, and meanwhile the second has to be forgotten.
 func (r *rig) forgets(g *gates) {
 	r.t.Helper()
 	a := r.assign()

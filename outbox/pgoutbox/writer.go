@@ -155,15 +155,17 @@ func (w writer) write(ctx context.Context, records []record) error {
 func eachNumberOnce(records []record) (first, others []record) {
 	seen, waits := make(map[int64]bool, len(records)), map[string]bool{}
 	for _, r := range records {
-		if seen[r.number] || waits[r.Key] {
-			r.shared = r.shared || seen[r.number]
+		late := seen[r.number] || waits[r.Key]
+		r.shared = r.shared || seen[r.number]
+		seen[r.number] = true
+		if r.Key != "" && (late || r.shared || r.tries > 0) {
+			waits[r.Key] = true
+		}
+		if late {
 			others = append(others, r)
-			waits[r.Key] = r.Key != ""
 		} else {
 			first = append(first, r)
-			waits[r.Key] = r.Key != "" && (r.shared || r.tries > 0)
 		}
-		seen[r.number] = true
 	}
 	return first, others
 }
