@@ -84,6 +84,7 @@ func TestBooks_NameOneInTenThousand(t *testing.T) {
 func TestBooks_OneEventExplainsOneEffect(t *testing.T) {
 	t.Parallel()
 	lost := Event{Why: LostRecord, From: at(1), To: at(10)}
+	early := Event{Why: LostRecord, From: at(-2), To: at(-1)}
 	rerun := Event{Why: Redriven, ID: "m", From: at(1), To: at(10)}
 	expired := Event{Why: Expired, ID: "m", From: at(1), To: at(10)}
 	killed := Event{Why: HolderKilled, Holder: 1, From: at(0.5), To: at(10)}
@@ -100,7 +101,9 @@ func TestBooks_OneEventExplainsOneEffect(t *testing.T) {
 		"a loss and an expiry":   {forgot(3), []Event{lost, expired}, map[Why]int{LostRecord: 1, Expired: 1}, 0},
 		"one expiry":             {forgot(3), []Event{expired}, map[Why]int{Expired: 1}, 1},
 		"expiry of another":      {forgot(2), []Event{{Why: Expired, ID: "n", From: at(1), To: at(10)}}, nil, 1},
-		"a loss before":          {forgot(2), []Event{{Why: LostRecord, From: at(-2), To: at(-1)}}, nil, 1},
+		"a loss before":          {forgot(2), []Event{early}, nil, 1},
+		"a loss before it asked": {asked(-0.5), []Event{early}, nil, 1},
+		"a loss while it waited": {asked(-3), []Event{early}, map[Why]int{LostRecord: 1}, 0},
 		"a loss after":           {forgot(2), []Event{{Why: LostRecord, From: at(8), To: at(9)}}, nil, 1},
 		"one rerun, one effect":  {reran(2), []Event{rerun}, map[Why]int{Redriven: 1}, 0},
 		"one rerun, two effects": {reran(3), []Event{rerun}, map[Why]int{Redriven: 1}, 1},
@@ -125,6 +128,14 @@ func TestBooks_OneEventExplainsOneEffect(t *testing.T) {
 				tc.unexplained, diff)
 		}
 	}
+}
+
+// asked returns two such runs. The first got its answer late. The second found the record that its own call had made,
+// because the call was repeated.
+func asked(seconds float64) []*Run {
+	runs := forgot(2)
+	runs[0].Asked, runs[1].Found = at(seconds), dedupstore.Running
+	return runs
 }
 
 // forgot are runs that each found no record.

@@ -15,6 +15,7 @@ type Run struct {
 	Fence   uint64
 	Attempt int
 	Found   dedupstore.State // "": no store granted it
+	Asked   time.Time        `json:",omitzero"` // when the claim was first sent; zero: unknown
 	Granted time.Time        // when the answer came
 	Until   time.Time        // before this the lease cannot have ended
 	Effect  time.Time        `json:",omitzero"` // the last; zero: there was none
@@ -39,6 +40,15 @@ const (
 // Did says whether the run had an effect.
 func (r Run) Did() bool { return !r.Effect.IsZero() }
 
+// since is from when on the store may have lost or forgotten the record. It may have granted the run long before the
+// answer came: a batch of claims waits for the last of them, such as one that is sent again after a crash.
+func (r Run) since() time.Time {
+	if r.Asked.IsZero() {
+		return r.Granted
+	}
+	return r.Asked
+}
+
 // effects is how many. An earlier version does not count them.
 func (r Run) effects() int {
 	if r.Did() {
@@ -54,11 +64,11 @@ func explain(before, again Run, events *evidence) Why {
 	case again.Found == "":
 		return ""
 	case again.Found == dedupstore.Absent:
-		return events.take(0, before.Granted, again.Granted, LostRecord, Expired, Redriven)
+		return events.take(0, before.since(), again.Granted, LostRecord, Expired, Redriven)
 	case before.Failed && before.End == Released: // and may have given its attempt back, as when its lease was lost
 		return HandlerFailed
 	case before.End == Recorded, again.Attempt <= before.Attempt:
-		return events.take(0, before.Granted, again.Granted, LostRecord, Redriven)
+		return events.take(0, before.since(), again.Granted, LostRecord, Redriven)
 	case before.Failed:
 		return HandlerFailed
 	case again.Granted.Before(before.Until): // two owners at once

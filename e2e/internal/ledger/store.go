@@ -37,7 +37,7 @@ func (l *Ledger) answered(r dedupstore.Request, result *dedupstore.ClaimResult) 
 	}
 	run := &Run{
 		Key: answer.Claim.Key, ID: r.Key.ID, Fence: answer.Claim.Fence, Attempt: answer.Claim.Attempt,
-		Found: answer.Found, Granted: time.Now(), Until: a.asked[r.Owner].Add(r.Lease),
+		Found: answer.Found, Asked: a.asked[r.Owner], Granted: time.Now(), Until: a.asked[r.Owner].Add(r.Lease),
 	}
 	l.add(a, run)
 	l.write(entry{Run: run})
