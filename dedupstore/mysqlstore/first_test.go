@@ -111,7 +111,7 @@ func TestFirsts_LeaveTheRecordsOfOthersAlone(t *testing.T) {
 	answers, err := firsts(t, s, func(ctx context.Context) (dedupstore.Settlement, error) {
 		began := time.Now()
 		err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: running, Lease: long})
-		if took := time.Since(began); err != nil || took > contendedFor {
+		if took := time.Since(began); err != nil || took > 10*contendedFor { // it would be contended if it were locked
 			t.Errorf("a renewal beside a batch took %v, %v", took, err)
 		}
 		return plainSuccess, effect(ctx, "batch")
