@@ -343,7 +343,10 @@ func (x *exchange) done(ctx context.Context, res oncemill.Result) *Reply {
 	switch {
 	case err != nil:
 		x.s.log.ErrorContext(ctx, "rpc: a stored response cannot be read", "key", x.call.Key.String(), "error", err)
-		return refusal(requests.Internal, "")
+		if o.Kind != dedupstore.Succeeded {
+			return refusal(requests.Internal, "")
+		}
+		return refusal(requests.NotKept, "").replayed()
 	case reply == nil:
 		return refusal(requests.NotKept, "").replayed()
 	}

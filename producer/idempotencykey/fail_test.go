@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,4 +168,21 @@ func TestWrapFunc_ConflictThatDoesNotEndIsUnavailable(t *testing.T) {
 		}
 		keytest.WantRuns(t, l, 2)
 	}
+}
+
+func TestWrapFunc_ResponseThatWasBrokenOffIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	l := &keytest.Ledger{}
+	rg := serveErrors(t, keytest.NewMemory(t), oncemill.Policy{}, func(w http.ResponseWriter, _ *http.Request) error {
+		l.Add("")
+		for range 1000 {
+			io.WriteString(w, strings.Repeat("half a report ", 100))
+		}
+		return oncemill.Permanent(errors.New("the other half is missing"))
+	})
+	if first := rg.Pay("k"); first.Err == nil {
+		t.Errorf("answered %d with %d bytes, want an aborted connection", first.Status, len(first.Body))
+	}
+	keytest.WantProblem(t, rg.Pay("k"), 500, idempotencykey.CodeUnknown)
+	keytest.WantRuns(t, l, 1)
 }

@@ -144,7 +144,7 @@ func TestFaults_RecordOfAnotherProgramIsNotAResponse(t *testing.T) {
 		"version": "HTTP/x 200 OK\r\n\r\n",
 	} {
 		foreign(id, []byte(result))
-		keytest.WantProblem(t, rg.Pay(id), 500, idempotencykey.CodeInternal)
+		keytest.WantProblem(t, rg.Pay(id), 410, idempotencykey.CodeNotKept)
 	}
 	foreign("empty", nil)
 	keytest.WantProblem(t, rg.Pay("empty"), 410, idempotencykey.CodeNotKept)

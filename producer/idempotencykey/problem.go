@@ -42,7 +42,7 @@ const (
 	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
 	CodeNoAccount   = "account-unknown"  // 403: Config.Account
-	CodeInternal    = "misconfigured"    // 500: no route, a body that was read before, or a record that is no response
+	CodeInternal    = "misconfigured"    // 500: no route, a body that was read before, or a failure that is no response
 )
 
 var problems = map[string]Problem{

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // storedHeaders are the response headers of a replay. They describe the body or lead to what was made. None carries
@@ -29,7 +31,7 @@ func (rec *recorder) encode(most int) []byte {
 		header := http.Header{}
 		for _, name := range storedHeaders {
 			if name != "Content-Encoding" || rec.encoded() { // else each replay has that of its own request
-				header[name] = rec.sent[name]
+				header[name] = slices.DeleteFunc(slices.Clone(rec.sent[name]), unreadable)
 			}
 		}
 		b := bytes.NewBufferString(status)
@@ -42,6 +44,14 @@ func (rec *recorder) encode(most int) []byte {
 		rec.lost = lostTooLarge
 	}
 	return fmt.Appendf(nil, "%s%s: %s\r\n\r\n", status, droppedHeader, rec.lost)
+}
+
+// unreadable reports whether a header's value has bytes that net/http writes, but does not read. It writes a space for
+// each line break.
+func unreadable(value string) bool {
+	return strings.ContainsFunc(value, func(c rune) bool {
+		return (c < ' ' || c == 0x7f) && !strings.ContainsRune("\t\r\n", c)
+	})
 }
 
 // errStored takes the place of net/http's errors, which quote what they have read.

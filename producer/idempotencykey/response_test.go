@@ -200,3 +200,21 @@ func TestMiddleware_HeadersOfOuterMiddlewaresStayAndCanBeRemoved(t *testing.T) {
 		}
 	}
 }
+
+func TestMiddleware_HeadersThatCannotBeReadAgainAreNotStored(t *testing.T) {
+	t.Parallel()
+	l := &keytest.Ledger{}
+	rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, _ *http.Request) {
+		l.Add("")
+		w.Header()["Link"] = []string{"</a>;title=\x01", "</b>;title=a\tb", "</c>;title=\x7f", "</d>;title=é"}
+		w.Header().Set("Location", "/orders/7\x00")
+		io.WriteString(w, "paid")
+	})
+	rg.Pay("k") // a client does not read it either
+	again := rg.Pay("k")
+	keytest.Want(t, again, 200, true)
+	if links := again.Header["Link"]; len(links) != 2 || again.Header.Get("Location") != "" || again.Body != "paid" {
+		t.Errorf("%q %q", again.Header, again.Body)
+	}
+	keytest.WantRuns(t, l, 1)
+}

@@ -152,7 +152,7 @@ func (x *exchange) done(res oncemill.Result) {
 		p.Replayed = res.Duplicate
 		x.drop(o.Reason, p)
 	default:
-		x.replay(o.Result)
+		x.replay(o)
 	}
 }
 
@@ -161,20 +161,27 @@ func (x *exchange) own() requests.Run {
 	return requests.Run{Ran: x.rec != nil, Panicked: x.panics != nil, Inbox: x.m.inbox, Failed: x.failed}
 }
 
-func (x *exchange) replay(data []byte) {
-	resp, body, err := decode(data) //nolint:bodyclose // it is a buffer
+// replay answers with the response of another request.
+func (x *exchange) replay(o dedupstore.Outcome) {
+	resp, body, err := decode(o.Result) //nolint:bodyclose // it is a buffer
+	p := newProblem(CodeNotKept, "")
 	switch {
 	case err != nil:
 		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",
 			"key", x.call.Key.String(), "error", err)
-		x.m.refuse(x.w, x.r, newProblem(CodeInternal, ""))
-	case resp.Header.Get(droppedHeader) != "":
-		p := newProblem(CodeNotKept, "")
-		p.Original = resp.StatusCode
-		x.m.refuse(x.w, x.r, p)
-	default:
+		if o.Kind != dedupstore.Succeeded {
+			p = newProblem(CodeInternal, "")
+		}
+	case resp.Header.Get(droppedHeader) == "":
 		replay(x.w, resp, body)
+		return
+	case o.Kind != dedupstore.Succeeded && resp.StatusCode < http.StatusBadRequest: // it was broken off
+		p = newProblem(CodeUnknown, "")
+		p.Replayed = true
+	default:
+		p.Original = resp.StatusCode
 	}
+	x.m.refuse(x.w, x.r, p)
 }
 
 // respond sends the result of this request's run. A panic goes on: the server ends the connection. So it does when part
