@@ -211,18 +211,22 @@ func cutOff(ctx context.Context) error {
 func (p *Publisher) deliver(ctx context.Context, all []*produced) {
 	within, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
-	began := p.begin(within)
-	for _, f := range all {
-		p.send(within, f)
-	}
-	if began {
-		p.end()
-	}
+	p.hand(within, all)
 	for _, f := range all {
 		p.await(within, f)
 	}
 	if refused := refusedOf(all); len(refused) > 0 {
 		p.sendAgain(ctx, refused)
+	}
+}
+
+// hand gives messages to the client in their order, without another call's between them. A hook of the client may panic.
+func (p *Publisher) hand(ctx context.Context, all []*produced) {
+	if p.begin(ctx) {
+		defer p.end()
+	}
+	for _, f := range all {
+		p.send(ctx, f)
 	}
 }
 

@@ -420,3 +420,25 @@ func testRefusedWhileAnotherHangs(t *testing.T, ackTimeout time.Duration, before
 		<-hung
 	}
 }
+
+// A panicHook panics over the first record that is handed to its client.
+type panicHook struct{ once sync.Once }
+
+func (h *panicHook) OnProduceRecordBuffered(*kgo.Record) { h.once.Do(func() { panic("a hook") }) }
+
+func TestPublisher_PanicOfAHookHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	pub := b.publisher(kgo.WithHooks(&panicHook{}))
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the hook's panic was swallowed")
+			}
+		}()
+		pub.Publish(t.Context(), messages(1)...) //nolint:errcheck // it panics
+	}()
+	if err := pub.Publish(t.Context(), messages(2)...); err != nil {
+		t.Fatal(err)
+	}
+}
