@@ -174,6 +174,7 @@ func (r *Relay) once(ctx context.Context) error {
 	if facts, err = r.check(ctx); err != nil { // what it says about the slot is final now: the slot is ours
 		return err
 	}
+	stream.decoder.table = facts.table
 	r.log.InfoContext(ctx, "pgwal: relay reads the log", "slot", r.cfg.Slot, "from", facts.confirmed.String())
 	if facts.keepWAL < 0 {
 		r.warn(ctx, "pgwal: max_slot_wal_keep_size is unlimited: if no relay runs or the broker is away for long, "+

@@ -39,7 +39,7 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 		closeConn(ctx, conn)
 		return nil, r.explain("start replication", err)
 	}
-	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{})}, nil
+	return &stream{conn: conn, finished: make(chan struct{})}, nil
 }
 
 // connect makes a connection for replication. Each host has its own timeout, so that one that hangs leaves time for the
