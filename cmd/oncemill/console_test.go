@@ -125,6 +125,7 @@ func TestLogins_AreRead(t *testing.T) {
 		"", "# nobody", "ada", "ada:short", ":a-token-without-a-name", "eve:11111111111111111111",
 		"ada:root:the-token-of-ada-12345",
 		"ada:the-token-of-ada-12345\nada:the-token-of-ada-67890",
+		"ada:the-token-of-ada-12345\nbob:the-token-of-ada-12345",
 	} {
 		if _, err := parseLogins(text); err == nil {
 			t.Errorf("%q was read", text)

@@ -75,6 +75,11 @@ func parseLogins(text string) (logins, error) {
 		if _, twice := all[name]; twice {
 			return nil, usagef("--login: line %d has the name %q again", n, name)
 		}
+		for other, l := range all {
+			if l.token == token {
+				return nil, usagef("--login: line %d has the token of %q: nobody could tell the two apart", n, other)
+			}
+		}
 		l := login{token: token}
 		for role := range strings.SplitSeq(roles, ",") {
 			switch role {
