@@ -220,7 +220,7 @@ func (p *Publisher) deliver(ctx context.Context, all []*produced) {
 	}
 }
 
-// hand gives messages to the client in their order, without another call's between them. A hook of the client may panic.
+// hand gives messages to the client in their order, without another call's between them. The client's hooks may panic.
 func (p *Publisher) hand(ctx context.Context, all []*produced) {
 	if p.begin(ctx) {
 		defer p.end()
