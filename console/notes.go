@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"slices"
@@ -19,9 +20,15 @@ import (
 // The zero Notes forget when the process ends; [OpenNotes] keeps them in a file. Notes are safe for concurrent use.
 type Notes struct {
 	mu    sync.Mutex
-	file  *os.File
+	file  notesFile // nil: none
 	all   map[noted]*Note
 	tasks []*taskNote // oldest first
+}
+
+type notesFile interface {
+	io.WriteCloser
+	Stat() (fs.FileInfo, error)
+	Truncate(size int64) error
 }
 
 // A taskNote says how far an action is.
@@ -132,10 +139,13 @@ func (n *Notes) write(note any) error {
 		return nil
 	}
 	line, err := json.Marshal(note)
-	if err == nil {
-		_, err = n.file.Write(append(line, '\n'))
-	}
 	if err != nil {
+		return fmt.Errorf("console: notes: %w", err)
+	}
+	if written, err := n.file.Write(append(line, '\n')); err != nil {
+		if info, statErr := n.file.Stat(); statErr == nil { // a part of a line would spoil the next
+			err = errors.Join(err, n.file.Truncate(info.Size()-int64(written)))
+		}
 		return fmt.Errorf("console: notes: %w", err)
 	}
 	return nil
@@ -171,6 +181,19 @@ func (n *Notes) of(store string, r *dedupstore.Record) *Note {
 		return nil
 	}
 	return n.all[noted{store, r.Key.String(), r.Fence}]
+}
+
+// archived are the keys of the failures of a store that are archived, each with its last fence.
+func (n *Notes) archived(store string) map[string]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := map[string]uint64{}
+	for of := range n.all {
+		if of.store == store {
+			all[of.key] = max(all[of.key], of.fence)
+		}
+	}
+	return all
 }
 
 // keys are those of the failures of a store that are archived.

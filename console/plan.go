@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -93,7 +94,8 @@ func (p *plan) What() string {
 	}
 }
 
-// sum counts what would change, and keeps what plans the same again.
+// sum counts what would change, and keeps what plans the same again: with the fences of records and the last time of
+// rows, by which the rest of an action is told from what it has done, and from what has changed since.
 func (p *plan) sum() {
 	p.form = url.Values{"in": {p.In}}
 	switch {
@@ -104,13 +106,19 @@ func (p *plan) sum() {
 	case p.Action == Requeue, p.Action == Discard, p.Action == Replay:
 		p.Things, p.N = "row", len(p.Rows)
 		p.form["topic"] = []string{p.Topic}
+		var last time.Time
 		for i := range p.Rows {
 			p.form.Add("row", p.Rows[i].ID)
+			if ended := p.Rows[i].Ended; ended.After(last) {
+				last = ended
+			}
 		}
+		p.form.Set("ended", last.Format(time.RFC3339Nano))
 	default:
 		p.Things, p.N = "record", len(p.Records)
 		for i := range p.Records {
 			p.form.Add("key", p.Records[i].Key.String())
+			p.form.Add("fence", strconv.FormatUint(p.Records[i].Fence, 10))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/operate"
 )
 
@@ -62,10 +63,12 @@ func aboutLetters(f *operate.Letters) string {
 	switch {
 	case len(f.Positions) > 0:
 		return "chosen letters"
-	case len(f.IDs) == 1:
+	case len(f.Records) == 1:
+		return fmt.Sprintf("letters of message %q", f.Records[0])
+	case len(f.Records) > 0:
+		return "letters of " + plural(len(f.Records), "message")
+	case len(f.IDs) > 0: // of the list's filter
 		return fmt.Sprintf("letters of message %q", f.IDs[0])
-	case len(f.IDs) > 0:
-		return "letters of " + plural(len(f.IDs), "message")
 	case f.Pattern != "":
 		return fmt.Sprintf("letters whose reason is %q", f.Pattern)
 	case f.Reason != "":
@@ -105,13 +108,26 @@ func (c *Console) chooseLetters(ctx context.Context, p *plan, form url.Values) (
 		if f.Pattern == operate.OtherReasons {
 			return f, refuse(http.StatusBadRequest, errManyReasons)
 		}
+		if form.Get("state") == openFailures {
+			s, err := c.store(form.Get("in"))
+			if err != nil {
+				return f, err
+			}
+			f.Archived = c.config.Notes.archived(s.Name)
+		}
 		return f, nil
 	}
 	for i := range of {
-		f.IDs = append(f.IDs, of[i].Key.ID)
+		key := of[i].Key
+		if handler, _, is := ids.StepOf(key.Handler); is { // a letter is its message's
+			key.Handler = handler
+		}
+		f.IDs, f.Records = append(f.IDs, key.ID), append(f.Records, key.String())
 	}
 	slices.Sort(f.IDs)
-	if f.IDs = slices.Compact(f.IDs); len(f.IDs) == 0 {
+	slices.Sort(f.Records)
+	f.IDs, f.Records = slices.Compact(f.IDs), slices.Compact(f.Records)
+	if len(f.Records) == 0 {
 		return f, refuse(http.StatusBadRequest, errNobody)
 	}
 	return f, nil

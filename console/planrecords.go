@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -69,6 +70,12 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 			return err
 		}
 	}
+	fences := map[string]string{} // of a plan before
+	if keys := form["key"]; len(form["fence"]) == len(keys) {
+		for i, key := range keys {
+			fences[key] = form["fence"][i]
+		}
+	}
 	counts, refused := map[[2]string]int64{}, map[string]int64{}
 	kept := explain.Messages{} // those that need their steps
 	for i := range all {
@@ -80,6 +87,9 @@ func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) err
 		why := p.refuses(r)
 		if noted := c.config.Notes.of(s.Name, r) != nil; p.Action == Restore && !noted {
 			why = "is not archived"
+		}
+		if fence := fences[r.Key.String()]; why == "" && fence != "" && fence != strconv.FormatUint(r.Fence, 10) {
+			why = "has changed since"
 		}
 		if why != "" {
 			refused[why]++

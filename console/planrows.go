@@ -33,8 +33,10 @@ func (c *Console) planRows(ctx context.Context, p *plan, form url.Values) error 
 	if len(ids) == 0 && form.Get("all") == "" {
 		return refuse(http.StatusBadRequest, errNobody)
 	}
+	last, _ := time.Parse(time.RFC3339Nano, form.Get("ended")) // of a plan before
 	all, more, err := rowsOf(ctx, o.Inspector, f, mostPlanned, planTimeout, func(r *outbox.RowInfo) bool {
-		return (len(ids) == 0 || ids[r.ID]) && (form.Get("key") == "" || form.Get("key") == r.Key)
+		return (last.IsZero() || !r.Ended.After(last)) && (len(ids) == 0 || ids[r.ID]) &&
+			(form.Get("key") == "" || form.Get("key") == r.Key)
 	})
 	if p.Action == Replay {
 		p.Topic = f.Topic

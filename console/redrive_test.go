@@ -361,3 +361,40 @@ func TestPlan_ManyAtOnceTakeTurns(t *testing.T) {
 		t.Errorf("%d turns are taken", n)
 	}
 }
+
+// A redrive of chosen failures takes the letters of their handlers: others may have messages with the same IDs.
+func TestRedrive_LettersOfOtherHandlersStay(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	s.fails("dead.billing", "card refused", "7")
+	for _, other := range []dedupstore.Key{
+		{Tenant: "globex", Group: "billing", Handler: "charge", ID: "7"},
+		{Tenant: "default", Group: "billing", Handler: "mail", ID: "7"},
+	} {
+		s.finishes(other, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "no answer"})
+		letter := s.letter(other, "no answer")
+		letter.ID = "dead-" + other.String()
+		s.dead.Add(letter)
+	}
+	s.acts(Redrive, url.Values{"in": {"records"}, "letters": {"dead.billing"}, "key": {key("7").String()}}, nil)
+	if got := s.reruns.Sent(); !slices.Equal(got, []string{"orders/7"}) {
+		t.Errorf("sent %v, want one", got)
+	}
+}
+
+// Archived failures are not among those that a group shows, until they fail again.
+func TestRedrive_OfAGroupLeavesWhatIsArchived(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	s.fails("dead.billing", "card refused", "1", "2", "3")
+	s.acts(Archive, url.Values{"in": {"records"}, "key": {key("1").String(), key("3").String()}},
+		url.Values{"why": {"paid by hand"}})
+	s.forgets(key("3"))
+	s.fails("dead.billing", "card refused", "3")
+	s.acts(Redrive, url.Values{
+		"in": {"records"}, "state": {openFailures}, "pattern": {"card refused #"}, "letters": {"dead.billing"},
+	}, nil)
+	if got := s.reruns.Sent(); !slices.Equal(got, []string{"orders/2", "orders/3"}) {
+		t.Errorf("sent %v, want all but the one that is archived", got)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -422,6 +423,40 @@ func TestNotes_LongOnesAreReadAgain(t *testing.T) {
 	if note := n.all[noted{"records", "k", 0}]; note == nil || note.Why != why {
 		t.Error("the note is not there")
 	}
+}
+
+// A full disk takes a part of a note. The next one begins a line.
+func TestNotes_WhatWasWrittenInPartIsTakenBack(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "notes")
+	n, err := OpenNotes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := n.file
+	n.file = &fullDisk{file}
+	if err := n.add(Note{Store: "s", Key: "torn"}); err == nil {
+		t.Error("a full disk is no error")
+	}
+	n.file = file
+	if err := errors.Join(n.add(Note{Store: "s", Key: "next"}), n.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err = OpenNotes(path); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if len(n.all) != 1 || n.all[noted{"s", "next", 0}] == nil {
+		t.Errorf("the notes are %v", n.all)
+	}
+}
+
+// A fullDisk has room for ten bytes of each note.
+type fullDisk struct{ notesFile }
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	n, _ := d.notesFile.Write(b[:10])
+	return n, syscall.ENOSPC
 }
 
 func TestNotes_ACrashInTheMiddleOfOneCostsThatOne(t *testing.T) {

@@ -258,7 +258,7 @@ func (c *Console) audit(ctx context.Context, t *task, e Entry, err error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	c.config.Logger.InfoContext(ctx, "console: action", "who", e.Who, "action", string(e.Action), "in", e.Where,
-		"what", e.What, "fence", e.Fence, "why", e.Why, "result", e.Result, "error", e.Error)
+		"what", e.What, "fence", e.Fence, "outcome", e.Outcome, "why", e.Why, "result", e.Result, "error", e.Error)
 	c.config.Audit(ctx, e)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,7 +294,10 @@ func (c *Console) change(ctx context.Context, t *task) error {
 		})
 	}
 	return operate.Change(ctx, items, c.config.Rate, lookTimeout, do, func(item *operate.Item, err error) {
-		e := Entry{What: item.Record.Key.String(), Fence: item.Record.Fence, Result: "changed"}
+		e := Entry{
+			What: item.Record.Key.String(), Fence: item.Record.Fence, Outcome: operate.Decided(item.Change),
+			Result: "changed",
+		}
 		switch {
 		case err == nil:
 			c.result(t, 1, 0, "changed")

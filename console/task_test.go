@@ -219,3 +219,42 @@ func TestTask_SurvivesARestart(t *testing.T) {
 		t.Errorf("the rest is\n%s", body)
 	}
 }
+
+// The rest of an action is no thing that has changed since, such as one that was done, and came again.
+func TestPlan_TheRestIsWhatItWas(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).fill().runs()
+	rest := func(do Action, form url.Values, meanwhile func()) string {
+		form.Set("do", string(do))
+		form.Set("token", s.token())
+		_, body, _ := s.post("plan", form)
+		plan := idField.FindStringSubmatch(body)
+		if len(plan) == 0 {
+			t.Fatal(body)
+		}
+		meanwhile()
+		_, body, _ = s.post("plan", url.Values{"do": {string(do)}, "plan": {plan[1]}, "token": {s.token()}})
+		return body
+	}
+	of := url.Values{"in": {"records"}, "key": {key("bad").String(), key("bad-2").String()}}
+	body := rest(Forget, of, func() {
+		s.forgets(key("bad"))
+		s.finishes(key("bad"), dedupstore.Outcome{Kind: dedupstore.Succeeded})
+	})
+	if !strings.Contains(body, "1 left alone: has changed since") || !strings.Contains(body, "Forget 1 record<") {
+		t.Errorf("the rest is\n%s", body)
+	}
+	s.box.mu.Lock()
+	again := s.box.rows[0]
+	again.ID = "good-2"
+	s.box.rows = append(s.box.rows, again)
+	s.box.mu.Unlock()
+	body = rest(Replay, url.Values{"in": {"shop"}, "row": {"good", "good-2"}}, func() {
+		s.box.mu.Lock()
+		defer s.box.mu.Unlock()
+		s.box.rows[0].Ended = time.Now()
+	})
+	if !strings.Contains(body, "Replay 1 row<") {
+		t.Errorf("the rest is\n%s", body)
+	}
+}

@@ -200,7 +200,14 @@ func (a *app) changes(
 	}
 	err := operate.Change(ctx, items, m.rate, a.timeout(), do, func(item *operate.Item, err error) {
 		r := &item.Record
-		line := audit.With("key", r.Key.String(), "fence", r.Fence, "state", string(r.State))
+		action := m.verb
+		if _, forgets := item.Change.(dedupstore.Forget); forgets { // the steps of a rerun
+			action = "forget"
+		}
+		line := audit.With("action", action, "key", r.Key.String(), "fence", r.Fence, "state", string(r.State))
+		if outcome := operate.Decided(item.Change); outcome != "" {
+			line = line.With("outcome", outcome)
+		}
 		switch {
 		case err == nil:
 			changed++

@@ -78,14 +78,14 @@ func (a *app) agreed(ctx context.Context, c *consent, thing string, counts map[s
 	return false, errors.New("nothing was changed: it was not confirmed; --yes does not ask")
 }
 
-// auditor returns where each change is told.
+// auditor returns where each change is told, with its action.
 func (a *app) auditor(c *consent) (log *slog.Logger, done func() error, err error) {
 	to, done, err := a.auditLog(c.audit)
 	if err != nil {
 		return nil, nil, err
 	}
 	host, _ := os.Hostname()
-	return slog.New(slog.NewJSONHandler(to, nil)).With("who", me()+"@"+host, "why", c.why, "action", c.verb), done, nil
+	return slog.New(slog.NewJSONHandler(to, nil)).With("who", me()+"@"+host, "why", c.why), done, nil
 }
 
 func plural(n int, what string) string {

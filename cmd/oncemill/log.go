@@ -57,11 +57,11 @@ and tells the last changes, the latest at the end.`,
 			if all = all[max(0, len(all)-limit):]; !a.forPeople() {
 				return items(a, all)
 			}
-			t := table{{"TIME", "WHO", "ACTION", "IN", "WHAT", "RESULT", "WHY", "ERROR"}}
+			t := table{{"TIME", "WHO", "ACTION", "IN", "WHAT", "RESULT", "OUTCOME", "WHY", "ERROR"}}
 			for _, e := range all {
 				t = append(t, []string{
 					moment(e.Time), safe(e.Who, 40), safe(string(e.Action), 20), safe(e.Where, 40), safe(e.What, 80),
-					safe(e.Result, 20), safe(e.Why, 60), safe(e.Error, 80),
+					safe(e.Result, 20), safe(e.Outcome, 60), safe(e.Why, 60), safe(e.Error, 80),
 				})
 			}
 			a.table(t)

@@ -115,6 +115,8 @@ the user's config folder:
       nats: nats://127.0.0.1:4222
       trace: https://traces.example/trace/{trace}
 
+With --context the environment names no servers.
+
 Other users of a machine see the flags of a process. Keep an address with a
 password in a file or a variable: --store @FILE reads it, as do the others.
 

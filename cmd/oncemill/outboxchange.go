@@ -115,7 +115,7 @@ func (a *app) changeRows(ctx context.Context, c *rowChange, ids []string) (err e
 		Since: c.Since, Topic: c.Topic, IDs: ids, Header: c.header,
 	}}
 	change.Tell = func(ids []string, changed int, err error) {
-		line := audit
+		line := audit.With("action", c.verb)
 		if r := change.Replay; c.verb == operate.Replay {
 			line = line.With("topic", r.Topic, "since", r.Since, "before", r.Before, "header", r.Header)
 		}

@@ -136,7 +136,7 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 	if err != nil {
 		return err
 	}
-	audit = audit.With("topic", r.topic)
+	audit = audit.With("action", r.verb, "topic", r.topic)
 	o.Tell = func(result string, ids []string, err error, _ operate.Redriven) {
 		if line := audit.With("ids", ids); err == nil {
 			line.Info(result)

@@ -30,7 +30,8 @@ type file struct {
 	Contexts map[string]servers `yaml:"contexts"`
 }
 
-// settings are the flags of all commands. What a flag does not say, the environment says, and else the context.
+// settings are the flags of all commands. What no flag says, the context says that --context names. Without --context
+// the environment says it, and else the context.
 type settings struct {
 	servers
 	config, context, output string
@@ -68,7 +69,10 @@ func (s *settings) load() error {
 		return err
 	}
 	fill := func(value *string, name, of string) {
-		*value = cmp.Or(*value, os.Getenv(name), of)
+		if s.context == "" {
+			of = cmp.Or(os.Getenv(name), of)
+		}
+		*value = cmp.Or(*value, of)
 	}
 	fill(&s.Store, "ONCEMILL_STORE", chosen.Store)
 	fill(&s.Outbox, "ONCEMILL_OUTBOX", chosen.Outbox)

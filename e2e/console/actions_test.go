@@ -66,7 +66,7 @@ func TestConsole_EachActionOfARecord(t *testing.T) {
 		all := w.entries()
 		last := all[len(all)-1]
 		if len(all) != i+1 || last.Action != tc.do || last.Who != "ada" || last.Why != "agreed with the bank" ||
-			last.Result != "changed" ||
+			last.Result != "changed" || (last.Outcome != "") != (tc.do == console.Complete) ||
 			last.Where != "records" || last.What != k.String() {
 			t.Errorf("the audit log says %+v", last)
 		}

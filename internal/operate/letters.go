@@ -23,12 +23,16 @@ type Letters struct {
 	Key       string    `json:",omitempty"` // the order key
 	Handler   string    `json:",omitempty"` // its name, or tenant/group/handler
 	IDs       []string  `json:",omitempty"` // of the letters or their messages
+	Records   []string  `json:",omitempty"` // the keys of their messages' records
 	Positions []string  `json:",omitempty"` // of the letters
 	Outcomes  []string  `json:",omitempty"`
 	From      time.Time `json:",omitzero"`
 	To        time.Time `json:",omitzero"`
 	Group     string    `json:",omitempty"`
 	Tenant    string    `json:",omitempty"` // of the group
+
+	// Archived are failures that are not meant, by the keys of their records, each with its fence.
+	Archived map[string]uint64 `json:",omitempty"`
 }
 
 // Matches reports whether a letter is meant.
@@ -43,7 +47,18 @@ func (f *Letters) Matches(l *deadletters.Letter) bool {
 		(len(f.Positions) == 0 || slices.Contains(f.Positions, l.Position)) &&
 		(f.Group == "" || tenant == f.Tenant && group == f.Group) &&
 		(len(f.Outcomes) == 0 || slices.Contains(f.Outcomes, l.Get(producer.HeaderOutcome))) &&
-		!l.Time.Before(f.From) && (f.To.IsZero() || l.Time.Before(f.To))
+		!l.Time.Before(f.From) && (f.To.IsZero() || l.Time.Before(f.To)) && f.ofRecord(l)
+}
+
+// ofRecord reports whether the record of a letter is meant. One that was archived and failed again since is.
+func (f *Letters) ofRecord(l *deadletters.Letter) bool {
+	if len(f.Records) == 0 && len(f.Archived) == 0 {
+		return true
+	}
+	key, err := keyOf(l)
+	fence, archived := f.Archived[key.String()]
+	return (len(f.Records) == 0 || err == nil && slices.Contains(f.Records, key.String())) &&
+		(err != nil || !archived || fenceOf(l) > fence)
 }
 
 // A Fate is what becomes of a dead letter's message if its rerun is published.
@@ -126,6 +141,12 @@ func keyOf(l *deadletters.Letter) (key dedupstore.Key, err error) {
 	return key, key.Validate()
 }
 
+// fenceOf is the fence under which a letter's message failed; 0: the letter does not say.
+func fenceOf(l *deadletters.Letter) uint64 {
+	fence, _ := strconv.ParseUint(l.Get(producer.HeaderFence), 10, 64)
+	return fence
+}
+
 // Cases looks at the records of letters.
 func Cases(ctx context.Context, store dedupstore.Inspector, all []deadletters.Letter) ([]Case, error) {
 	cases := make([]Case, len(all))
@@ -135,7 +156,7 @@ func Cases(ctx context.Context, store dedupstore.Inspector, all []deadletters.Le
 		c := &cases[i]
 		c.Letter = l
 		if c.again, c.Err = consumer.Rerun(l.Message); c.Err == nil {
-			c.fence, _ = strconv.ParseUint(l.Get(producer.HeaderFence), 10, 64) // Rerun has read it
+			c.fence = fenceOf(&l)
 			c.Key, c.Err = keyOf(&l)
 		}
 		if strings.HasPrefix(c.again.Topic, "$") {

@@ -153,6 +153,22 @@ func TestDiscard_OfWhatItsPlanShowed(t *testing.T) {
 	}
 }
 
+// A message without a usable ID has a letter all the same: what is told names that.
+func TestDiscard_NamesLettersWithoutAMessage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.fails(t, "0", "no usable ID")
+	r.letters.Change(func(all []deadletters.Letter) []deadletters.Letter {
+		delete(all[0].Header, producer.HeaderOriginalID)
+		return all
+	})
+	r.Discards = true
+	done, err := r.Do(t.Context(), r.predicts(t))
+	if err != nil || done.Sent != 1 || r.told[0] != "discarded[dead-0] <nil>" {
+		t.Errorf("told %v, %v", r.told, err)
+	}
+}
+
 // A letter that was redriven or discarded, and is still there, is left alone: by its position, and by a discard of all
 // where discarded letters stay. Where they go, a discard removes it.
 func TestPrediction_LeavesAloneWhatIsDone(t *testing.T) {

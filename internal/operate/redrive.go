@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -156,7 +157,7 @@ func (r *Redrive) discard(ctx context.Context, plan *Prediction, done *Redriven)
 		}
 		var ids []string
 		for i := range batch {
-			ids = append(ids, batch[i].Original())
+			ids = append(ids, cmp.Or(batch[i].Original(), batch[i].ID, batch[i].Position))
 		}
 		if err := r.Source.Discard(ctx, batch); err != nil {
 			r.Tell("failed", ids, err, *done)
