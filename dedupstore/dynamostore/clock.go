@@ -24,6 +24,12 @@ type clock struct {
 type offset struct {
 	least, most time.Duration
 	at          time.Time // when the reply came
+	wall        time.Time // by the wall clock
+}
+
+// setSince reports whether somebody has set the wall clock by more than a bound since the reply came.
+func (o *offset) setSince(now time.Time, bound time.Duration) bool {
+	return (now.Round(0).Sub(o.wall) - now.Sub(o.at)).Abs() > bound
 }
 
 // Slow replies tell little. They leave what a quicker one told in the last keepFor, unless they contradict it.
@@ -74,14 +80,19 @@ func (c *clock) refused(err error, sent time.Time) {
 
 // compare takes what the endpoint's clock showed between two times of this host's wall clock.
 func (c *clock) compare(date, sent, came time.Time) {
-	found := &offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0)), time.Now()}
+	now := time.Now()
+	found := &offset{date.Sub(came.Round(0)), date.Add(dateUnit).Sub(sent.Round(0)), now, now.Round(0)}
 	for before := c.last.Load(); !before.better(found) && !c.last.CompareAndSwap(before, found); {
 		before = c.last.Load()
 	}
 }
 
-// right reports that there was a reply, and that it did not show that the clocks are too far apart.
-func (c *clock) right() bool { return c.last.Load() != nil && c.wrong() == nil }
+// right reports that there was a reply, that it did not show that the clocks are too far apart, and that nobody has set
+// this host's clock since.
+func (c *clock) right() bool {
+	o := c.last.Load()
+	return o != nil && c.wrong() == nil && !o.setSince(time.Now(), c.bound)
+}
 
 // wrong says how far the clocks are apart. Nil: no reply showed that it is too far.
 func (c *clock) wrong() error {

@@ -39,6 +39,14 @@ func TestClock_JudgesByWholeSeconds(t *testing.T) {
 			t.Errorf("%s: right is %v", name, clock.right())
 		}
 	}
+	for _, set := range []time.Duration{-10 * time.Second, 10 * time.Second} {
+		clock := clock{bound: 500 * time.Millisecond}
+		clock.compare(at, at, at)
+		clock.last.Load().wall = clock.last.Load().wall.Add(set)
+		if clock.right() {
+			t.Errorf("a clock that was set by %v since is right", set)
+		}
+	}
 	var unknown clock
 	if unknown.right() {
 		t.Error("a clock that was compared with nothing is right")

@@ -23,10 +23,11 @@
 // Date of every reply, which counts seconds. A clock that is off by more than MaxSkew, a second and the round trip is
 // found by the first reply, and no claim is granted on it until it is mended; one that is off by less than that, but
 // more than MaxSkew, is found by some of the replies. A slow reply, which tells less, does not undo what a quicker one
-// told in the 10 s before. Until then a clock that is ahead takes over claims that are
-// still held, and one that is behind keeps crashed ones for longer. Extensions are not refused: a host whose clock
-// falls behind while a handler runs ends its own lease early. A run whose claim was taken over loses it as always: it
-// hears of it with its next extension, and cannot settle. Its effect may happen twice.
+// told in the 10 s before. If somebody has set the clock since the last reply, a claim reads first. Until a clock is
+// found out, one that is ahead takes over claims that are still held, and one that is behind keeps crashed ones for
+// longer. Extensions are not refused: a host whose clock falls behind while a handler runs ends its own lease early. A
+// run whose claim was taken over loses it as always: it hears of it with its next extension, and cannot settle. Its
+// effect may happen twice.
 //
 // # Records whose time has come
 //

@@ -80,7 +80,8 @@ func (s *Store) Count(ctx context.Context, f dedupstore.Filter, after string) (d
 	return page.Count(), err
 }
 
-// Change implements [dedupstore.Inspector].
+// Change implements [dedupstore.Inspector]. After a lost reply the client may send the change once more, and the error
+// may then refuse what has been done.
 func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
 	return s.records.Change(ctx, seen, c)
 }
