@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	gocql "github.com/apache/cassandra-gocql-driver/v2"
+
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/recordstore"
 )
@@ -23,17 +25,10 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if problem := l.unfit(); problem != "" {
 		return dedupstore.Report{}, s.setup(problem, nil)
 	}
-	r := replicas{local: s.cfg.Local, of: factors(l.replication), nodes: map[string]int{}}
-	var release string
-	err = s.do(ctx, func(ctx context.Context) error {
-		q := s.session.Query("SELECT release_version, data_center FROM system.local")
-		return q.ScanContext(ctx, &release, &r.here)
-	})
+	r := replicas{local: s.cfg.Local, of: factors(l.replication)}
+	release, err := s.nodes(ctx, &r)
 	if err != nil {
 		return dedupstore.Report{}, err
-	}
-	for _, host := range s.session.GetHosts() {
-		r.nodes[host.DataCenter()]++
 	}
 	if problem := r.unfit(); problem != "" {
 		return dedupstore.Report{}, s.setup(problem, nil)
@@ -60,6 +55,35 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	}, nil
 }
 
+// nodes counts the nodes by their datacenters: those that the session knows, and those that its filter, or its driver's
+// settings, keep from it. It returns the version of the node that answers.
+func (s *Store) nodes(ctx context.Context, r *replicas) (release string, err error) {
+	known, of := map[string]bool{}, map[string]string{} // datacenters
+	for _, host := range s.session.GetHosts() {
+		known[host.DataCenter()] = true
+		of[host.HostID()] = host.DataCenter()
+	}
+	err = s.do(ctx, func(ctx context.Context) error {
+		var id gocql.UUID
+		q := s.session.Query("SELECT release_version, data_center, host_id FROM system.local")
+		if err := q.ScanContext(ctx, &release, &r.here, &id); err != nil {
+			return err
+		}
+		of[id.String()] = r.here
+		var datacenter string
+		peers := s.session.Query("SELECT host_id, data_center FROM system.peers").IterContext(ctx)
+		for peers.Scan(&id, &datacenter) {
+			of[id.String()] = datacenter
+		}
+		return peers.Close()
+	})
+	r.knows, r.nodes = len(known), map[string]int{}
+	for _, datacenter := range of {
+		r.nodes[datacenter]++
+	}
+	return release, err
+}
+
 // sync is how the node that answers flushes its log.
 func (s *Store) sync(ctx context.Context) string {
 	var how string
@@ -79,6 +103,7 @@ type replicas struct {
 	here  string         // the datacenter of the session
 	of    map[string]int // how many there are by datacenter, which is "" if the strategy knows none
 	nodes map[string]int // how many there are by datacenter
+	knows int            // of how many datacenters the session knows nodes
 }
 
 // factors reads the replication of a keyspace.
@@ -139,10 +164,10 @@ func (r replicas) losses(sync string) (losses []string) {
 			"what a node had not flushed with its process or its power (commitlog_sync is %s); no claim is made for "+
 			"its keys while it is down; use 3 replicas", sync))
 	}
-	if r.local && len(r.nodes) > 1 {
+	if r.local && r.knows > 1 {
 		losses = append(losses, fmt.Sprintf("one datacenter decides (Config.Local), and the session knows nodes of "+
 			"%d: that of the node that gets a statement decides, and two claims of a key may both run it; let its "+
-			"HostFilter be gocql.DataCenterHostFilter", len(r.nodes)))
+			"HostFilter be gocql.DataCenterHostFilter", r.knows))
 	}
 	if r.local && len(r.of) > 1 {
 		losses = append(losses, "one datacenter decides (Config.Local), and the keyspace has several: two that claim "+

@@ -147,7 +147,8 @@ func TestReplicas_WhatTheyCanLose(t *testing.T) {
 		"local":                 {replicas{local: true, here: "a", of: one, nodes: one}, "", "", ""},
 		"local, elsewhere":      {replicas{local: true, here: "b", of: one, nodes: one}, "no replicas in", "", ""},
 		"local, one of several": {replicas{local: true, here: "a", of: three, nodes: one}, "", "claim in one", ""},
-		"local, knows others":   {replicas{local: true, here: "a", of: one, nodes: three}, "", "HostFilter", ""},
+		"local, knows others":   {replicas{local: true, here: "a", of: one, nodes: one, knows: 3}, "", "Filter", ""},
+		"local, knows its own":  {replicas{local: true, here: "a", of: one, nodes: three, knows: 1}, "", "", ""},
 		"local, one replica":    {replicas{local: true, here: "a", of: single, nodes: one}, "", "one replica", ""},
 	} {
 		has := func(got []string, want string) bool {

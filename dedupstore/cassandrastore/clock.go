@@ -9,8 +9,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// compareAfter is how long a comparison of clocks counts. The next claim makes another one.
-const compareAfter = time.Second
+// compareAfter is how long a comparison of clocks counts. The next claim makes another one. While that waits for an
+// answer, which can take long from a node that hangs, others use one that is up to spare times as old.
+const (
+	compareAfter = time.Second
+	spare        = 10
+)
 
 // A clock compares this host's clock with that of a node of Cassandra, each time with the node that answers.
 type clock struct {
@@ -50,18 +54,9 @@ func (o *offset) within(bound time.Duration) bool { return o.least <= bound && o
 func (s *Store) inTime(ctx context.Context) error {
 	o := s.clock.last.Load()
 	if !o.fresh(time.Now(), s.clock.lasts) {
-		select {
-		case s.clock.asking <- struct{}{}:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		defer func() { <-s.clock.asking }()
-		if o = s.clock.last.Load(); !o.fresh(time.Now(), s.clock.lasts) { // nobody has asked meanwhile
-			var err error
-			if o, err = s.ask(ctx); err != nil {
-				return err
-			}
-			s.clock.last.Store(o)
+		var err error
+		if o, err = s.compared(ctx, o); err != nil {
+			return err
 		}
 	}
 	if o.within(s.clock.bound) {
@@ -77,6 +72,32 @@ func (s *Store) inTime(ctx context.Context) error {
 			"change is made, because it would end leases of others early, or too late; set the clocks (NTP)",
 			by.Round(unit), how, s.clock.bound),
 	}
+}
+
+// compared compares the clocks, one claim at a time.
+func (s *Store) compared(ctx context.Context, before *offset) (*offset, error) {
+	select {
+	case s.clock.asking <- struct{}{}:
+	default:
+		if before.fresh(time.Now(), spare*s.clock.lasts) {
+			return before, nil
+		}
+		select {
+		case s.clock.asking <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	defer func() { <-s.clock.asking }()
+	if o := s.clock.last.Load(); o.fresh(time.Now(), s.clock.lasts) { // somebody has asked meanwhile
+		return o, nil
+	}
+	o, err := s.ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.clock.last.Store(o)
+	return o, nil
 }
 
 func (s *Store) ask(ctx context.Context) (*offset, error) {

@@ -1,6 +1,7 @@
 package cassandrastore
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -82,6 +83,26 @@ func TestStore_ClaimsNothingByAClockThatIsOff(t *testing.T) {
 		s.clock.last.Store(nil) // the next claim looks again
 		if a := claim(t, s, request(want), dedupstore.AcquiredRun); a.Claim.Attempt != 1 {
 			t.Errorf("attempt %d was counted", a.Claim.Attempt)
+		}
+	}
+}
+
+// A node that hangs holds up one comparison, and the claim that waits for it.
+func TestClock_OthersDoNotWaitForAComparison(t *testing.T) {
+	t.Parallel()
+	s := &Store{clock: clock{bound: time.Second, lasts: time.Minute, asking: make(chan struct{}, 1)}}
+	s.clock.asking <- struct{}{} // somebody asks
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := s.inTime(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without any comparison: %v", err)
+	}
+	for age, wants := range map[time.Duration]error{
+		2 * time.Minute: nil, 2 * spare * time.Minute: context.DeadlineExceeded,
+	} {
+		s.clock.last.Store(&offset{came: time.Now().Add(-age)})
+		if err := s.inTime(ctx); !errors.Is(err, wants) {
+			t.Errorf("%v after a comparison: %v", age, err)
 		}
 	}
 }

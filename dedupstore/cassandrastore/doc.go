@@ -28,7 +28,7 @@
 // A transaction that timed out may have been done, or be done later by the one after it. If Cassandra says so, the
 // store reads the row at the serial consistency, which settles it, and makes the transaction again if it was not done.
 // If others wrote meanwhile, or the answer got lost, the caller gets an error. It asks again as the same owner, and
-// finds its own claim. No attempt is counted.
+// finds its own claim. No attempt is counted, unless the caller gives up first: the claim ends with its lease then.
 //
 // Claims of one key in one store take turns, because transactions that race take long.
 //
