@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 var changeScript = redis.NewScript(source("record", "change"))
@@ -44,7 +45,10 @@ func (s *Store) Change(ctx context.Context, seen dedupstore.Record, c dedupstore
 		switch {
 		case err != nil:
 			return fail(err)
-		case reply == int64(0):
+		case reply == int64(0): // it changed, or a replica told what it was before
+			if !pace.Sleep(ctx, 10*time.Millisecond) {
+				return fail(context.Cause(ctx))
+			}
 			continue
 		case reply != int64(1):
 			return fail(&dedupstore.RecordError{Key: name, Problem: fmt.Sprint(reply)[1:]})

@@ -38,9 +38,9 @@
 // Beside the records, each group has a string with its handlers, which is renewed for 400 days while they are used.
 //
 // An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
-// +pttl +type +info. Config.Replicas needs +wait too. Looking at records and counting duplicates need +hmget +hset
-// +hincrby. Listing and changing records need +hget +scan +getrange +dbsize +del. Without +config|get Check cannot tell
-// what survives a crash.
+// +pttl +type +info. A ClusterClient needs +cluster|slots too, and Config.Replicas +wait. Looking at records and
+// counting duplicates need +hmget +hset +hincrby. Listing and changing records need +hget +scan +getrange +dbsize +del.
+// Without +config|get Check cannot tell what survives a crash.
 //
 // [docs/redis.md]: https://github.com/oncemill/oncemill/blob/main/docs/redis.md
 package redisstore
