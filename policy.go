@@ -138,8 +138,8 @@ func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 // that window it runs a key at most once, while the store keeps its records. docs/guarantees.md says what it does not
 // cover.
 //
-// A run that crashed, was cut off (also by a shutdown) or failed without NoEffect is parked as unknown, whatever else
-// its error says. Somebody has to look. The next call for its key, such as a redelivery, parks a run that crashed. If
+// A run that crashed, was cut off (also by a shutdown) or failed without NoEffect or Permanent is parked as unknown.
+// Somebody has to look. The next call for its key, such as a redelivery, parks a run that crashed. If
 // nobody repeats a Do, nobody learns of its crash.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
