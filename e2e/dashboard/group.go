@@ -44,7 +44,7 @@ func consumerGroup() Dashboard {
 			stat("Late duplicates", "percentunit", "Which share of the duplicates of a day came later than 12 h, half of the default window?",
 				late(), above(0.001, "yellow"), above(0.01, "red")),
 			stat("Attribute sets dropped", "short", "How many series hold what was beyond a limit of attribute sets? Their numbers are right, their labels are lost.",
-				orZero(`count({__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,otel_metric_overflow="true"} or {__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,`+destination+`="_OTHER"})`),
+				orZero(`count({__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,otel_metric_overflow="true"} or {__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,`+destination+`="_OTHER"} or {__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,`+group+`="_OTHER"})`),
 				above(1, "yellow")),
 		}},
 	)

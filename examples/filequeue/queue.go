@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -27,14 +28,13 @@ type line struct {
 	Ended   int64             // where the line of a message begins that has ended
 }
 
-// Open opens a queue, and makes the file if there is none. A line that a crash has torn ends here, and is skipped.
+// Open opens a queue, and makes the file if there is none.
 func Open(path string) (*Queue, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	_, err = file.WriteString("\n")
-	return &Queue{file}, err
+	return &Queue{file}, nil
 }
 
 // Close closes the file.
@@ -43,10 +43,11 @@ func (q *Queue) Close() error { return q.file.Close() }
 // Publish appends a message.
 func (q *Queue) Publish(m producer.Message) error { return q.append(line{Message: &m}) }
 
+// append begins a line of its own: a crash or a full disk may have left a part of another, which is skipped then.
 func (q *Queue) append(l line) error {
 	text, err := json.Marshal(l)
 	if err == nil {
-		_, err = q.file.Write(append(text, '\n')) // one write, so that no other comes between
+		_, err = fmt.Fprintf(q.file, "\n%s\n", text) // one write, so that no other comes between
 	}
 	if err != nil {
 		return err

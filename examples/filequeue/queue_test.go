@@ -45,18 +45,18 @@ func TestSource_Conforms(t *testing.T) {
 	})
 }
 
-// A line that a crash has torn is skipped, and hides nothing behind it.
+// A line that a crash or a full disk has torn is skipped, and hides nothing behind it.
 func TestQueue_SkipsATornLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "queue")
-	if err := os.WriteFile(path, []byte(`{"Message":{"ID":"torn","Top`), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	q, err := filequeue.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer q.Close()
+	if err := os.WriteFile(path, []byte(`{"Message":{"ID":"torn","Top`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := q.Publish(producer.Message{ID: "m1", Topic: "orders"}); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 // options say how to reach Kafka, such as kgo.SeedBrokers.
 func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher,
 	bank *billing.Bank, reach ...kgo.Opt,
-) error {
+) (err error) {
 	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
@@ -32,6 +32,7 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	if err != nil {
 		return err
 	}
+	defer shop.Finish(ctx, &err, once.Close) // notes the last duplicates
 	worker, err := franz.NewWorker(once, charge(bank), franz.Config{Handler: "charge"})
 	if err != nil {
 		return err

@@ -53,13 +53,14 @@ type making func(*consumer.Processor, jetstream.Consumer) (*natsjs.Worker, error
 // work has a worker handle the messages of a subject until ctx ends. Then it drains: what has begun is acknowledged.
 func (b *broker) work(
 	ctx context.Context, o options, store dedupstore.Store, name, subject string, making making,
-) error {
+) (err error) {
 	once, err := consumer.New(store, consumer.Config{
 		Group: "payments", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
 	})
 	if err != nil {
 		return err
 	}
+	defer shop.Finish(ctx, &err, once.Close) // notes the last duplicates
 	cons, err := b.js.CreateOrUpdateConsumer(ctx, b.stream(), jetstream.ConsumerConfig{
 		Durable:       name,
 		FilterSubject: subject,

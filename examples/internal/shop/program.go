@@ -91,8 +91,9 @@ func NoServer(flagName, address string, err error) error {
 		address = "(hidden, as it may hold a password)"
 		err = errors.New("want a URL such as " + flagName + "://127.0.0.1:1234")
 	}
-	return fmt.Errorf("the server at -%s %s cannot be used: %w\n"+
-		"(`docker compose --profile kafka up -d --wait` starts all servers of the examples)", flagName, address, err)
+	profile := map[string]string{"brokers": "--profile kafka ", "mysql": "--profile mysql "}[flagName]
+	return fmt.Errorf("the server at -%s %s cannot be used: %w\n(`docker compose %sup -d --wait` starts one)",
+		flagName, address, err, profile)
 }
 
 // Redacted is a URL without its secrets, to be shown, or "". NATS takes a token for a user.
