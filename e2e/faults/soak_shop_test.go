@@ -58,6 +58,8 @@ type soakShop struct {
 	revive    func()           // starts a broker again that came back and serves nobody; nil: none does so
 	copies    func() []string  // the receipts that relays published
 
+	stood atomic.Int64 // when the pair last stood still, in Unix nanoseconds
+
 	reading sync.Mutex // held while journals are read
 
 	mu     sync.Mutex
@@ -494,9 +496,9 @@ func orders(ids []string) (all []openOrder) {
 	return all
 }
 
-// done says which orders have succeeded, or were forgotten after that and not delivered again.
+// done says which orders have succeeded, or were forgotten after that and not delivered again although the pair worked.
 func (s *soakShop) done(ids []string, age time.Duration) (map[string]bool, error) {
-	done := map[string]bool{}
+	done, stood := map[string]bool{}, time.Unix(0, s.stood.Load())
 	for some := range slices.Chunk(ids, 500) {
 		var keys []dedupstore.Key
 		for _, id := range some {
@@ -511,7 +513,8 @@ func (s *soakShop) done(ids []string, age time.Duration) (map[string]bool, error
 		for _, rec := range records {
 			switch {
 			case rec.State == dedupstore.Finished && rec.Outcome.Kind == dedupstore.Succeeded,
-				rec.State == dedupstore.Absent && time.Since(cmp.Or(s.forgot[rec.Key.ID], time.Now())) > age:
+				rec.State == dedupstore.Absent && time.Since(cmp.Or(s.forgot[rec.Key.ID], time.Now())) > age &&
+					time.Since(stood) > age:
 				done[rec.Key.ID] = true
 			}
 		}

@@ -28,7 +28,7 @@ const (
 	soakOnly   = "ONCEMILL_SOAK_ONLY" // a pair whose name has this text; empty: all
 )
 
-// closeAfter is how long the books of an order stay open at least. Nobody stands still for longer.
+// closeAfter is how long the books of an order stay open at least. Nobody stands still for longer, unless the pair does.
 const closeAfter = 45 * time.Second
 
 // A soak runs pairs while everything fails.
@@ -356,6 +356,9 @@ func (s *soakShop) recovers(ctx context.Context, kind string, do func()) bool {
 				s.recoveredFrom(kind, time.Since(end))
 				return !stuck
 			}
+			if time.Since(end) > closeAfter/4 {
+				s.stood.Store(time.Now().UnixNano())
+			}
 			if err == nil && !known {
 				before, known = n, true
 			}
@@ -539,6 +542,14 @@ func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
 	s.book(0)
 	if s.closed.Messages != 2 || s.closed.Effects != 3 || len(wrong) != 1 {
 		t.Errorf("%+v, %q", s.closed, wrong)
+	}
+	gone := soakID(s.name, 7) // forgotten, and not delivered again
+	s.forgot[gone] = time.Now().Add(-time.Hour)
+	for stood, want := range map[time.Time]bool{time.Now(): false, time.Now().Add(-time.Hour): true} {
+		s.stood.Store(stood.UnixNano())
+		if done, err := s.done([]string{gone}, time.Minute); err != nil || done[gone] != want {
+			t.Errorf("done is %v when the pair stood still %v ago, %v", done, time.Since(stood), err)
+		}
 	}
 	evidence, err := os.ReadFile(filepath.Join(s.soak.dir, "evidence-1-"+soakID(s.name, 1)+".txt"))
 	if n := strings.Count(string(evidence), `"End":"recorded"`); err != nil || n != 2 {
