@@ -63,7 +63,7 @@ func (s suite) foreign(t *testing.T) {
 		"http": "HTTP/1.1 200 OK\r\n\r\nx", "message": "{\"rpc\":1,\"type\":\"google.protobuf.StringValue\"}\n\xff",
 	} {
 		record(id, result)
-		wantRefusal(t, rg.pay(`"`+id+`"`), internal, "MISCONFIGURED")
+		wantRefusal(t, rg.pay(`"`+id+`"`), alreadyExists, "RESPONSE_DROPPED")
 	}
 	record("empty", "")
 	wantRefusal(t, rg.pay("empty"), alreadyExists, "RESPONSE_DROPPED")
