@@ -178,9 +178,6 @@ func (r *run) end() {
 
 // Carry implements [txctx.Carrier].
 func (r *run) Carry(ctx context.Context, produced []dedupstore.Produced) (rest []dedupstore.Produced, err error) {
-	if _, err := r.store.now(ctx); err != nil {
-		return produced, nil //nolint:nilerr // the record takes them all
-	}
 	var own []*nats.Msg
 	for _, p := range produced {
 		if !r.store.has(p.Topic) {

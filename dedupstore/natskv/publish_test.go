@@ -169,11 +169,24 @@ func TestInbox_ReturnedOutputsOfTheStreamAreInTheBatch(t *testing.T) {
 		t.Error(err)
 	}
 	wantStored(t, in, "orders.a", "orders.b", "orders.d")
+
+	late := d // its handler ends when its time is over, and has not talked to the server for long
+	late.Header = producer.Header{producer.HeaderID: "2"}
+	ctx, cancel := context.WithCancel(t.Context())
+	decision = p.ProcessOutputs(ctx, late, func(context.Context) ([]producer.Message, error) {
+		cancel()
+		in.clock.last.Store(nil)
+		return []producer.Message{{Topic: "orders.e"}}, nil
+	})
+	if decision.Action != consumer.Ack || decision.Result.Publication != nil {
+		t.Errorf("decided %+v, want that the batch has the output", decision)
+	}
+	wantStored(t, in, "orders.a", "orders.b", "orders.d", "orders.e")
 	again := p.ProcessOutputs(t.Context(), d, outputs)
 	if again.Action != consumer.Ack || again.Result.Publication != nil {
 		t.Errorf("a duplicate: %+v", again)
 	}
-	wantStored(t, in, "orders.a", "orders.b", "orders.d")
+	wantStored(t, in, "orders.a", "orders.b", "orders.d", "orders.e")
 }
 
 func TestGuard_RefusesLeasesThatAreShorterThanThreeAnswers(t *testing.T) {
