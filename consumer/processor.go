@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/contexts"
+	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/marks"
 	"github.com/oncemill/oncemill/internal/pace"
@@ -264,7 +265,13 @@ func (p *Processor) bypass(ctx context.Context, in *inbound, do work) Decision {
 		o.Kind = dedupstore.Succeeded
 		return Decision{Action: Ack, Result: oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true}}
 	case permanent:
-		return p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
+		d := p.undeliverable(ctx, *in.delivery, "", string(dedupstore.Failed), err)
+		if d.Action == Reject { // it says that it is final, as the guard's errors do: a PoisonQueue has to know
+			o.Kind, o.Reason = dedupstore.Failed, headers.Text(fmt.Sprint(err), dedupstore.MaxReason)
+			d.Result = oncemill.Result{Status: oncemill.StatusDone, Outcome: o, Bypassed: true, Handler: err}
+			d.Err = &oncemill.Error{Result: d.Result}
+		}
+		return d
 	}
 	res := oncemill.Result{Status: oncemill.StatusRetry, Bypassed: true, Wait: p.config.Policy.Backoff.Min, Handler: err}
 	if delayed {

@@ -106,13 +106,14 @@ func soakRedis(_ context.Context, p *soakProcess) (*soakStore, error) {
 	return s, nil
 }
 
-// A forgettingRedis is a notedRedis whose ledger does not grow: its journal has it all.
+// A forgettingRedis is a notedRedis whose ledger does not grow: its journal has it all. But it keeps when a claim was
+// first asked for, as long as it has no answer: the lease may count from then.
 type forgettingRedis struct{ notedRedis }
 
 func (s forgettingRedis) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := s.noted.Claim(ctx, requests)
 	for i, r := range results {
-		if r.Answer.Status != dedupstore.AcquiredRun {
+		if r.Err == nil && r.Answer.Status != dedupstore.AcquiredRun {
 			s.noted.Forget(requests[i].Key.ID)
 		}
 	}

@@ -282,6 +282,28 @@ func TestSubscriber_ClaimsTravelTogether(t *testing.T) {
 	})
 }
 
+// What was claimed while its source began to stop is given back.
+func TestSubscriber_NothingStartsAfterItsSourceHasBegunToStop(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s := newSource(p, delivery("first"))
+		runs := 0
+		stop := over(t, s, func(*message.Message) error { runs++; return nil }, oncewatermill.Middleware(p))
+		synctest.Wait()
+		stopping := make(chan struct{})
+		close(stopping)
+		late := delivery("late")
+		late.Stopping = stopping
+		s.queue <- late
+		time.Sleep(time.Second) // virtual
+		synctest.Wait()
+		stop()
+		if actions := s.actions(); runs != 1 || len(actions) < 2 || slices.Contains(actions[1:], consumer.Ack) {
+			t.Errorf("%d runs, and the source was told %v", runs, actions)
+		}
+	})
+}
+
 // A handler may acknowledge its message before its outcome is on its way. The source hears of that once, and not again
 // when the outcome is stored.
 func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *testing.T) {

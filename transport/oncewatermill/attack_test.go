@@ -551,6 +551,27 @@ func TestMiddleware_SpanBelongsToTheMessagesTrace(t *testing.T) {
 
 // A message without an ID runs unguarded. Its handler returns the failure of a guard that it used, which says nothing
 // of this message.
+// Without an ID and dead letters a permanent failure is poison: nothing else keeps its message.
+func TestChain_APermanentFailureUnderABypassIsPoison(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		b := &broker{}
+		steps, err := oncewatermill.Chain(oncewatermill.PoisonQueue(b, "poison"), oncewatermill.Guarded(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
+		stop := over(t, s, func(*message.Message) error { return oncemill.Permanent(errors.New("no such account")) }, steps...)
+		time.Sleep(10 * time.Second) // virtual
+		synctest.Wait()
+		if n := len(b.by["poison"]); n != 1 {
+			t.Errorf("%d copies of it are poison, want one", n)
+		}
+		stop()
+		s.want(t, consumer.Ack)
+	})
+}
+
 func TestChain_ANestedFailureUnderABypassIsNoPoison(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})

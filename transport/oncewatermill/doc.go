@@ -18,7 +18,8 @@
 //     gets its outcome.
 //   - Those adapters cannot delay a single redelivery. The next delivery waits instead.
 //   - When a publish fails, outputs may land behind those of later messages.
-//   - If a handler acknowledges its message and then fails, only the log has the message. If it nacks, it has failed.
+//   - If a handler acknowledges its message and then fails, only the log has the message, and if the Router cannot
+//     publish its outputs then, nobody has these. If it nacks, it has failed.
 //
 // # Commands and events
 //

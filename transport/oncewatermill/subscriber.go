@@ -219,7 +219,7 @@ func (s *subscription) pass(
 			}
 		}()
 	}
-	if err := s.hand(ctx, msg); err != nil {
+	if err := s.hand(ctx, msg, p.delivery.Stopping); err != nil {
 		s.giveBack(ctx, p)
 		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
 		return
@@ -262,12 +262,22 @@ func (s *subscription) giveBack(ctx context.Context, p *passage) {
 	}
 }
 
-// hand gives a message to the Router. It returns why the Router has not taken it, or nil.
-func (s *subscription) hand(ctx context.Context, msg *message.Message) error {
+// hand gives a message to the Router, unless its source has begun to stop. It returns why the Router has not taken it,
+// or nil.
+func (s *subscription) hand(ctx context.Context, msg *message.Message, stopping <-chan struct{}) error {
+	select { // as the next one may choose any that is ready
+	case <-s.draining:
+		return errSubscriberClosed
+	case <-stopping:
+		return errSubscriberClosed
+	default:
+	}
 	select {
 	case s.out <- msg:
 		return nil
 	case <-s.draining:
+		return errSubscriberClosed
+	case <-stopping:
 		return errSubscriberClosed
 	case <-ctx.Done():
 		return context.Cause(ctx)

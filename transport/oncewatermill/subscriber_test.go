@@ -87,6 +87,8 @@ func (s *source) deliver(ctx, each context.Context, d consumer.Delivery, handle 
 		}
 		select {
 		case <-time.After(decision.Delay):
+		case <-d.Stopping:
+			return
 		case <-ctx.Done():
 			s.mu.Lock()
 			s.givenBack = append(s.givenBack, d.Header.Get(producer.HeaderID))
