@@ -116,6 +116,7 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 // knows takes the answer to a first run that did not take part in its transaction, which began at a time.
 func (r *run) knows(a *dedupstore.Answer, sent time.Time) {
 	r.first, r.state = false, answered
+	r.lease.idle() // of what ran in a transaction that was not committed
 	r.answer(&dedupstore.ClaimResult{Answer: *a}, sent)
 }
 
@@ -127,6 +128,7 @@ func (r *run) firstUncommitted(ctx context.Context, w *transacted, err error) *e
 	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
 	switch e, next := r.claim(asking); {
 	case next == toRun:
+		_ = r.guard.renew(asking, &r.lease, false) // it may be as old as the transaction; else the settlement fails
 		r.guard.heartbeat.remove(&r.lease)
 		ended := errors.Is(err, dedupstore.ErrEnded)
 		if unknown && !ended && !is[*workError](err) { // the claim tells that it was rolled back

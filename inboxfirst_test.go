@@ -622,6 +622,71 @@ func TestFirst_SettledFailureIsNotExtended(t *testing.T) {
 	})
 }
 
+// A first run may last for longer than a lease. What settles its failure has a whole one all the same.
+func TestFirst_FailureAfterALongRunIsSettledUnderAWholeLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		lost := 0
+		inbox.records.settle = func(_ dedupstore.Settlement, apply func() error) error {
+			if lost++; lost == 1 {
+				return errDown
+			}
+			return apply()
+		}
+		const lease = 6 * time.Second
+		res, err := newGuard(t, inbox, oncemill.Policy{Lease: lease}).Run(t.Context(), firstly("m1"),
+			inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+				time.Sleep(lease + time.Second)
+				return dedupstore.Outcome{}, oncemill.Permanent(errRefused)
+			}).run)
+		if err != nil || res.Outcome.Kind != dedupstore.Failed || lost != 2 {
+			t.Errorf("%+v, %v after %d settlements, want the failure stored by the second", res, err, lost)
+		}
+	})
+}
+
+// A lateInbox loses a first commit. It looks the key up, which is not there, and grants it.
+type lateInbox struct{ *firstInbox }
+
+func (i lateInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	if runs[0].First == nil {
+		return i.firstInbox.InTx(ctx, runs, work)
+	}
+	i.firsts.Add(1)
+	r := *runs[0].First
+	claim := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
+	if _, err := work(ctx, []dedupstore.Claim{claim}); err != nil {
+		return nil, err
+	}
+	answer, err := dedupstore.ClaimOne(ctx, i, r)
+	return []dedupstore.Answer{answer}, err
+}
+
+// What a first run that was not committed has left behind, such as a lease that ended, does not stop the next.
+func TestFirst_ARunAfterALostCommitHasALeaseOfItsOwn(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := lateInbox{newFirstInbox(t)}
+		const lease = 6 * time.Second
+		inbox.records.extend = func(apply func() error) error {
+			time.Sleep(lease / 12) // the heartbeat looks meanwhile
+			return apply()
+		}
+		runs := 0
+		res, err := newGuard(t, inbox, oncemill.Policy{Lease: lease}).Run(t.Context(), firstly("m1"),
+			func(context.Context) (dedupstore.Outcome, error) {
+				if runs++; runs == 1 {
+					time.Sleep(lease + time.Second)
+				}
+				return dedupstore.Outcome{}, nil
+			})
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded || runs != 2 {
+			t.Errorf("%+v, %v after %d runs, want a success in the second", res, err, runs)
+		}
+	})
+}
+
 // A failure that cannot be claimed for as long as a lease is not recorded, however long its delivery may wait.
 func TestFirst_UnrecordedFailureIsSaidInTime(t *testing.T) {
 	virtual(t, func(t *testing.T) {
