@@ -197,11 +197,12 @@ func (s *Store) writeBatch(
 }
 
 // lasts reports whether an error of a settlement will be the same again: nothing was sent, or the stream refuses it. A
-// missing right is none: what the connection heard of one may be old, and have nothing to do with an answer that is late.
+// missing right is none: what the connection heard of one may be old, and not the reason why an answer is late.
 func lasts(err error) bool {
 	var api *jetstream.APIError
 	var setup *dedupstore.SetupError
 	var record *dedupstore.RecordError
-	return errors.Is(err, dedupstore.ErrFull) || errors.As(err, &setup) && !errors.Is(err, nats.ErrPermissionViolation) || errors.As(err, &record) ||
+	return errors.Is(err, dedupstore.ErrFull) || errors.As(err, &record) ||
+		errors.As(err, &setup) && !errors.Is(err, nats.ErrPermissionViolation) ||
 		errors.As(err, &api) && !passes(api)
 }

@@ -44,10 +44,16 @@ func consumerGroup() Dashboard {
 			stat("Late duplicates", "percentunit", "Which share of the duplicates of a day came later than 12 h, half of the default window?",
 				late(), above(0.001, "yellow"), above(0.01, "red")),
 			stat("Attribute sets dropped", "short", "How many series hold what was beyond a limit of attribute sets? Their numbers are right, their labels are lost.",
-				orZero(`count({__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,otel_metric_overflow="true"} or {__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,`+destination+`="_OTHER"} or {__name__=~"oncemill_.*|messaging_.*",`+ofJob+`,`+group+`="_OTHER"})`),
+				orZero("count("+ours(`otel_metric_overflow="true"`)+" or "+ours(destination+`="_OTHER"`)+" or "+
+					ours(group+`="_OTHER"`)+")"),
 				above(1, "yellow")),
 		}},
 	)
+}
+
+// ours are the series of all metrics of a job that meet a condition.
+func ours(condition string) string {
+	return `{__name__=~"oncemill_.*|messaging_.*",` + ofJob + "," + condition + "}"
 }
 
 // late is the share of duplicates beyond the bucket of 12 hours. Scraped buckets are written 43200.0, others 43200.

@@ -28,7 +28,7 @@ const (
 	soakOnly   = "ONCEMILL_SOAK_ONLY" // a pair whose name has this text; empty: all
 )
 
-// closeAfter is how long the books of an order stay open at least. Nobody stands still for longer, unless the pair does.
+// closeAfter is how long the books of an order stay open at least. Nobody stands still for longer but a whole pair.
 const closeAfter = 45 * time.Second
 
 // A soak runs pairs while everything fails.

@@ -561,7 +561,9 @@ func TestChain_APermanentFailureUnderABypassIsPoison(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
-		stop := over(t, s, func(*message.Message) error { return oncemill.Permanent(errors.New("no such account")) }, steps...)
+		stop := over(t, s, func(*message.Message) error {
+			return oncemill.Permanent(errors.New("no such account"))
+		}, steps...)
 		time.Sleep(10 * time.Second) // virtual
 		synctest.Wait()
 		if n := len(b.by["poison"]); n != 1 {
