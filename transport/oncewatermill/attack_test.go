@@ -549,48 +549,37 @@ func TestMiddleware_SpanBelongsToTheMessagesTrace(t *testing.T) {
 	}
 }
 
-// A message without an ID runs unguarded. Its handler returns the failure of a guard that it used, which says nothing
-// of this message.
-// Without an ID and dead letters a permanent failure is poison: nothing else keeps its message.
-func TestChain_APermanentFailureUnderABypassIsPoison(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-		b := &broker{}
-		steps, err := oncewatermill.Chain(oncewatermill.PoisonQueue(b, "poison"), oncewatermill.Guarded(p))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
-		stop := over(t, s, func(*message.Message) error {
-			return oncemill.Permanent(errors.New("no such account"))
-		}, steps...)
-		time.Sleep(10 * time.Second) // virtual
-		synctest.Wait()
-		if n := len(b.by["poison"]); n != 1 {
-			t.Errorf("%d copies of it are poison, want one", n)
-		}
-		stop()
-		s.want(t, consumer.Ack)
-	})
-}
-
-func TestChain_ANestedFailureUnderABypassIsNoPoison(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-		b := &broker{}
-		steps, err := oncewatermill.Chain(oncewatermill.PoisonQueue(b, "poison"), oncewatermill.Guarded(p))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
-		stop := over(t, s, func(*message.Message) error {
-			return &oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}}
-		}, steps...)
-		time.Sleep(10 * time.Second) // virtual
-		synctest.Wait()
-		if n := len(b.by["poison"]); n > 0 {
-			t.Errorf("%d copies of it are poison", n)
-		}
-		stop()
-	})
+// A message without an ID runs unguarded. Without dead letters its permanent failure is poison: nothing else keeps it.
+// The failure of a guard that its handler used says nothing of this message.
+func TestChain_PoisonUnderABypass(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		poison int
+	}{
+		"permanent": {oncemill.Permanent(errors.New("no such account")), 1},
+		"nested":    {&oncemill.Error{Result: oncemill.Result{Status: oncemill.StatusDone}}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p := newProcessor(t, newStore(t),
+					consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+				b := &broker{}
+				steps, err := oncewatermill.Chain(oncewatermill.PoisonQueue(b, "poison"), oncewatermill.Guarded(p))
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := newSource(p, consumer.Delivery{Topic: "orders", Payload: []byte("x")})
+				stop := over(t, s, func(*message.Message) error { return c.err }, steps...)
+				time.Sleep(10 * time.Second) // virtual
+				synctest.Wait()
+				if n := len(b.by["poison"]); n != c.poison {
+					t.Errorf("%d copies of it are poison, want %d", n, c.poison)
+				}
+				stop()
+				if c.poison > 0 {
+					s.want(t, consumer.Ack)
+				}
+			})
+		})
+	}
 }
