@@ -175,6 +175,9 @@ func (p *soakProcess) run(ctx context.Context) error {
 		return p.operate(ctx, s, pub)
 	}
 	policy := soakPolicies[p.Version]
+	if p.Redis != "" {
+		policy.Window = 20 * time.Minute // so that it has no million of records to load after each kill
+	}
 	once, err := consumer.New(s.store, consumer.Config{
 		Group: "billing", MaxWait: time.Second, DeadLetters: pub, DeadLetterTopic: p.letters(), Policy: policy,
 	})

@@ -422,14 +422,17 @@ func (s *soakShop) readJournals() {
 // most is how many orders are closed at a time.
 const mostClosed = 2000
 
-// close closes the books of orders that are older than an age and done. Others stay open.
+// close closes the books of orders that are done, if they and their runs are older than an age; at 0 all processes have
+// ended. Others stay open.
 func (s *soakShop) close(age time.Duration) {
 	var some []string
 	for _, o := range s.open {
 		if time.Since(o.at) < age || len(some) == mostClosed {
 			break
 		}
-		some = append(some, o.id)
+		if age == 0 || time.Since(busyUntil(s.Message(o.id).Runs)) >= age {
+			some = append(some, o.id)
+		}
 	}
 	if len(some) == 0 {
 		return
@@ -439,13 +442,7 @@ func (s *soakShop) close(age time.Duration) {
 		s.note("%s: look at orders: %v", s.name, err) // its server is away on purpose
 		return
 	}
-	var rest []openOrder
-	for _, o := range s.open[:len(some)] {
-		if !done[o.id] {
-			rest = append(rest, o)
-		}
-	}
-	s.open = append(rest, s.open[len(some):]...)
+	s.open = slices.DeleteFunc(s.open, func(o openOrder) bool { return done[o.id] })
 	ids := slices.Sorted(maps.Keys(done))
 	if len(ids) == 0 {
 		return
@@ -475,6 +472,19 @@ func (s *soakShop) close(age time.Duration) {
 		s.unexplained(f, evidence[f.ID])
 	}
 	s.closed.Add(b)
+}
+
+// busyUntil is when a run may still have been at work. The outcome may be another's: one whose process was stopped goes
+// on after its lease, and has its effect then.
+func busyUntil(runs []ledger.Run) (last time.Time) {
+	for _, r := range runs {
+		for _, t := range []time.Time{r.Granted, r.Until, r.Effect} {
+			if t.After(last) {
+				last = t
+			}
+		}
+	}
+	return last
 }
 
 // takeovers measures how long it took until runs were taken over whose processes were killed.

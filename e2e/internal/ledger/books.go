@@ -55,24 +55,12 @@ func (l *Ledger) Balance(deliveries int) Books {
 	return b
 }
 
-// A lateRun is a run whose outcome the store had when its process did not know that yet.
-type lateRun struct {
-	id    string
-	fence uint64
-}
-
-// Close closes the books of some messages and forgets these: if one has an effect later, nobody has asked for it. What
-// journals still tell of the end of a run that is in the books is left out.
+// Close closes the books of some messages and forgets these: if one has an effect later, nobody has asked for it.
 func (l *Ledger) Close(ids ...string) Books {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b := l.balance(ids, nil)
 	for _, id := range ids {
-		for _, r := range l.of(id).runs {
-			if r.End == "" {
-				l.late[lateRun{id, r.Fence}] = r.effects()
-			}
-		}
 		delete(l.accounts, id)
 	}
 	return b

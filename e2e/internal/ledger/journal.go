@@ -74,9 +74,6 @@ func (l *Ledger) Read(dir string) error {
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}
-		if n, late := l.late[lateRun{e.ID, e.Fence}]; late && e.DeadLetters == 0 && e.effects() == n {
-			return nil
-		}
 		r, a := e.Run, l.of(e.ID)
 		if e.DeadLetters > 0 {
 			a.DeadLetters += e.DeadLetters

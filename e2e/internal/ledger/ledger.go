@@ -29,7 +29,6 @@ type Ledger struct {
 	journal *os.File         // see journal.go
 	wrong   error            // the first that a write of the journal got
 	read    map[string]int64 // how far, by file
-	late    map[lateRun]int  // effects of runs that went on when their books were closed
 
 	lease  time.Duration // see relay.go
 	stream []string      // message IDs
@@ -76,7 +75,7 @@ type Place struct {
 func New(store dedupstore.Store) *Ledger {
 	return &Ledger{
 		Store: store, accounts: map[string]*account{}, failures: map[string]Failure{}, read: map[string]int64{},
-		tally: Tally{}, late: map[lateRun]int{},
+		tally: Tally{},
 	}
 }
 

@@ -415,38 +415,6 @@ func TestLedger_Close(t *testing.T) {
 	}
 }
 
-// A process may hear later than the books that its run was recorded.
-func TestLedger_ARunEndsAfterItsBooksWereClosed(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	l := New(nil)
-	tell := func(end string, effects int) {
-		line := fmt.Sprintf(`{"ID":"m","Fence":1,"Attempt":1,"Found":"absent","Effect":"2026-01-01T00:00:00Z",`+
-			`"Effects":%d,"End":%q}`+"\n", effects, end)
-		f, err := os.OpenFile(filepath.Join(dir, "1.journal"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err == nil {
-			_, err = f.WriteString(line)
-			err = errors.Join(err, f.Close(), l.Read(dir))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	l.Ask("m")
-	tell("", 1)
-	l.Over("m")
-	b := l.Close("m")
-	tell(string(Unrecorded), 1)
-	b.Add(l.Balance(0))
-	if b.Messages != 1 || b.Effects != 1 || len(b.Faults) > 0 {
-		t.Errorf("%+v", b)
-	}
-	tell("", 2)
-	if b := l.Balance(0); len(b.Of(Phantom)) != 1 {
-		t.Errorf("an effect after that is no fault: %+v", b)
-	}
-}
-
 func TestTally_AddsUp(t *testing.T) {
 	t.Parallel()
 	l := New(nil)
