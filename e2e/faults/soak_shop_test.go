@@ -77,7 +77,7 @@ type soakShop struct {
 // An openOrder is an order whose books are open.
 type openOrder struct {
 	id string
-	at time.Time
+	at time.Time // when something of it last happened, as far as the books know
 }
 
 // A soakFault is what is done to a server. It returns when that is over.
@@ -427,10 +427,7 @@ const mostClosed = 2000
 func (s *soakShop) close(age time.Duration) {
 	var some []string
 	for _, o := range s.open {
-		if time.Since(o.at) < age || len(some) == mostClosed {
-			break
-		}
-		if age == 0 || time.Since(busyUntil(s.Message(o.id).Runs)) >= age {
+		if (age == 0 || time.Since(o.at) >= age) && len(some) < mostClosed {
 			some = append(some, o.id)
 		}
 	}
@@ -442,12 +439,19 @@ func (s *soakShop) close(age time.Duration) {
 		s.note("%s: look at orders: %v", s.name, err) // its server is away on purpose
 		return
 	}
+	s.readJournals() // an order may have been done since the last time
+	var ids []string
 	s.open = slices.DeleteFunc(s.open, func(o openOrder) bool { return done[o.id] })
-	ids := slices.Sorted(maps.Keys(done))
+	for _, id := range slices.Sorted(maps.Keys(done)) {
+		if last := busyUntil(s.Message(id).Runs); age > 0 && time.Since(last) < age {
+			s.open = append(s.open, openOrder{id, last})
+		} else {
+			ids = append(ids, id)
+		}
+	}
 	if len(ids) == 0 {
 		return
 	}
-	s.readJournals() // an order may have been done since the last time
 	if s.db != nil {
 		found, err := s.effects(ids)
 		if err != nil {

@@ -38,7 +38,7 @@ var soakPairs map[string]soakPair
 func init() {
 	soakPairs = map[string]soakPair{
 		"JetStream × Redis": {
-			short: "r", rate: 370, open: soakRedis, world: soakOnRedis,
+			short: "r", rate: 400, open: soakRedis, world: soakOnRedis,
 			roles: []soakRole{
 				{role: soakProducer}, {role: soakOperator},
 				{role: soakWorker}, {role: soakBatches, version: 1}, {role: soakWorker, version: 1, spared: true},

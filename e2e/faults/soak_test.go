@@ -493,6 +493,17 @@ func (s *soakShop) unexplained(f ledger.Fault, a ledger.Account) {
 	}
 }
 
+// lookThen is a store in which something happens after each look.
+type lookThen struct {
+	dedupstore.Inspector
+	then func()
+}
+
+func (s lookThen) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
+	defer s.then()
+	return s.Inspector.Look(ctx, keys)
+}
+
 // An effect that nothing explains is noticed while the soak runs, and leaves all that was written about its order. The
 // books of an order wait for a run that is still at work when the store has the outcome of another.
 func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
@@ -539,14 +550,16 @@ func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
 				`"End":"recorded"}`+"\n", id, fence+1)
 		}
 	}
-	stopped := fmt.Sprintf(`{"ID":%q,"Fence":1,"Attempt":1,"Found":"absent","Until":%q`, soakID(s.name, 0),
+	write("1.journal", journal)
+	late := fmt.Sprintf(`{"ID":%q,"Fence":1,"Attempt":1,"Found":"absent","Until":%q`, soakID(s.name, 0),
 		time.Now().Add(time.Hour).Format(time.RFC3339))
-	write("1.journal", journal+stopped+"}\n")
+	s.inspector = lookThen{store, func() { write("1.journal", journal+late+"}\n") }}
 	s.book(time.Nanosecond)
 	if s.closed.Messages != 1 || s.closed.Effects != 2 || len(wrong) != 1 {
 		t.Errorf("while a run of an order goes on: %+v, %q", s.closed, wrong)
 	}
-	write("1.journal", journal+stopped+"}\n"+stopped+`,"Effect":"2026-01-01T00:00:00Z","End":"refused"}`+"\n")
+	s.inspector = store
+	write("1.journal", journal+late+"}\n"+late+`,"Effect":"2026-01-01T00:00:00Z","End":"refused"}`+"\n")
 	s.book(0)
 	if s.closed.Messages != 2 || s.closed.Effects != 3 || len(wrong) != 1 {
 		t.Errorf("after it: %+v, %q", s.closed, wrong)
