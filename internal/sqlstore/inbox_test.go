@@ -228,6 +228,29 @@ func TestNewTransaction_RefusesWhatIsNone(t *testing.T) {
 	}
 }
 
+// A claimed run's heartbeat ends its context; first runs have none.
+func TestTransaction_BeginningIsBoundedForFirstRuns(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		runs    []dedupstore.TxRun
+		bounded bool
+	}{
+		"claimed":        {[]dedupstore.TxRun{claimed("1")}, false},
+		"first":          {[]dedupstore.TxRun{first("1"), first("2")}, true},
+		"first, claimed": {[]dedupstore.TxRun{first("1"), claimed("2")}, false},
+	} {
+		tx, err := sqlstore.NewTransaction(tc.runs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := tx.Beginning(t.Context())
+		if _, bounded := ctx.Deadline(); bounded != tc.bounded || ctx.Err() != nil {
+			t.Errorf("%s: bounded is %v, %v", name, bounded, ctx.Err())
+		}
+		cancel()
+	}
+}
+
 func TestJudge_SaysWhatRecordsSayOfClaims(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -50,8 +50,7 @@ type batcher struct {
 
 	mu      sync.Mutex
 	queue   []offered
-	since   []time.Time // since when each of them waits; zero: it waits no longer
-	working int         // goroutines
+	working int // goroutines
 	timer   *time.Timer
 }
 
@@ -59,6 +58,7 @@ type batcher struct {
 type offered struct {
 	*Item
 	delivery consumer.Delivery
+	since    time.Time // since when it waits for others; zero: it does not
 }
 
 // add adds messages, and returns those that may not start any more. It waits for nothing.
@@ -70,11 +70,10 @@ func (b *batcher) add(messages []offered) (over []*Item) {
 			over = append(over, o.Item)
 			continue
 		}
-		var since time.Time
 		if b.Linger > 0 && !closed(o.of.halted) {
-			since = time.Now()
+			o.since = time.Now()
 		}
-		b.queue, b.since = append(b.queue, o), append(b.since, since)
+		b.queue = append(b.queue, o)
 	}
 	b.start()
 	return over
@@ -98,7 +97,7 @@ func (b *batcher) next() (n int) {
 	if n == 0 || n == b.Most || b.Linger == 0 {
 		return n
 	}
-	left := b.Linger - time.Since(b.since[0])
+	left := b.Linger - time.Since(b.queue[0].since)
 	if left <= 0 {
 		return n
 	}
@@ -122,8 +121,9 @@ func (b *batcher) flush() (over []*Item) {
 		}
 		return false
 	})
-	b.since = b.since[:len(b.queue)]
-	clear(b.since)
+	for i := range b.queue {
+		b.queue[i].since = time.Time{}
+	}
 	b.start()
 	return over
 }
@@ -151,7 +151,7 @@ func (b *batcher) take() (batch []offered) {
 		return nil
 	}
 	batch = slices.Clone(b.queue[:n])
-	b.queue, b.since = slices.Delete(b.queue, 0, n), slices.Delete(b.since, 0, n)
+	b.queue = slices.Delete(b.queue, 0, n)
 	b.start()
 	return batch
 }

@@ -137,9 +137,10 @@ func TestBatches_AHaltStartsNone(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)
 		release := make(chan struct{})
-		r.batches(4, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
+		r.batches(8, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
+		r.loop.batcher.atOnce = 1
 		halted, other, waiting := r.assign(), r.assign(), r.assign()
-		halted.Receive(r.messages("1"))
+		halted.Receive(r.messages("0", "1")) // a message alone is no batch
 		synctest.Wait()
 		halted.Receive(r.returnable("2"))
 		other.Receive(r.messages("3"))
@@ -151,34 +152,80 @@ func TestBatches_AHaltStartsNone(t *testing.T) {
 		if !closed(waiting.Ended()) {
 			t.Error("an assignment waits for a batch of others")
 		}
-		if n := halted.Cancel(nil); n != 1 {
-			t.Errorf("%d messages were being handled, want 1", n)
+		if n := halted.Cancel(nil); n != 2 {
+			t.Errorf("%d messages were being handled, want 2", n)
 		}
 		close(release)
-		r.wants("batches", &r.began, "1", "3")
-		r.wants("acked", &r.acked, "1", "3")
+		r.wants("batches", &r.began, "0+1", "3")
+		r.wants("acked", &r.acked, "0", "1", "3")
 		r.ends(halted)
 		r.ends(other)
 	})
 }
 
-// If nothing in a batch may start any more, others get its slots.
-func TestBatches_ThatMayNotStartLeaveTheirSlots(t *testing.T) {
+// A cancellation gives up what waits for a batch on its last delivery, although another batch goes on.
+func TestBatches_ACancellationStartsNone(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)
-		r.batches(1, Batches{Most: 1, Linger: time.Second}, succeed)
-		r.loop.batcher.Most = 4 // than there are slots: a message alone lingers
-		halted, other := r.assign(), r.assign()
-		halted.Receive(r.messages("1"))
-		other.Receive(r.messages("2"))
+		release := make(chan struct{})
+		r.batches(4, Batches{Most: 4}, func(context.Context, []string) []error { <-release; return nil })
+		a := r.assign()
+		a.Receive(r.messages("0", "1"))
 		synctest.Wait()
-		halted.Halt()
-		time.Sleep(time.Minute)
-		r.wants("began", &r.began, "2")
-		r.wants("acked", &r.acked, "2")
-		r.ends(halted)
-		r.ends(other)
+		last := r.returnable("2")
+		last[0].Last = true
+		a.Receive(last)
+		a.Halt()
+		r.wants("given back by the halt", &r.back)
+		a.Cancel(nil)
+		r.wants("given back", &r.back, "2")
+		close(release)
+		r.wants("batches", &r.began, "0+1")
+		r.ends(a)
 	})
+}
+
+// A halt may come when a message has its slot and is not in the batcher yet: then no flush sees it.
+func TestBatches_AHaltBeforeTheBatcherStartsNone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.batches(4, Batches{Most: 4}, succeed)
+		a := r.assign()
+		messages := r.returnable("1", "2")
+		fakeOf(messages[0].Message).starts = a.Halt
+		a.Receive(messages)
+		r.wants("batches", &r.began)
+		r.wants("given back", &r.back, "1", "2")
+		r.ends(a)
+	})
+}
+
+// If nothing in a batch may start any more, others get its slots, also if the batch is made before the flush.
+func TestBatches_ThatMayNotStartLeaveTheirSlots(t *testing.T) {
+	for name, end := range map[string]func(a *Assignment){
+		"halted":                       (*Assignment).Halt,
+		"cancelled, without its flush": func(a *Assignment) { a.cancel(nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				r := newRig(t)
+				r.batches(1, Batches{Most: 1, Linger: time.Second}, succeed)
+				r.loop.batcher.Most = 4 // than there are slots: a message alone lingers
+				ended, other := r.assign(), r.assign()
+				messages := r.messages("1")
+				messages[0].Last = name != "halted"
+				ended.Receive(messages)
+				other.Receive(r.messages("2"))
+				synctest.Wait()
+				end(ended)
+				time.Sleep(time.Minute)
+				r.wants("began", &r.began, "2")
+				r.wants("acked", &r.acked, "2")
+				r.ends(ended)
+				r.ends(other)
+			})
+		})
+	}
 }
 
 func TestBatches_EachErrorSteersItsOwnMessage(t *testing.T) {

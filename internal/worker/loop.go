@@ -146,7 +146,7 @@ func (l *Loop) start(items []*Item) {
 		case l.work.Source != nil:
 			l.work.Source(i.of.ctx, d, i.decided)
 		case l.batcher != nil:
-			batch = append(batch, offered{i, d})
+			batch = append(batch, offered{Item: i, delivery: d})
 		default:
 			if each == nil {
 				each, deliveries = make([]*Item, 0, len(items)), make([]consumer.Delivery, 0, len(items))
