@@ -419,7 +419,7 @@ func (s *soakShop) readJournals() {
 	}
 }
 
-// most is how many orders are closed at a time.
+// mostClosed is how many orders are closed at a time.
 const mostClosed = 2000
 
 // close closes the books of orders that are done, if they and their runs are older than an age; at 0 all processes have
