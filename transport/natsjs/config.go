@@ -39,7 +39,8 @@ type Config struct {
 	// between them. After a crash, a broken connection, a lost claim or an ended grace, or if the process stands still
 	// for half of AckWait, messages in flight come again after AckWait, behind later ones. A drain gives the rest of an
 	// order key back in its order, but not before what another worker has, or asks for before the server has carried
-	// that out. For a strict order over all workers, set the consumer's MaxAckPending to 1.
+	// that out, nor before what an earlier drain gave back and the run has not got yet. For a strict order over all
+	// workers, set the consumer's MaxAckPending to 1.
 	Order func(jetstream.Msg) string
 
 	// Grace is how long handlers may go on after the end of Run's context. Then their own contexts are cancelled. Make

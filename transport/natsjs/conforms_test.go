@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -48,7 +49,9 @@ const conformingAckWait = 5 * time.Second
 func newConforming(t *testing.T, maxDeliver int) *conforming {
 	t.Helper()
 	c := &conforming{
-		t: t, server: natstest.Start(t), maxDeliver: maxDeliver, wires: map[consumer.Source]*testserver.Wire{},
+		t: t, maxDeliver: maxDeliver, wires: map[consumer.Source]*testserver.Wire{},
+		// With small messages the first request asks for all that a drain has given back. See Config.Order.
+		server: natstest.Start(t, func(o *server.Options) { o.MaxPayload = 16 << 10 }),
 	}
 	c.js = c.server.JetStream()
 	_, err := c.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}})
