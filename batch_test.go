@@ -429,6 +429,29 @@ func TestStartBatch_RunsAreMarkedTogether(t *testing.T) {
 	})
 }
 
+// What cannot be marked as started does not run, and says why; its neighbours do.
+func TestStartBatch_WhatCannotBeMarkedDoesNotRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		marked := 0
+		store.extend = func(apply func() error) error {
+			if marked++; marked > 1 {
+				return dedupstore.ErrClaimLost
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Irreversible())
+		ends := together(t, g, func(context.Context, []int) []error { return nil }, "a", "b")
+		statuses := []oncemill.Status{ends[0].Status, ends[1].Status}
+		slices.Sort(statuses)
+		want := []oncemill.Status{oncemill.StatusDone, oncemill.StatusLost}
+		if slices.Sort(want); !slices.Equal(statuses, want) {
+			t.Errorf("they ended with %+v, want one done and one lost", ends)
+		}
+		g.Close()
+	})
+}
+
 // A lease may end while a neighbour's run is being marked as started: then its handler does not start.
 func TestStartBatch_WhoseLeaseEndsBeforeTheOthersAreStartedDoesNotRun(t *testing.T) {
 	virtual(t, func(t *testing.T) {

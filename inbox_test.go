@@ -255,6 +255,31 @@ func TestInbox_OutputsOfAnySizeArePublishedAfterTheCommit(t *testing.T) {
 	})
 }
 
+// What a run has committed is its own to publish. If its lease cannot be renewed for that, the caller learns how it
+// ended, and when a redelivery may publish it.
+func TestInbox_OutputsWhoseLeaseCannotBeRenewedAreUnpublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		inbox.records.extend = func(func() error) error { return errDown }
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			defer time.Sleep(15 * time.Second) // virtual: the commit takes half of the lease
+			return do(work)
+		}
+		h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "out"}}}, nil
+		})
+		var p publisher
+		c := call("m1")
+		c.Publish = p.publish
+		_, err := newGuard(t, inbox, oncemill.Policy{Lease: 30 * time.Second}).Run(t.Context(), c, h.run)
+		if e := answertest.Want(t, err, oncemill.StatusUnpublished); e.Wait != 30*time.Second {
+			t.Errorf("a redelivery may publish it after %v, want the lease", e.Wait)
+		}
+		p.want(t)
+		inbox.effects(t, 1)
+	})
+}
+
 func TestInbox_OutputsMayBeLeftToTheCaller(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)

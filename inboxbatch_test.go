@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -79,11 +80,28 @@ func TestStartBatch_IsOneTransactionOfAnInbox(t *testing.T) {
 	})
 }
 
+// Two calls are several.
+func TestStartBatch_IsOneTransactionOfTwo(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := &batchInbox{inboxRig: newInbox(t)}
+		var seen shapes
+		together(t, newGuard(t, inbox, oncemill.Policy{}), func(_ context.Context, calls []int) []error {
+			seen.note(calls)
+			return nil
+		}, "a", "b")
+		if len(seen.ran) != 1 || inbox.batches != 1 {
+			t.Errorf("calls ran as %v, in %d transactions of several; want both in one", seen.ran, inbox.batches)
+		}
+	})
+}
+
 // One error rolls all back, and then each has its own transaction and its own attempt.
 func TestStartBatch_AnErrorRollsTheInboxsBatchBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := &batchInbox{inboxRig: newInbox(t)}
-		ran, ends := batchOverInbox(t, inbox, oncemill.Policy{MaxAttempts: 1}, func(run int) []error {
+		log := &lines{level: slog.LevelInfo}
+		policy := oncemill.Policy{MaxAttempts: 1, Logger: slog.New(log)}
+		ran, ends := batchOverInbox(t, inbox, policy, func(run int) []error {
 			if run == 1 {
 				inbox.effects(t, 0)
 				return []error{nil, errRefused, nil}
@@ -92,6 +110,9 @@ func TestStartBatch_AnErrorRollsTheInboxsBatchBack(t *testing.T) {
 		})
 		if len(ran) != 4 || len(ran[0]) != 3 {
 			t.Errorf("calls ran as %v, want together, then each alone", ran)
+		}
+		if err, _ := log.attrs[0]["error"].(error); !errors.Is(err, errRefused) {
+			t.Errorf("the log says that all was rolled back because of %v", err)
 		}
 		for i, res := range ends {
 			if res.Status != oncemill.StatusDone || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {

@@ -86,6 +86,17 @@ func TestHeartbeat_ForgetsALeaseAmongOthers(t *testing.T) {
 	}
 }
 
+// A run whose lease is kept again is as new as its work.
+func TestHeartbeat_ForgetsSinceWhenARunIsAtWork(t *testing.T) {
+	t.Parallel()
+	h := &heartbeat{guard: &Guard{}, every: time.Hour}
+	l := &lease{work: work{begins: true, began: time.Now()}}
+	h.add(l)
+	if h.remove(l); l.work != (work{}) {
+		t.Errorf("it remembers %+v", l.work)
+	}
+}
+
 // Before its handler starts, a lease that could not be renewed in time may still be. Afterwards the handler was told.
 func TestLease_RenewalUndoesACutThatNobodyWasToldOf(t *testing.T) {
 	t.Parallel()

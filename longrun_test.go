@@ -141,6 +141,50 @@ func boundsRunsOfAnInbox(t *testing.T, c oncemill.Call, firsts int64) {
 	})
 }
 
+// A batch waits for its transaction, and then its handler has all of the time.
+func TestPolicy_MaxRunCountsNoWaitForTheTransactionOfABatch(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			waits, works time.Duration
+			want         oncemill.Status
+			ran          int
+		}{
+			"a wait": {time.Minute, 10 * time.Second, oncemill.StatusDone, 1},
+			"work":   {10 * time.Second, time.Minute, oncemill.StatusRetry, 3}, // together, then each alone
+		} {
+			var seen shapes
+			inbox := &slowInbox{inboxRig: newInbox(t), begins: c.waits}
+			g := newGuard(t, inbox, oncemill.Policy{MaxRun: 20 * time.Second})
+			ends := together(t, g, func(ctx context.Context, calls []int) []error {
+				seen.note(calls)
+				select {
+				case <-ctx.Done():
+					return []error{context.Cause(ctx)}
+				case <-time.After(c.works):
+					return nil
+				}
+			}, "m1", "m2")
+			if len(seen.ran) != c.ran || ends[0].Status != c.want || ends[1].Status != c.want {
+				t.Errorf("%s of a minute: ran as %v, ended with %+v", name, seen.ran, ends)
+			}
+			g.Close()
+		}
+	})
+}
+
+// A slowInbox takes its time to begin a transaction.
+type slowInbox struct {
+	*inboxRig
+	begins time.Duration
+}
+
+func (i *slowInbox) InTx(
+	ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork,
+) ([]dedupstore.Answer, error) {
+	time.Sleep(i.begins) // virtual
+	return i.inboxRig.InTx(ctx, runs, work)
+}
+
 // The wait for a transaction is none of the handler's time.
 func TestPolicy_MaxRunCountsNoWaitForATransaction(t *testing.T) {
 	virtual(t, func(t *testing.T) {

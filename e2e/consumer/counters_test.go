@@ -1,11 +1,13 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +24,7 @@ type flawed struct {
 	dedupstore.Store
 	claim, extend, settle func() error // nil: they work
 	reply                 func() error // to a claim that was applied
+	resends               bool         // claims, as a client does that got no answer
 }
 
 func (f *flawed) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
@@ -31,6 +34,9 @@ func (f *flawed) Claim(ctx context.Context, requests []dedupstore.Request) []ded
 				return dedupstore.Answer{}, err
 			})
 		}
+	}
+	if f.resends {
+		f.Store.Claim(ctx, requests)
 	}
 	answers := f.Store.Claim(ctx, requests)
 	if f.reply != nil {
@@ -179,6 +185,10 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 				claims: {"store_error": 1, "claimed": 1}, storeErrors: {"claim": 1}, claimTimes: {"store_error": 1, "claimed": 1},
 			},
 		},
+		"a claim that the client sends twice": {
+			work: []oncemill.RunFunc{lasts(0)}, store: flawed{resends: true},
+			want: counts{claims: {"claimed": 1}},
+		},
 		"a second claim whose answer is lost": {
 			work: []oncemill.RunFunc{fails(boom), lasts(0)}, store: flawed{reply: nth(2, boom)},
 			want: counts{claims: {"claimed": 1, "store_error": 1, "reclaimed": 1}, storeErrors: {"claim": 1}},
@@ -259,6 +269,9 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 						t.Errorf("the store's error counts as %q", kind)
 					}
 				}
+				if took := seconds(t, reader, claimTimes); took != 0 { // virtual
+					t.Errorf("claims took %v s of a store that answers at once", took)
+				}
 				for metric, label := range by {
 					if c.want[metric] == nil && (metric == claimTimes || metric == renewals && c.store.extend != nil) {
 						continue
@@ -270,6 +283,42 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Claims that are asked for together are timed each, and those that fail are asked for again.
+func TestStartBatch_CountsAndTimesEachClaim(t *testing.T) {
+	consumertest.Virtual(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		store := &flawed{Store: newStore(t), claim: times(1, errors.New("down"))}
+		guard, err := oncemill.NewGuard(store, oncemill.Policy{
+			Logger:    slog.New(slog.DiscardHandler),
+			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer guard.Close()
+		calls := make([]oncemill.Call, 2)
+		for i := range calls {
+			calls[i].Key = dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: string(rune('a' + i))}
+			calls[i].MaxWait = time.Minute
+		}
+		var ended sync.WaitGroup
+		ended.Add(len(calls))
+		guard.StartBatch(t.Context(), calls, []context.Context{t.Context(), t.Context()},
+			func(context.Context, []int) []error { return nil },
+			func(i int, res oncemill.Result, err error) {
+				defer ended.Done()
+				if err != nil || res.Status != oncemill.StatusDone {
+					t.Errorf("call %d ended with %+v, %v", i, res, err)
+				}
+			})
+		ended.Wait()
+		want := map[string]int64{"store_error": 2, "claimed": 2}
+		if got := counted(t, reader, "oncemill.claim.duration", "oncemill.outcome"); !maps.Equal(got, want) {
+			t.Errorf("timed %v, want %v", got, want)
+		}
+	})
 }
 
 // A call that waits for another's run counts as one duplicate, however often it asks.
@@ -318,9 +367,18 @@ type failing struct {
 	err    error
 }
 
+// TakesFirst implements [dedupstore.Transactor].
+func (f failing) TakesFirst() bool { return true }
+
 func (f failing) InTx(ctx context.Context, runs []dedupstore.TxRun, work dedupstore.TxWork) ([]dedupstore.Answer, error) {
 	if !f.begins {
 		return nil, f.err
+	}
+	if r := runs[0].First; r != nil {
+		_, err := work(ctx, []dedupstore.Claim{{
+			Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention,
+		}})
+		return nil, cmp.Or(f.err, err)
 	}
 	return f.MemoryInbox.InTx(ctx, runs, func(
 		ctx context.Context, claims []dedupstore.Claim,
@@ -335,13 +393,14 @@ func (f failing) InTx(ctx context.Context, runs []dedupstore.TxRun, work dedupst
 func TestGuard_CountsWhatAnInboxRefuses(t *testing.T) {
 	down := errors.New("down")
 	for name, c := range map[string]struct {
-		begins bool
-		err    error
-		want   string
+		begins, first bool
+		err           error
+		want          string
 	}{
-		"no beginning": {false, down, "begin"},
-		"no room":      {true, dedupstore.ErrFull, "settle"},
-		"no known end": {true, &dedupstore.UndecidedError{Err: down}, "settle"},
+		"no beginning":                  {false, false, down, "begin"},
+		"no room":                       {true, false, dedupstore.ErrFull, "settle"},
+		"no known end":                  {true, false, &dedupstore.UndecidedError{Err: down}, "settle"},
+		"no known end, without a claim": {true, true, &dedupstore.UndecidedError{Err: down}, "settle"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			consumertest.Virtual(t, func(t *testing.T) {
@@ -354,7 +413,9 @@ func TestGuard_CountsWhatAnInboxRefuses(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer guard.Close()
-				call := oncemill.Call{Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"}}
+				call := oncemill.Call{
+					Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: "m1"}, First: c.first,
+				}
 				if _, err := guard.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
 					return dedupstore.Outcome{}, nil
 				}); err == nil {

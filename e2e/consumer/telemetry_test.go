@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/consumertest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -240,6 +241,48 @@ func counted(t *testing.T, reader *sdkmetric.ManualReader, name, by string) map[
 		}
 	}
 	return found
+}
+
+// seconds returns the sum of a histogram.
+func seconds(t *testing.T, reader *sdkmetric.ManualReader, name string) (sum float64) {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &data); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range data.ScopeMetrics[0].Metrics {
+		if d, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == name {
+			for _, p := range d.DataPoints {
+				sum += p.Sum
+			}
+		}
+	}
+	return sum
+}
+
+// A claim whose answer was lost finds itself at work: it is no link.
+func TestProcess_ALostAnswerLinksNoRunToItself(t *testing.T) {
+	consumertest.Virtual(t, func(t *testing.T) {
+		c, spans, _ := traced()
+		c.MaxWait = time.Minute
+		store := &flawed{Store: newStore(t)}
+		p := newProcessor(t, store, c)
+		for _, err := range []error{errors.New("boom"), nil} {
+			store.reply = times(1, errors.New("lost"))
+			p.Process(t.Context(), delivery("m1"), func(context.Context) error { return err })
+			time.Sleep(time.Hour) // virtual
+		}
+		for i, span := range spans.Ended() {
+			if got := attributesOf(span)["oncemill.outcome"]; got != []string{"claimed", "reclaimed"}[i] {
+				t.Errorf("delivery %d is %s", i, got)
+			}
+			for _, link := range span.Links() {
+				if link.SpanContext.SpanID() == span.SpanContext().SpanID() {
+					t.Errorf("the span of delivery %d has links %v, one of them to itself", i, span.Links())
+				}
+			}
+		}
+	})
 }
 
 // A guard that a handler uses for something else has runs of its own: its duplicates link nothing to the delivery.
