@@ -152,8 +152,7 @@ func crashingPostgres(ctx context.Context, p *crashProcess) (*crashStore, error)
 	pool, store, box, err := crashPool(context.WithoutCancel(ctx), p.SQL, func(cfg *pgxpool.Config) {
 		cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // else the commit has no text on the wire
 		cfg.ConnConfig.DialFunc = crashWire{p, []crashRule{{
-			is: has([]byte("\x00commit\x00")), sent: commitSent, answered: commitAnswered,
-			answers: has([]byte("COMMIT\x00")),
+			is: p.commitsPostgres, sent: commitSent, answered: commitAnswered, answers: has([]byte("COMMIT\x00")),
 		}}}.DialContext
 	})
 	if err != nil {
@@ -167,6 +166,11 @@ func crashingPostgres(ctx context.Context, p *crashProcess) (*crashStore, error)
 		},
 		close: pool.Close,
 	}, nil
+}
+
+// commitsPostgres recognizes the statement of an inbox that commits. Claims commit, too.
+func (p *crashProcess) commitsPostgres(b []byte) bool {
+	return p.claims.Load() == nil && bytes.Contains(b, []byte("\x00commit\x00"))
 }
 
 // A notedPGBox is the whole outbox, with its leases noted.

@@ -363,9 +363,10 @@ func lastLine[T any](name string) (last T, err error) {
 
 // A soakForgot is a line of an operator: it is about to let an order run again.
 type soakForgot struct {
-	ID     string
-	Failed bool // its outcome is a failure
-	At     time.Time
+	ID      string
+	Failed  bool // its outcome is a failure
+	At      time.Time
+	Refused bool `json:",omitzero"` // the store has not done what the line before says
 }
 
 // operate redrives dead letters, and forgets or reruns an order now and then, until ctx ends.
@@ -463,7 +464,7 @@ func (p *soakProcess) redrive(ctx context.Context, file *os.File, read letterBox
 		if letters[i], err = consumer.Rerun(letters[i]); err != nil {
 			panic(err) // an end that everybody sees
 		}
-		if err := writeLine(file, soakForgot{letters[i].ID, true, time.Now()}); err != nil {
+		if err := writeLine(file, soakForgot{ID: letters[i].ID, Failed: true, At: time.Now()}); err != nil {
 			return err
 		}
 	}
@@ -508,12 +509,15 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 			continue
 		}
 		failed := rec.Outcome.Kind == dedupstore.Failed
-		if err := writeLine(file, soakForgot{rec.Key.ID, failed, time.Now()}); err != nil {
+		if err := writeLine(file, soakForgot{ID: rec.Key.ID, Failed: failed, At: time.Now()}); err != nil {
 			return err
 		}
 		if err := s.inspector.Change(ctx, rec, change); err != nil {
 			if _, refused := errors.AsType[*dedupstore.RefusedError](err); !refused {
 				return err // perhaps it was made: the order comes again only if somebody publishes it
+			}
+			if err := writeLine(file, soakForgot{ID: rec.Key.ID, At: time.Now(), Refused: true}); err != nil {
+				return err
 			}
 			continue
 		}

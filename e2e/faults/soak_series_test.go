@@ -21,17 +21,21 @@ type soakSample struct {
 	Memory, Heap, Goroutines, Connections, Files int // memory in kilobytes
 }
 
-// soakMeasures are what a picture shows.
+// soakMeasures are what a picture shows. A process grows whose median rises by more than half and this much.
 var soakMeasures = []struct {
-	name string
-	of   func(soakSample) int
+	name  string
+	of    func(soakSample) int
+	grows int
 }{
-	{"memory (MB, resident)", func(s soakSample) int { return s.Memory / 1024 }},
-	{"heap (MB)", func(s soakSample) int { return s.Heap / 1024 }},
-	{"goroutines", func(s soakSample) int { return s.Goroutines }},
-	{"connections", func(s soakSample) int { return s.Connections }},
-	{"open files", func(s soakSample) int { return s.Files }},
+	{"memory (MB, resident)", func(s soakSample) int { return s.Memory / 1024 }, 10},
+	{"heap (MB)", func(s soakSample) int { return s.Heap / 1024 }, 10},
+	{"goroutines", func(s soakSample) int { return s.Goroutines }, 50},
+	{"connections", func(s soakSample) int { return s.Connections }, 20},
+	{"open files", func(s soakSample) int { return s.Files }, 20},
 }
+
+// growsAfter is how long a soak lasts at least that shows whether something grows.
+const growsAfter = 30 * time.Minute
 
 // sample looks at the processes that are spared, every five seconds until ctx ends.
 func (s *soak) sample(ctx context.Context) {
@@ -88,7 +92,7 @@ func (c *soakSlot) use() (sample soakSample, ok bool) {
 }
 
 // printSeries writes the series and a picture of it, and prints for each process what it used: the median of a third
-// after it had warmed up, and of the last third.
+// after it had warmed up, and of the last third. In a long soak these must be alike.
 func (s *soak) printSeries(to *strings.Builder) {
 	s.Helper()
 	var csv strings.Builder
@@ -121,7 +125,11 @@ func (s *soak) printSeries(to *strings.Builder) {
 					early = append(early, m.of(x))
 				}
 			}
-			fmt.Fprintf(to, " %22s", fmt.Sprintf("%d → %d", middle(early), middle(late)))
+			from, now := middle(early), middle(late)
+			fmt.Fprintf(to, " %22s", fmt.Sprintf("%d → %d", from, now))
+			if s.length >= growsAfter && now > from*3/2+m.grows {
+				s.Errorf("%s: %s: %d → %d: it grows", name, m.name, from, now)
+			}
 		}
 	}
 	fmt.Fprintln(to)

@@ -69,6 +69,7 @@ type soakShop struct {
 	sent   ledger.Books         // of relays
 	read   map[string]int64     // how far journals of producers and operators were read
 	forgot map[string]time.Time // orders that an operator let run again
+	last   soakForgot           // what an operator was about to do, and may have been refused
 	relays []ledger.Event
 	ended  []string // journals of processes that have ended
 	counts map[string]int
@@ -84,6 +85,7 @@ type openOrder struct {
 type soakFault struct {
 	kind   string
 	weight int
+	broker bool // it leaves the store alone
 	do     func()
 }
 
@@ -91,12 +93,13 @@ type soakFault struct {
 // delays one.
 type lossy struct {
 	testserver.Bridge
+	broker         bool         // it leads there; else to the store
 	drops, delays  atomic.Int32 // one in so many answers; 0: none
 	dropped, later atomic.Int64
 }
 
-func (s *soakShop) proxy(target string) string {
-	p := &lossy{}
+func (s *soakShop) proxy(target string, broker bool) string {
+	p := &lossy{broker: broker}
 	p.Start(s.T, target, func(client, server net.Conn) {
 		p.Go(func() {
 			buf := make([]byte, 64<<10)
@@ -136,17 +139,20 @@ func (s *soakShop) proxy(target string) string {
 }
 
 // kills are the faults of a server that the rig has started.
-func (s *soakShop) kills(name string, o *testserver.Owned, away time.Duration) []soakFault {
+func (s *soakShop) kills(name string, o *testserver.Owned, broker bool) []soakFault {
+	const away = 2 * time.Second
 	return []soakFault{
-		{name + " killed", 2, func() {
+		{name + " killed", 2, broker, func() {
 			crash := ledger.Event{Why: ledger.LeaseCrashed, From: time.Now()}
 			o.Kill()
 			crash.To = time.Now()
-			s.relayHappened(crash)
+			if !broker {
+				s.relayHappened(crash)
+			}
 			lasts(randomly(away))
 			o.Restart()
 		}},
-		{name + " stopped", 2, func() {
+		{name + " stopped", 2, broker, func() {
 			if err := o.Process().Pause(); err != nil {
 				s.Error(err)
 			}
@@ -161,7 +167,7 @@ func (s *soakShop) kills(name string, o *testserver.Owned, away time.Duration) [
 // onNATS starts a NATS server, a process of its own, with the streams of a pair.
 func (s *soakShop) onNATS() jetstream.JetStream {
 	cluster := natstest.StartDivisibleCluster(s.T, 1, s.natsServer)
-	s.task.NATS = "nats://" + s.proxy(strings.TrimPrefix(cluster.URLs()[0], "nats://"))
+	s.task.NATS = "nats://" + s.proxy(strings.TrimPrefix(cluster.URLs()[0], "nats://"), true)
 	js := cluster.JetStream()
 	for _, name := range []string{ordersStream, s.task.letters(), s.task.receipts()} {
 		createStream(s.T, js, jetstream.StreamConfig{
@@ -173,11 +179,11 @@ func (s *soakShop) onNATS() jetstream.JetStream {
 			Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: 6 * time.Second,
 		})
 	})
-	s.faults = append(s.faults, soakFault{"NATS killed", 2, func() {
+	s.faults = append(s.faults, soakFault{"NATS killed", 2, true, func() {
 		cluster.Kill(0)
 		lasts(randomly(2 * time.Second))
 		cluster.Restart(0)
-	}}, soakFault{"NATS stopped", 2, func() {
+	}}, soakFault{"NATS stopped", 2, true, func() {
 		resume := cluster.Pause(0)
 		lasts(randomly(3 * time.Second))
 		resume()
@@ -199,7 +205,7 @@ func (s *soakShop) onNATS() jetstream.JetStream {
 func soakOnRedis(s *soakShop) {
 	s.onNATS()
 	server := redistest.Start(s.T, "--appendonly", "yes", "--appendfsync", "always", "--dir", s.TempDir())
-	s.task.Redis = s.proxy(server.Addr)
+	s.task.Redis = s.proxy(server.Addr, false)
 	rdb := redis.NewClient(server.Options())
 	store, err := redisstore.New(rdb, redisstore.Config{})
 	if err != nil {
@@ -215,8 +221,8 @@ func soakOnRedis(s *soakShop) {
 			s.note("could not set maxmemory: %v", err)
 		}
 	}
-	s.faults = append(s.faults, s.kills("Redis", server.Owned, 2*time.Second)...)
-	s.faults = append(s.faults, soakFault{"Redis full", 2, func() {
+	s.faults = append(s.faults, s.kills("Redis", server.Owned, false)...)
+	s.faults = append(s.faults, soakFault{"Redis full", 2, false, func() {
 		memory("1mb")
 		lasts(randomly(4 * time.Second))
 		memory("0")
@@ -252,10 +258,10 @@ func soakOnPostgres(s *soakShop) {
 	s.onSQL("BIGSERIAL", store.Migrate, box.Migrate)
 	host := pool.Config().ConnConfig
 	at := net.JoinHostPort(host.Host, fmt.Sprint(host.Port))
-	s.task.SQL = strings.Replace(direct, at, s.proxy(at), 1)
+	s.task.SQL = strings.Replace(direct, at, s.proxy(at, false), 1)
 	s.inspector, s.box = store, box
-	s.faults = append(s.faults, s.kills("PostgreSQL", server.Owned, 2*time.Second)...)
-	s.faults = append(s.faults, soakFault{"backends of PostgreSQL ended", 6, func() {
+	s.faults = append(s.faults, s.kills("PostgreSQL", server.Owned, false)...)
+	s.faults = append(s.faults, soakFault{"backends of PostgreSQL ended", 6, false, func() {
 		_, err := s.db.ExecContext(s.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.3`)
 		if err != nil {
@@ -274,10 +280,10 @@ func soakOnMariaDB(s *soakShop) {
 	s.db = db
 	s.Cleanup(func() { s.db.Close() })
 	s.onSQL("BIGINT AUTO_INCREMENT", store.Migrate, box.Migrate)
-	s.task.SQL = strings.Replace(database.DSN(), server.Addr(), s.proxy(server.Addr()), 1)
+	s.task.SQL = strings.Replace(database.DSN(), server.Addr(), s.proxy(server.Addr(), false), 1)
 	s.inspector, s.box = store, box
-	s.faults = append(s.faults, s.kills("MariaDB", server.Owned, 2*time.Second)...)
-	s.faults = append(s.faults, soakFault{"connections of MariaDB ended", 6, s.endConnections})
+	s.faults = append(s.faults, s.kills("MariaDB", server.Owned, false)...)
+	s.faults = append(s.faults, soakFault{"connections of MariaDB ended", 6, false, s.endConnections})
 
 	broker := kafkatest.Start(s.T)
 	k := kafka{addr: broker.Addr}
@@ -295,7 +301,7 @@ func soakOnMariaDB(s *soakShop) {
 	s.copies = func() []string {
 		return kafkaHeaders(s.T, k, adm, s.task.receipts(), producer.HeaderID)
 	}
-	kafkaFaults := s.kills("Kafka", broker.Owned, 2*time.Second)
+	kafkaFaults := s.kills("Kafka", broker.Owned, true)
 	kafkaFaults[0].weight = 1 // a start takes long
 	s.faults = append(s.faults, kafkaFaults...)
 	// A Kafka 4.3 that was killed may come back with a coordinator that serves no group before the next start.
@@ -385,14 +391,32 @@ func (s *soakShop) book(age time.Duration) {
 		s.asked = max(s.asked, a.To)
 	})
 	tailOf(s, filepath.Join(s.dir, soakOperator+".forgot"), func(f soakForgot) {
-		s.counts[map[bool]string{true: "failures run again", false: "successes forgotten"}[f.Failed]]++
-		if !f.Failed || !s.pair.inbox { // a failure in an inbox has left nothing
-			s.forgot[f.ID] = f.At
-			s.Happened(ledger.Event{Why: ledger.Redriven, ID: f.ID, From: f.At, To: f.At.Add(time.Minute)})
+		if f.Refused {
+			s.counts["changes refused"]++
+			s.last = soakForgot{}
+			return
 		}
+		s.forgets()
+		s.last = f
 	})
+	if time.Since(s.last.At) > closeAfter/2 {
+		s.forgets()
+	}
 	s.readJournals()
 	s.close(age)
+}
+
+// forgets tells the books what an operator did last.
+func (s *soakShop) forgets() {
+	f := s.last
+	if s.last = (soakForgot{}); f.ID == "" {
+		return
+	}
+	s.counts[map[bool]string{true: "failures run again", false: "successes forgotten"}[f.Failed]]++
+	if !f.Failed || !s.pair.inbox { // a failure in an inbox has left nothing
+		s.forgot[f.ID] = f.At
+		s.Happened(ledger.Event{Why: ledger.Redriven, ID: f.ID, From: f.At, To: f.At.Add(time.Minute)})
+	}
 }
 
 // readJournals reads what workers have written, and moves the journals of those that have ended out of the way.

@@ -395,12 +395,12 @@ func (s *soakShop) breakServers(ctx context.Context) {
 			}
 			s.did(s.broken, f.kind)
 			s.note("%s: %s", s.name, f.kind)
-			if !s.recovers(ctx, f.kind, func() {
-				away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
-				f.do()
-				away.To = time.Now()
+			away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
+			recovered := s.recovers(ctx, f.kind, f.do) // Redis loads what it has before it answers
+			if away.To = time.Now(); !f.broker {
 				s.Happened(away)
-			}) && s.revive != nil {
+			}
+			if !recovered && s.revive != nil {
 				s.revive()
 			}
 			break
@@ -408,13 +408,15 @@ func (s *soakShop) breakServers(ctx context.Context) {
 	}
 }
 
+const lostAnswers = "answers lost"
+
 // lose has proxies lose and delay answers now and then until ctx ends.
 func (s *soakShop) lose(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait(ctx, rand.N(6*time.Second))
 		p := s.proxies[rand.IntN(len(s.proxies))]
 		away := ledger.Event{Why: ledger.StoreAway, From: time.Now()}
-		kind := "answers lost"
+		kind := lostAnswers
 		if rand.IntN(2) == 0 {
 			kind = "answers delayed"
 			p.delays.Store(20)
@@ -425,8 +427,9 @@ func (s *soakShop) lose(ctx context.Context) {
 		wait(ctx, rand.N(4*time.Second))
 		p.drops.Store(0)
 		p.delays.Store(0)
-		away.To = time.Now()
-		s.Happened(away)
+		if away.To = time.Now(); !p.broker && kind == lostAnswers {
+			s.Happened(away)
+		}
 	}
 }
 
@@ -564,6 +567,16 @@ func TestSoak_KeepsTheEvidenceOfAnUnexplainedEffect(t *testing.T) {
 	if s.closed.Messages != 2 || s.closed.Effects != 3 || len(wrong) != 1 {
 		t.Errorf("after it: %+v, %q", s.closed, wrong)
 	}
+	at := time.Now().Format(time.RFC3339Nano)
+	write(soakOperator+".forgot", fmt.Sprintf(`{"ID":"a","At":%q}
+{"ID":"a","At":%[1]q,"Refused":true}
+{"ID":"b","At":%[1]q}
+{"ID":"c","At":%[1]q}
+`, at))
+	s.book(0)
+	if _, refused := s.forgot["a"]; refused || s.forgot["b"].IsZero() || s.counts["changes refused"] != 1 {
+		t.Errorf("operators forgot %v, and %v", s.forgot, s.counts)
+	}
 	gone := soakID(s.name, 7) // forgotten, and not delivered again
 	s.forgot[gone] = time.Now().Add(-time.Hour)
 	for stood, want := range map[time.Time]bool{time.Now(): false, time.Now().Add(-time.Hour): true} {
@@ -683,7 +696,11 @@ func (s *soakShop) closeAll() {
 		relays.Happened(e)
 	}
 	copies := s.copies()
-	relays.Ask(s.receiptsOf()...)
+	receipts := s.receipts()
+	if of := halves(s.pairs(`SELECT DISTINCT id, id FROM effects`), receipts); len(of) > 0 {
+		s.wrong("%s: %d orders were committed by halves, such as %v", s.name, len(of), of[:min(len(of), 10)])
+	}
+	relays.Ask(slices.Collect(maps.Values(receipts))...)
 	if err := relays.ReadRelays(s.dir); err != nil {
 		s.Error(err)
 	}
@@ -695,24 +712,54 @@ func (s *soakShop) closeAll() {
 	s.sent = b
 }
 
-// receiptsOf are the IDs of the receipts in the outbox.
-func (s *soakShop) receiptsOf() (ids []string) {
-	rows, err := s.db.QueryContext(s.Context(), `SELECT id FROM oncemill_outbox WHERE topic = '`+s.task.receipts()+`'`)
+// receipts are the IDs of the receipts in the outbox, by their orders. However often an order runs, it has one.
+func (s *soakShop) receipts() map[string]string {
+	return s.pairs(`SELECT payload, id FROM oncemill_outbox WHERE topic = '` + s.task.receipts() + `'`)
+}
+
+// pairs returns what a query finds: two texts in each row.
+func (s *soakShop) pairs(query string) map[string]string {
+	found := map[string]string{}
+	rows, err := s.db.QueryContext(s.Context(), query)
 	if err != nil {
 		s.Fatal(err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
+		var of, is string
+		if err := rows.Scan(&of, &is); err != nil {
 			s.Fatal(err)
 		}
-		ids = append(ids, id)
+		found[of] = is
 	}
 	if err := rows.Err(); err != nil {
 		s.Fatal(err)
 	}
-	return ids
+	return found
+}
+
+// halves names the orders that have an effect and no receipt, or a receipt and no effect. Both are of one transaction.
+func halves(effects, receipts map[string]string) (of []string) {
+	for id := range effects {
+		if receipts[id] == "" {
+			of = append(of, id+" has no receipt")
+		}
+	}
+	for id := range receipts {
+		if effects[id] == "" {
+			of = append(of, id+" has no effect")
+		}
+	}
+	slices.Sort(of)
+	return of
+}
+
+func TestSoak_NamesWhatWasCommittedByHalves(t *testing.T) {
+	t.Parallel()
+	got := halves(map[string]string{"a": "a", "b": "b"}, map[string]string{"b": "r", "c": "r"})
+	if want := []string{"a has no receipt", "c has no effect"}; !slices.Equal(got, want) {
+		t.Errorf("it names %v, want %v", got, want)
+	}
 }
 
 // report logs the tables, and wants every extra effect to have one of the explanations that there are.
@@ -733,13 +780,15 @@ func (s *soak) report() {
 		if !shop.pair.inbox {
 			allowed = []ledger.Why{
 				ledger.Redriven, ledger.HolderKilled, ledger.HolderStopped, ledger.StoreAway, ledger.HandlerFailed,
-				ledger.LostOutcome,
 			}
 		}
 		for why, n := range shop.closed.Extra {
 			if !slices.Contains(allowed, why) {
 				s.Errorf("%s: %d extra effects because %s, such as %s", shop.name, n, why, shop.closed.Latest[why])
 			}
+		}
+		if least := int(s.length.Seconds()) * shop.pair.rate / 2; shop.asked < least {
+			s.Errorf("%s: %d orders, and not half of what its rate gives: it stood still", shop.name, shop.asked)
 		}
 		if shop.closed.Messages != shop.asked {
 			s.Errorf("%s: the books of %d orders were closed, of %d", shop.name, shop.closed.Messages, shop.asked)

@@ -159,6 +159,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 	t.Parallel()
 	loss := Event{Why: LostRecord, From: at(0.5), To: at(100)}
 	kill := Event{Why: HolderKilled, Holder: 1, From: at(0.5), To: at(0.6)}
+	killed := Event{Why: HolderKilled, Holder: 1, From: at(0), To: at(0.1)} // within the lease
 	stop := Event{Why: HolderStopped, Holder: 1, From: at(0.5), To: at(3)}
 	away := Event{Why: StoreAway, From: at(0.5), To: at(3)}
 	first := func(pid int, end End, failed bool) Run {
@@ -186,6 +187,7 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 		"the run went on":                          {first(2, "", false), later, loss, LostLease},
 		"two owners at once":                       {first(2, "", false), second("running", 2, 0.1), loss, ""},
 		"not recorded, and taken over at once":     {first(2, Unrecorded, false), second("running", 2, 0.1), loss, ""},
+		"not recorded, the store was away":         {first(2, Unrecorded, false), later, away, StoreAway},
 		"a handler that runs without a claim":      {first(2, Recorded, false), second("", 0, 60), loss, ""},
 		"without a claim, after a crash":           {first(1, "", false), second("", 2, 60), kill, ""},
 		"without a claim, after a failure":         {first(2, Released, true), second("", 2, 60), kill, ""},
@@ -203,6 +205,11 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 			Event{Why: HolderKilled, Holder: 1, From: at(90), To: at(91)}, LostLease},
 		"failed":                         {first(2, Released, true), second("retryable", 2, 0.1), kill, HandlerFailed},
 		"failed, its attempt given back": {first(2, Released, true), second("retryable", 1, 0.1), kill, HandlerFailed},
+		"failed, its release unknown":    {first(2, Unrecorded, true), second("retryable", 2, 0.1), kill, HandlerFailed},
+		"failed, killed at its release":  {first(1, "", true), second("retryable", 2, 0.1), killed, HandlerFailed},
+		"failed, and its lease ended":    {first(2, "", true), later, loss, HandlerFailed},
+		"failed, taken over too early":   {first(2, "", true), second("running", 2, 0.1), killed, ""},
+		"failed, and refused too early":  {first(1, Refused, true), second("running", 2, 0.1), killed, ""},
 		"failed, and the record is gone": {first(2, Released, true), second("absent", 2, 0.9), loss, LostRecord},
 		"released although it succeeded": {first(2, Released, false), second("retryable", 2, 0.1), kill, ""},
 	} {

@@ -69,12 +69,13 @@ func explain(before, again Run, events *evidence) Why {
 		return HandlerFailed
 	case before.End == Recorded, again.Attempt <= before.Attempt:
 		return events.take(0, before.since(), again.Granted, LostRecord, Redriven)
-	case before.Failed:
+	case before.Failed && (before.End == Unrecorded || !again.Granted.Before(before.Until) || // or its release was lost
+		before.End == "" && events.take(before.PID, before.Effect, again.Granted, HolderKilled) != ""):
 		return HandlerFailed
 	case again.Granted.Before(before.Until): // two owners at once
 		return ""
 	case before.End == Unrecorded:
-		return LostOutcome
+		return cmp.Or(events.take(before.PID, before.Granted, again.Granted, HolderStopped, StoreAway), LostOutcome)
 	case before.End == "" && events.take(before.PID, before.Granted, again.Granted, HolderKilled) != "":
 		return HolderKilled
 	}

@@ -87,7 +87,7 @@ var (
 	workers = flag.Int("workers", 2, "how many mutants at a time")
 	again   = flag.Bool("again", false, "only those that lived in the last run, whatever has changed since")
 	folder  = flag.String("work", "build/mutants", "for binaries and results")
-	equals  = flag.String("equal", "scripts/internal/mutants/equal.txt", "mutants that change no behaviour")
+	equals  = flag.String("equal", "scripts/internal/mutants/equal.txt", "mutants that break no promise")
 	show    = flag.Bool("v", false, "print what killed each")
 )
 

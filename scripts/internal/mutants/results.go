@@ -40,7 +40,7 @@ func (r *results) put(m *mutant, by string) {
 	fmt.Fprintf(r.file, "%s\t%s\n", m.name(), strings.Join(strings.Fields(by), " "))
 }
 
-// readEqual reads the list of mutants that change no behaviour: for each a line "file: text of the line", a line with
+// readEqual reads the list of mutants that break no promise: for each a line "file: text of the line", a line with
 // the mutation, and lines that say why. It returns these by key.
 func readEqual(path string) (map[string]string, error) {
 	text, err := os.ReadFile(path)
