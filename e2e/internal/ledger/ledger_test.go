@@ -205,7 +205,9 @@ func TestExplain_NoEffectWithoutAReason(t *testing.T) {
 			Event{Why: HolderKilled, Holder: 1, From: at(90), To: at(91)}, LostLease},
 		"failed":                         {first(2, Released, true), second("retryable", 2, 0.1), kill, HandlerFailed},
 		"failed, its attempt given back": {first(2, Released, true), second("retryable", 1, 0.1), kill, HandlerFailed},
-		"failed, its release unknown":    {first(2, Unrecorded, true), second("retryable", 2, 0.1), kill, HandlerFailed},
+		"failed, its release unknown": {
+			first(2, Unrecorded, true), second("retryable", 2, 0.1), kill, HandlerFailed,
+		},
 		"failed, killed at its release":  {first(1, "", true), second("retryable", 2, 0.1), killed, HandlerFailed},
 		"failed, and its lease ended":    {first(2, "", true), later, loss, HandlerFailed},
 		"failed, taken over too early":   {first(2, "", true), second("running", 2, 0.1), killed, ""},
