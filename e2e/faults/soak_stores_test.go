@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"context"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
@@ -106,26 +107,15 @@ func soakRedis(_ context.Context, p *soakProcess) (*soakStore, error) {
 	return s, nil
 }
 
-// A forgettingRedis is a notedRedis whose ledger does not grow: its journal has it all. But it keeps when a claim was
-// first asked for, as long as it has no answer: the lease may count from then.
+// A forgettingRedis is a notedRedis whose ledger does not grow: its journal has it all. A lease may count from when a
+// claim without an answer was first asked for, which is never a minute ago.
 type forgettingRedis struct{ notedRedis }
 
 func (s forgettingRedis) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results := s.noted.Claim(ctx, requests)
-	for i, r := range results {
-		if r.Err == nil && r.Answer.Status != dedupstore.AcquiredRun {
-			s.noted.Forget(requests[i].Key.ID)
-		}
+	if oneIn(500) {
+		s.noted.Forget(time.Now().Add(-time.Minute))
 	}
-	return results
-}
-
-func (s forgettingRedis) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	errs := s.noted.Settle(ctx, settlings)
-	for _, x := range settlings {
-		s.noted.Forget(x.Claim.Key.ID)
-	}
-	return errs
+	return s.noted.Claim(ctx, requests)
 }
 
 func soakPostgres(ctx context.Context, p *soakProcess) (*soakStore, error) {

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -36,16 +38,19 @@ func Keep(t testing.TB, store dedupstore.Store, name string) *Ledger {
 	return l
 }
 
-// Forget forgets messages none of whose runs goes on: what is in a journal need not stay in memory.
-func (l *Ledger) Forget(ids ...string) {
+// Forget forgets messages that nobody has claimed since a time, and whose leases ended before it: what is in a journal
+// need not stay in memory.
+func (l *Ledger) Forget(before time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, id := range ids {
-		goesOn := func(r *Run) bool { return r.End == "" }
-		if a := l.accounts[id]; a != nil && !slices.ContainsFunc(a.runs, goesOn) {
-			delete(l.accounts, id)
+	maps.DeleteFunc(l.accounts, func(_ string, a *account) bool {
+		for _, asked := range a.asked {
+			if !asked.Before(before) {
+				return false
+			}
 		}
-	}
+		return !slices.ContainsFunc(a.runs, func(r *Run) bool { return !r.Until.Before(before) })
+	})
 }
 
 // An entry is a line of a journal: a run so far, or dead letters of a message.

@@ -43,11 +43,16 @@ func (l *Ledger) answered(r dedupstore.Request, result *dedupstore.ClaimResult) 
 	l.write(entry{Run: run})
 }
 
+// mostFailures is how many texts of errors the ledger keeps. Some name a port, and so are never the same.
+const mostFailures = 1000
+
 // failed notes an error that a caller got. The ledger is locked.
 func (l *Ledger) failed(operation string, err error) {
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(err, context.Canceled) {
 		text := operation + ": " + err.Error()
-		l.failures[text] = Failure{err, l.failures[text].Times + 1}
+		if f, known := l.failures[text]; known || len(l.failures) < mostFailures {
+			l.failures[text] = Failure{err, f.Times + 1}
+		}
 	}
 }
 
