@@ -95,6 +95,20 @@ func TestStartBatch_IsOneTransactionOfTwo(t *testing.T) {
 	})
 }
 
+// What a handler has left to go on ends with its batch.
+func TestStartBatch_ContextOfATransactionEndsWithIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var kept context.Context
+		together(t, newGuard(t, newInbox(t), oncemill.Policy{}), func(ctx context.Context, _ []int) []error {
+			kept = ctx
+			return []error{ctx.Err(), ctx.Err()}
+		}, "a", "b")
+		if kept.Err() == nil {
+			t.Error("the context of the batch goes on after it")
+		}
+	})
+}
+
 // One error rolls all back, and then each has its own transaction and its own attempt.
 func TestStartBatch_AnErrorRollsTheInboxsBatchBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {

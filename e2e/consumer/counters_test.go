@@ -390,6 +390,59 @@ func (f failing) InTx(ctx context.Context, runs []dedupstore.TxRun, work dedupst
 	})
 }
 
+// A knowing inbox finds that first runs have succeeded before.
+type knowing struct{ failing }
+
+func (knowing) InTx(_ context.Context, runs []dedupstore.TxRun, _ dedupstore.TxWork) ([]dedupstore.Answer, error) {
+	answers := make([]dedupstore.Answer, len(runs))
+	for i := range answers {
+		answers[i] = dedupstore.Answer{
+			Status: dedupstore.Done, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded},
+		}
+	}
+	return answers, nil
+}
+
+func TestStartBatch_TimesWhatItsTransactionFinds(t *testing.T) {
+	consumertest.Virtual(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		inbox := knowing{failing{MemoryInbox: storetest.NewMemoryInbox(newStore(t))}}
+		guard, err := oncemill.NewGuard(inbox, oncemill.Policy{
+			Logger:    slog.New(slog.DiscardHandler),
+			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer guard.Close()
+		calls := make([]oncemill.Call, 2)
+		for i := range calls {
+			id := string(rune('a' + i))
+			calls[i] = oncemill.Call{
+				Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: id}, First: true,
+			}
+		}
+		var ended sync.WaitGroup
+		ended.Add(len(calls))
+		guard.StartBatch(t.Context(), calls, []context.Context{t.Context(), t.Context()},
+			func(context.Context, []int) []error { return nil },
+			func(i int, res oncemill.Result, err error) {
+				defer ended.Done()
+				if err != nil || !res.Duplicate {
+					t.Errorf("call %d ended with %+v, %v", i, res, err)
+				}
+			})
+		ended.Wait()
+		want := map[string]int64{"duplicate_completed": 2}
+		if got := counted(t, reader, "oncemill.claim.duration", "oncemill.outcome"); !maps.Equal(got, want) {
+			t.Errorf("timed %v, want %v", got, want)
+		}
+		if took := seconds(t, reader, "oncemill.claim.duration"); took != 0 { // virtual
+			t.Errorf("they took %v s of an inbox that answers at once", took)
+		}
+	})
+}
+
 func TestGuard_CountsWhatAnInboxRefuses(t *testing.T) {
 	down := errors.New("down")
 	for name, c := range map[string]struct {
