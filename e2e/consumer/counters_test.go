@@ -285,42 +285,6 @@ func TestGuard_CountsWhatHappens(t *testing.T) {
 	}
 }
 
-// Claims that are asked for together are timed each, and those that fail are asked for again.
-func TestStartBatch_CountsAndTimesEachClaim(t *testing.T) {
-	consumertest.Virtual(t, func(t *testing.T) {
-		reader := sdkmetric.NewManualReader()
-		store := &flawed{Store: newStore(t), claim: times(1, errors.New("down"))}
-		guard, err := oncemill.NewGuard(store, oncemill.Policy{
-			Logger:    slog.New(slog.DiscardHandler),
-			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer guard.Close()
-		calls := make([]oncemill.Call, 2)
-		for i := range calls {
-			calls[i].Key = dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: string(rune('a' + i))}
-			calls[i].MaxWait = time.Minute
-		}
-		var ended sync.WaitGroup
-		ended.Add(len(calls))
-		guard.StartBatch(t.Context(), calls, []context.Context{t.Context(), t.Context()},
-			func(context.Context, []int) []error { return nil },
-			func(i int, res oncemill.Result, err error) {
-				defer ended.Done()
-				if err != nil || res.Status != oncemill.StatusDone {
-					t.Errorf("call %d ended with %+v, %v", i, res, err)
-				}
-			})
-		ended.Wait()
-		want := map[string]int64{"store_error": 2, "claimed": 2}
-		if got := counted(t, reader, "oncemill.claim.duration", "oncemill.outcome"); !maps.Equal(got, want) {
-			t.Errorf("timed %v, want %v", got, want)
-		}
-	})
-}
-
 // A call that waits for another's run counts as one duplicate, however often it asks.
 func TestGuard_CountsAWaitOnce(t *testing.T) {
 	consumertest.Virtual(t, func(t *testing.T) {
@@ -403,44 +367,55 @@ func (knowing) InTx(_ context.Context, runs []dedupstore.TxRun, _ dedupstore.TxW
 	return answers, nil
 }
 
-func TestStartBatch_TimesWhatItsTransactionFinds(t *testing.T) {
-	consumertest.Virtual(t, func(t *testing.T) {
-		reader := sdkmetric.NewManualReader()
-		inbox := knowing{failing{MemoryInbox: storetest.NewMemoryInbox(newStore(t))}}
-		guard, err := oncemill.NewGuard(inbox, oncemill.Policy{
-			Logger:    slog.New(slog.DiscardHandler),
-			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer guard.Close()
-		calls := make([]oncemill.Call, 2)
-		for i := range calls {
-			id := string(rune('a' + i))
-			calls[i] = oncemill.Call{
-				Key: dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: id}, First: true,
-			}
-		}
-		var ended sync.WaitGroup
-		ended.Add(len(calls))
-		guard.StartBatch(t.Context(), calls, []context.Context{t.Context(), t.Context()},
-			func(context.Context, []int) []error { return nil },
-			func(i int, res oncemill.Result, err error) {
-				defer ended.Done()
-				if err != nil || !res.Duplicate {
-					t.Errorf("call %d ended with %+v, %v", i, res, err)
+// Claims that are asked for together are timed each, as is what a transaction finds. One that fails is asked for again.
+func TestStartBatch_TimesEachClaim(t *testing.T) {
+	for name, c := range map[string]struct {
+		store func(t *testing.T) dedupstore.Store
+		known bool
+		want  map[string]int64
+	}{
+		"a store that fails once": {func(t *testing.T) dedupstore.Store {
+			return &flawed{Store: newStore(t), claim: times(1, errors.New("down"))}
+		}, false, map[string]int64{"store_error": 2, "claimed": 2}},
+		"an inbox that knows them": {func(t *testing.T) dedupstore.Store {
+			return knowing{failing{MemoryInbox: storetest.NewMemoryInbox(newStore(t))}}
+		}, true, map[string]int64{"duplicate_completed": 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			consumertest.Virtual(t, func(t *testing.T) {
+				reader := sdkmetric.NewManualReader()
+				policy := oncemill.Policy{Logger: slog.New(slog.DiscardHandler)}
+				policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+				guard, err := oncemill.NewGuard(c.store(t), policy)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer guard.Close()
+				calls := make([]oncemill.Call, 2)
+				for i := range calls {
+					key := dedupstore.Key{Tenant: "t", Group: "billing", Handler: "charge", ID: string(rune('a' + i))}
+					calls[i] = oncemill.Call{Key: key, MaxWait: time.Minute, First: true}
+				}
+				var ended sync.WaitGroup
+				ended.Add(len(calls))
+				guard.StartBatch(t.Context(), calls, []context.Context{t.Context(), t.Context()},
+					func(context.Context, []int) []error { return nil },
+					func(i int, res oncemill.Result, err error) {
+						defer ended.Done()
+						if err != nil || res.Status != oncemill.StatusDone || res.Duplicate != c.known {
+							t.Errorf("call %d ended with %+v, %v", i, res, err)
+						}
+					})
+				ended.Wait()
+				if got := counted(t, reader, "oncemill.claim.duration", "oncemill.outcome"); !maps.Equal(got, c.want) {
+					t.Errorf("timed %v, want %v", got, c.want)
+				}
+				if took := seconds(t, reader, "oncemill.claim.duration"); took != 0 { // virtual
+					t.Errorf("they took %v s of a store that answers at once", took)
 				}
 			})
-		ended.Wait()
-		want := map[string]int64{"duplicate_completed": 2}
-		if got := counted(t, reader, "oncemill.claim.duration", "oncemill.outcome"); !maps.Equal(got, want) {
-			t.Errorf("timed %v, want %v", got, want)
-		}
-		if took := seconds(t, reader, "oncemill.claim.duration"); took != 0 { // virtual
-			t.Errorf("they took %v s of an inbox that answers at once", took)
-		}
-	})
+		})
+	}
 }
 
 func TestGuard_CountsWhatAnInboxRefuses(t *testing.T) {
