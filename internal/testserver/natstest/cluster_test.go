@@ -60,6 +60,39 @@ func messagesOutliveLeader(t *testing.T, c *Cluster, kills int) {
 	}
 }
 
+// A replica that is current may answer with what it had before, for a moment.
+func TestNATSCluster_CurrentReplicasAnswerWithTheLastMessage(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 3)
+	js := c.JetStream()
+	config := jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}, Replicas: 3, AllowDirect: true}
+	s := Ask(t, "a stream", func(ctx context.Context) (jetstream.Stream, error) { return js.CreateStream(ctx, config) })
+	const rounds, many = 10, 1000
+	for i := range rounds * many {
+		f, err := js.PublishAsync("orders", make([]byte, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%many < many-1 {
+			continue
+		}
+		var last *jetstream.PubAck
+		select {
+		case last = <-f.Ok():
+		case err := <-f.Err():
+			t.Fatal(err)
+		}
+		c.AwaitCurrent("orders")
+		for range 5 { // any replica answers
+			if m, err := s.GetLastMsgForSubject(t.Context(), "orders"); err != nil {
+				t.Fatal(err)
+			} else if m.Sequence != last.Sequence {
+				t.Fatalf("the last message is %d, want %d", m.Sequence, last.Sequence)
+			}
+		}
+	}
+}
+
 // payloads reads the stream from its beginning.
 func payloads(t *testing.T, js jetstream.JetStream, n int) (all []string) {
 	t.Helper()

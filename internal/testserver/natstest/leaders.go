@@ -22,7 +22,7 @@ func (c *Cluster) StreamLeader(stream string) (leader int) {
 }
 
 func (c *Cluster) leader(ctx context.Context, stream string) (int, error) {
-	cluster, err := c.ask(ctx, stream)
+	cluster, _, err := c.ask(ctx, stream)
 	if err != nil {
 		return 0, err
 	}
@@ -58,19 +58,20 @@ func (c *Cluster) ConsumerLeader(stream, consumer string) (leader int) {
 
 var errNoCluster = errors.New("the server says nothing about a cluster")
 
-// ask is what the cluster says about a stream's replicas.
-func (c *Cluster) ask(ctx context.Context, stream string) (*jetstream.ClusterInfo, error) {
+// ask is what the cluster says about a stream's replicas, and the last message of their leader.
+func (c *Cluster) ask(ctx context.Context, stream string) (*jetstream.ClusterInfo, uint64, error) {
 	s, err := c.js.Stream(ctx, stream)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	cluster := s.CachedInfo().Cluster
 	if len(c.nodes) == 1 { // which is no cluster
-		return &jetstream.ClusterInfo{Leader: natsName(0)}, nil
+		cluster = &jetstream.ClusterInfo{Leader: natsName(0)}
 	}
-	if s.CachedInfo().Cluster == nil {
-		return nil, errNoCluster
+	if cluster == nil {
+		return nil, 0, errNoCluster
 	}
-	return s.CachedInfo().Cluster, nil
+	return cluster, s.CachedInfo().State.LastSeq, nil
 }
 
 // current succeeds when a stream has a leader, and each other replica what it has.
@@ -78,13 +79,13 @@ func (c *Cluster) current(ctx context.Context, stream string) error {
 	if _, err := c.leader(ctx, stream); err != nil {
 		return err
 	}
-	cluster, err := c.ask(ctx, stream)
+	cluster, last, err := c.ask(ctx, stream)
 	if err != nil {
 		return err
 	}
 	var behind []string
 	for _, r := range cluster.Replicas {
-		if !r.Current || r.Offline {
+		if !r.Current || r.Offline || !c.applied(r.Name, stream, last) {
 			behind = append(behind, r.Name)
 		}
 	}
@@ -94,8 +95,19 @@ func (c *Cluster) current(ctx context.Context, stream string) error {
 	return nil
 }
 
+// applied tells whether a replica answers with a message. One that is current has it in its log, and may have yet to
+// apply that. Of a process nobody knows.
+func (c *Cluster) applied(name, stream string, number uint64) bool {
+	for i, node := range c.nodes {
+		if e, embedded := node.(*embeddedNode); embedded && natsName(i) == name {
+			return e.last(stream) >= number
+		}
+	}
+	return true
+}
+
 // AwaitCurrent waits until all replicas of a stream run and have what their leader has, so that any of them may be
-// killed.
+// killed, and, if they are embedded, answers with all of it.
 func (c *Cluster) AwaitCurrent(stream string) {
 	c.t.Helper()
 	c.await("all replicas of stream "+stream, func(ctx context.Context) error { return c.current(ctx, stream) })

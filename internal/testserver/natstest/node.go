@@ -111,6 +111,20 @@ func (n *embeddedNode) kill() error {
 
 func (n *embeddedNode) runs() bool { return n.server != nil && n.server.Running() }
 
+// last is the number of the last message that the node's replica of a stream answers with; 0: it has none.
+func (n *embeddedNode) last(stream string) uint64 {
+	account, err := n.server.JszAccount(&server.JSzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Streams: true})
+	if err != nil {
+		return 0
+	}
+	for _, s := range account.Streams {
+		if s.Name == stream {
+			return s.State.LastSeq
+		}
+	}
+	return 0
+}
+
 // A processNode is a server with a process of its own.
 type processNode struct {
 	program, dir string
