@@ -69,19 +69,42 @@ func (o *Outbox) due(ctx context.Context, tx sqlstore.Querier, state, limit int)
 }
 
 // inOrder locks rows that need not wait for an earlier row of their key. Relays take turns: so it sees what others have
-// chosen. It chooses without locks, because a locked row is read as it is now, and others as they were.
-func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit int) (free []any, err error) {
+// chosen. Rows that somebody has locked, and what waits for them, must not fill its choice: then it chooses again, from
+// other keys and from more rows.
+func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit int) ([]any, error) {
 	turn := o.in("SELECT number FROM `{table}_settings` WHERE number = 0 FOR UPDATE")
 	if _, err := numbers(ctx, tx, turn); err != nil {
 		return nil, err
 	}
-	query := o.pendingInOrder(limit)
+	stopped := map[string]bool{} // keys
+	for n := limit; ; n *= 2 {
+		free, passed, err := o.lockInOrder(ctx, tx, state, n, stopped)
+		if err != nil || len(free) >= limit || len(free)+passed < n {
+			return free[:min(len(free), limit)], err
+		}
+	}
+}
+
+// lockInOrder locks the first n rows of keys that are not stopped, but those that somebody has locked, and what waits
+// for them. It chooses without locks, because a locked row is read as it is now, and others as they were.
+func (o *Outbox) lockInOrder(
+	ctx context.Context, tx sqlstore.Querier, state, n int, stopped map[string]bool,
+) (free []any, passed int, err error) {
+	query := o.pendingInOrder
 	if state == suspect {
-		query = o.suspectsInOrder(limit)
+		query = o.suspectsInOrder
+	}
+	others := ""
+	if len(stopped) > 0 {
+		var keys []any
+		for key := range stopped {
+			keys = append(keys, key)
+		}
+		others = " AND (r.order_hash IS NULL OR r.order_hash NOT IN " + list(keys...) + ")"
 	}
 	var chosen []any // numbers
 	keys := map[any]string{}
-	err = sqlstore.EachRow(ctx, tx, query, func(rows *sql.Rows) error {
+	err = sqlstore.EachRow(ctx, tx, query(others, n), func(rows *sql.Rows) error {
 		var number int64
 		var key []byte
 		err := rows.Scan(&number, &key)
@@ -89,34 +112,33 @@ func (o *Outbox) inOrder(ctx context.Context, tx sqlstore.Querier, state, limit 
 		return err
 	})
 	if err != nil || len(chosen) == 0 {
-		return nil, err
+		return nil, 0, err
 	}
 	locked, err := numbers(ctx, tx, o.sql("SELECT number FROM `{table}` FORCE INDEX (`{table}_number`) "+
 		"WHERE number IN %s AND state = %d AND at <= %s FOR UPDATE SKIP LOCKED", list(chosen...), state, now))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	taken := map[any]bool{}
 	for _, number := range locked {
 		taken[number] = true
 	}
-	// A writer has locked a row of them, or a relay whose lease had ended has settled one.
-	stopped := map[string]bool{}
 	for _, number := range chosen {
 		switch key := keys[number]; {
-		case !taken[number]:
-			stopped[key] = key != ""
-		case !stopped[key]:
+		case stopped[key]:
+		case taken[number]:
 			free = append(free, number)
+		case key != "": // a writer has locked the row, or a relay whose lease had ended has settled it
+			stopped[key] = true
 		}
 	}
-	return free, nil
+	return free, len(chosen) - len(free), nil
 }
 
 // pendingInOrder finds rows that go with those of their key before them, which are due, too, and come first. The rows
 // that block others are read once: those that are delayed, without an answer, or dead. A leased one blocks all of its
 // key.
-func (o *Outbox) pendingInOrder(limit int) string {
+func (o *Outbox) pendingInOrder(others string, limit int) string {
 	blocks := fmt.Sprintf("state = %d OR state = %d AND at > %s", suspect, pending, now)
 	if !o.cfg.SkipDead {
 		blocks += fmt.Sprintf(" OR state = %d", dead)
@@ -124,13 +146,13 @@ func (o *Outbox) pendingInOrder(limit int) string {
 	return o.sql("SELECT r.number, r.order_hash FROM `{table}` AS r FORCE INDEX (`{table}_waiting`) LEFT JOIN ("+
 		"SELECT order_hash, MIN(IF(token IS NOT NULL AND at > %s, 0, number)) AS first FROM `{table}` "+
 		"FORCE INDEX (`{table}_next`) WHERE order_hash IS NOT NULL AND (%s) GROUP BY order_hash ORDER BY NULL) AS b "+
-		"ON b.order_hash = r.order_hash WHERE r.state = %d AND r.at <= %s AND (b.first IS NULL OR r.number < b.first) "+
-		"ORDER BY r.number LIMIT %d", now, blocks, pending, now, limit)
+		"ON b.order_hash = r.order_hash WHERE r.state = %d AND r.at <= %s AND "+
+		"(b.first IS NULL OR r.number < b.first)%s ORDER BY r.number LIMIT %d", now, blocks, pending, now, others, limit)
 }
 
 // suspectsInOrder finds the first row of each key that has one without an answer, if that is the first and none of the
 // key is leased.
-func (o *Outbox) suspectsInOrder(limit int) string {
+func (o *Outbox) suspectsInOrder(others string, limit int) string {
 	waits := fmt.Sprintf("e.state IN (%d, %d)", pending, suspect)
 	if !o.cfg.SkipDead {
 		waits = fmt.Sprintf("e.state IN (%d, %d, %d)", pending, suspect, dead)
@@ -140,8 +162,8 @@ func (o *Outbox) suspectsInOrder(limit int) string {
 		"r.number = (SELECT e.number FROM `{table}` AS e FORCE INDEX (`{table}_order`) "+
 		"WHERE e.order_hash = r.order_hash AND %s ORDER BY e.number LIMIT 1) AND "+
 		"r.order_hash NOT IN (SELECT l.order_hash FROM `{table}` AS l FORCE INDEX (`{table}_leased`) "+
-		"WHERE l.token IS NOT NULL AND l.at > %s AND l.order_hash IS NOT NULL)) ORDER BY r.at, r.number LIMIT %d",
-		suspect, now, waits, now, limit)
+		"WHERE l.token IS NOT NULL AND l.at > %s AND l.order_hash IS NOT NULL))%s ORDER BY r.at, r.number LIMIT %d",
+		suspect, now, waits, now, others, limit)
 }
 
 func numbers(ctx context.Context, q sqlstore.Querier, query string) (found []any, err error) {

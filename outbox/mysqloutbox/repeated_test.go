@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/relaytest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/mysqloutbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // waitLimit is for what takes some milliseconds on a quiet machine.
@@ -167,6 +168,41 @@ func TestLease_OrderedStopsAtLockedRows(t *testing.T) {
 	relaytest.Settle(t, box, "t")
 	if rows := relaytest.Lease(t, box, "u", time.Minute); len(rows) != 6 {
 		t.Errorf("then leased %v, want all", relaytest.IDs(rows))
+	}
+}
+
+// TestLease_OrderedPassesOverManyLockedRows: more than a lease takes may be locked, or wait for what is.
+func TestLease_OrderedPassesOverManyLockedRows(t *testing.T) {
+	t.Parallel()
+	for _, suspects := range []bool{false, true} {
+		db := newDB(t)
+		box := boxIn(t, db, mysqloutbox.Config{Ordered: true})
+		const many = 250 // beside relaytest.Lease's 100
+		var all, repeated []producer.Message
+		for i := range many {
+			of := func(key string) producer.Message { return message(key, fmt.Sprintf("%d of %q", i, key)) }
+			all = append(all, of("a"), of(""), of(fmt.Sprint(i)))
+			repeated = append(repeated, all[3*i+1:]...)
+		}
+		repeated = append(repeated, all[0])
+		mustWrite(t, box, db, append(all, message("b", "b0"))...)
+		if suspects { // as after a broker that answered none
+			mustExec(t, db, "UPDATE oncemill_outbox SET state = 1, unknowns = 1, token = NULL")
+		}
+		tx := begin(t, db, sql.LevelReadCommitted)
+		if err := box.InSQL(tx).Publish(t.Context(), repeated...); err != nil {
+			t.Fatal(err)
+		}
+		rows := relaytest.LeaseKind(t, box, "t", time.Minute, suspects)
+		if got := fmt.Sprint(relaytest.IDs(rows)); got != "[b0]" {
+			t.Errorf("suspects %v: leased %s, want what nobody has locked", suspects, got)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if rows := relaytest.LeaseKind(t, box, "u", time.Minute, suspects); len(rows) != 100 {
+			t.Errorf("suspects %v: then leased %d rows, want a whole batch", suspects, len(rows))
+		}
 	}
 }
 
