@@ -645,6 +645,26 @@ func TestFirst_FailureAfterALongRunIsSettledUnderAWholeLease(t *testing.T) {
 	})
 }
 
+// The lease that a long first run leaves behind says nothing of the handler's error: that is counted, and waits.
+func TestFirst_FailureAfterALongRunIsAFailedAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newFirstInbox(t)
+		const lease = 6 * time.Second
+		inbox.records.extend = func(apply func() error) error {
+			time.Sleep(lease / 12) // the heartbeat looks meanwhile
+			return apply()
+		}
+		_, err := newGuard(t, inbox, oncemill.Policy{Lease: lease}).Run(t.Context(), firstly("m1"),
+			inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+				time.Sleep(lease + time.Second)
+				return dedupstore.Outcome{}, errRefused
+			}).run)
+		if e := answertest.Want(t, err, oncemill.StatusRetry); e.Uncounted || e.Wait <= 0 {
+			t.Errorf("%+v, want an attempt that counts, and a pause", e)
+		}
+	})
+}
+
 // A lateInbox loses a first commit. It looks the key up, which is not there, and grants it.
 type lateInbox struct{ *firstInbox }
 
