@@ -242,8 +242,8 @@ func (r *run) ask(ctx context.Context) (*Result, error) {
 		a := &r.last.Answer
 		switch {
 		case err == nil && a.Status == dedupstore.Suspect:
-			if !r.waitTurn(ctx) {
-				return &Result{Status: StatusNotDue}, context.Cause(ctx)
+			if wait, ok := r.waitTurn(ctx); !ok {
+				return &Result{Status: StatusNotDue, Wait: wait}, context.Cause(ctx)
 			}
 			start, poll = time.Now(), minPoll
 			continue

@@ -2,6 +2,10 @@ package oncemill
 
 import (
 	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 // A run that ends its process takes along what runs beside it. Nobody can tell which one of them it was, so all whose
@@ -15,31 +19,46 @@ const suspectAfter = 2
 type turnKey struct{}
 
 // waitTurn waits until no other suspect runs, however long that takes. It reports false if the call is not to start any
-// more. A call inside the run of a suspect has that one's turn, whichever guards they are of: two that waited for each
-// other would never end.
-func (r *run) waitTurn(ctx context.Context) bool {
+// more, or only after a time. A call inside the run of a suspect has that one's turn, whichever guards they are of: two
+// that waited for each other would never end. Nor does a call inside another run wait: that may hold what the suspect
+// waits for, such as a connection.
+func (r *run) waitTurn(ctx context.Context) (wait time.Duration, ok bool) {
 	g := r.guard
 	if ctx.Value(turnKey{}) != nil {
 		r.turn = func() {}
-		return true
+		return 0, true
 	}
 	select {
-	case g.turns <- struct{}{}: // those who wait here are let in in their order
-	case <-ctx.Done():
-		return false
-	case <-r.call.Stopping:
-		return false
+	case g.turns <- struct{}{}: // nobody waits
+	default:
+		if within(ctx) {
+			return maxPoll, false
+		}
+		select {
+		case g.turns <- struct{}{}: // those who wait here are let in in their order
+		case <-ctx.Done():
+			return 0, false
+		case <-r.call.Stopping:
+			return 0, false
+		}
 	}
 	r.turn = func() { <-g.turns }
 	select {
 	case <-r.call.Stopping: // at the same time
 		r.leaveTurn()
-		return false
+		return 0, false
 	default:
 	}
 	g.log.WarnContext(ctx, "oncemill: message runs while no other suspect does: its last runs ended with their "+
 		"leases, perhaps with their processes", "id", r.call.Key.ID, "key", r.call.Key.String())
-	return true
+	return 0, true
+}
+
+// within reports whether a context is that of a run.
+func within(ctx context.Context) bool {
+	_, one := txctx.Around[*dedupstore.Claim](ctx)
+	_, many := txctx.Around[[]Run](ctx)
+	return one || many
 }
 
 // withTurn returns a context in which calls have the run's turn, if it has one.

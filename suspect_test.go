@@ -339,6 +339,45 @@ func TestGuard_ASuspectInsideASuspectRuns(t *testing.T) {
 	})
 }
 
+// A run may hold what a suspect waits for. So a suspect inside it waits for no turn.
+func TestGuard_ASuspectInsideARunHoldsNobodyUp(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		crash(t, store, 2, "suspect", "inner")
+		g := newGuard(t, store, oncemill.Policy{})
+		place := make(chan struct{}, 1) // as a connection
+		takes := func(context.Context) (dedupstore.Outcome, error) {
+			place <- struct{}{}
+			<-place
+			return dedupstore.Outcome{}, nil
+		}
+		inner, ended := counter{}, make(chan error, 1)
+		within, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := g.Run(within, call("outer"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			place <- struct{}{}
+			defer func() { <-place }()
+			go func() {
+				_, err := g.Run(context.WithoutCancel(t.Context()), call("suspect"), takes)
+				ended <- err
+			}()
+			synctest.Wait()
+			_, err := g.Run(ctx, call("inner"), inner.run)
+			if e := answertest.Want(t, err, oncemill.StatusNotDue); e.Wait <= 0 {
+				t.Errorf("%+v, want a time to come again", e)
+			}
+			return dedupstore.Outcome{}, nil
+		})
+		if err = errors.Join(err, <-ended); err != nil {
+			t.Error(err)
+		}
+		if _, err := g.Run(t.Context(), call("inner"), inner.run); err != nil {
+			t.Error(err)
+		}
+		inner.want(t, 1)
+	})
+}
+
 func TestGuard_ATurnEndsWithAPanic(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
