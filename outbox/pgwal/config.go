@@ -42,8 +42,9 @@ type Config struct {
 	// MaxInFlight is how many calls of the publisher run at once. Calls for messages that got no answer before come on
 	// top, and as many again for topics of which a message got none.
 	//
-	// One keeps the order of commits among all messages that are not retried. Then a topic that hangs and goes on
-	// getting messages slows all keys down: each gets one message out in a PublishTimeout. Zero: 4.
+	// One keeps the order of commits among messages that are not retried, but for those of a key: the second of a key
+	// waits for the answer to the first, and others overtake it. Then a topic that hangs and goes on getting messages
+	// slows all keys down: each gets one message out in a PublishTimeout. Zero: 4.
 	MaxInFlight int
 
 	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown, and

@@ -18,7 +18,8 @@
 //   - Any number of relays may share a slot. One works; another takes over within about a second of its end. The server
 //     ends a relay that hangs after wal_sender_timeout (60 s).
 //   - Memory is bounded: reading stops at 10,000 messages or 64 MiB of payloads. Up to 2,000 more are under way.
-//   - A clean stop leaves no row that is published again. Relays do not keep a server from stopping.
+//   - A clean stop leaves no row that is published again, but for one whose commit still waits for a standby. Relays do
+//     not keep a server from stopping.
 //
 // # What it does not guarantee
 //

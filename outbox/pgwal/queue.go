@@ -35,12 +35,14 @@ type row struct {
 // epoch is where PostgreSQL's time begins.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
+func (id rowID) written() time.Time { return epoch.Add(time.Duration(id.at) * time.Microsecond) }
+
 // outgoing is what the row publishes. Its age comes from the clocks of the database and of this process. The age of a
 // row that was delayed or published before is unknown.
 func (r *row) outgoing() outgoing.Message {
 	m := outgoing.Message{Message: r.message, Unknowns: r.unknowns}
 	if r.logged {
-		m.Age = max(0, time.Since(epoch.Add(time.Duration(r.at)*time.Microsecond)))
+		m.Age = max(0, time.Since(r.written()))
 	}
 	return m
 }

@@ -350,6 +350,35 @@ func TestRelay_ResultOfACopySaysNothingAboutALaterOne(t *testing.T) {
 	}
 }
 
+// A row that is gone may be written again, with the same number.
+func TestRelay_ResultSaysNothingAboutALaterRow(t *testing.T) {
+	t.Parallel()
+	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
+		g := newRig(t, func(c *settings) { c.Retention = retention })
+		hang := make(chan struct{})
+		g.broker.set(func(ctx context.Context, _ []producer.Message) error {
+			select {
+			case <-hang:
+			case <-ctx.Done():
+			}
+			return nil
+		})
+		g.start()
+		g.write(message("order"))
+		until(t, "an attempt", func() bool { return g.broker.attempts("order") == 1 })
+		// As if its result had been recorded, without an answer to the relay, and its message been written again.
+		g.exec(`DELETE FROM oncemill_outbox`)
+		later := message("order")
+		later.NotBefore = time.Now().Add(time.Second)
+		g.write(later)
+		close(hang)
+		until(t, "the later one", func() bool { return g.broker.copies()["order"] == 2 })
+		until(t, "its record", func() bool {
+			return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
+		})
+	}
+}
+
 func TestRelay_LogAndTableNeverPublishTheSameRow(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) { c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce })

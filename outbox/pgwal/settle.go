@@ -18,6 +18,7 @@ type verdict struct {
 	Reason   string        `json:"reason"` // Failed, Unknown, Dead: why
 	Delay    time.Duration `json:"delay"`  // Unknown: when the table gives it back
 	Number   int64         `json:"number"`
+	Written  time.Time     `json:"written"` // a later row may have the same number
 	Failures int           `json:"failures"`
 	Unknowns int           `json:"unknowns"`
 	Replays  int           `json:"replays"`
@@ -33,6 +34,7 @@ const (
 // than UTF-8.
 func (s *session) judge(r *row, v verdict) {
 	v.Number, v.Failures, v.Unknowns, v.Replays = r.number, r.failures, r.unknowns, r.replays
+	v.Written = r.written()
 	v.Reason = errtext.ASCII(v.Reason)
 	if v.State != outbox.Failed { // it needs its content no more
 		s.bytes -= len(r.message.Payload)
@@ -99,16 +101,18 @@ func (s *session) recorded(ctx context.Context, batch map[*row]verdict, done map
 	})
 }
 
-// Rows that are no longer pending, or were replayed meanwhile, stay as they are. Attempts without an answer are
-// recorded with the final verdict only, or when the row goes to the table, so an outage writes nothing.
+// Rows that are no longer pending, or were replayed or written again meanwhile, stay as they are. Attempts without an
+// answer are recorded with the final verdict only, or when the row goes to the table, so an outage writes nothing.
 const settleSQL = `
 WITH given AS MATERIALIZED (
 	SELECT * FROM jsonb_to_recordset($1::text::jsonb)
-		AS g (number bigint, state text, delay bigint, failures int, unknowns int, reason text, replays int)),
+		AS g (number bigint, written timestamptz, state text, delay bigint, failures int, unknowns int, reason text,
+			replays int)),
 removed AS (
 	DELETE FROM {table} o USING given g
 	WHERE o.number = g.number AND g.state = 'removed' AND o.number = ANY(ARRAY(SELECT number FROM given))
-		AND o.published_at IS NULL AND o.dead_at IS NULL AND coalesce(o.replays, 0) = g.replays
+		AND o.written_at = g.written AND o.published_at IS NULL AND o.dead_at IS NULL
+		AND coalesce(o.replays, 0) = g.replays
 	RETURNING o.number),
 changed AS (
 	UPDATE {table} o SET
@@ -121,7 +125,8 @@ changed AS (
 			ELSE o.due_at END
 	FROM given g
 	WHERE o.number = g.number AND g.state <> 'removed' AND o.number = ANY(ARRAY(SELECT number FROM given))
-		AND o.published_at IS NULL AND o.dead_at IS NULL AND coalesce(o.replays, 0) = g.replays
+		AND o.written_at = g.written AND o.published_at IS NULL AND o.dead_at IS NULL
+		AND coalesce(o.replays, 0) = g.replays
 	RETURNING o.number)
 SELECT number FROM removed UNION ALL SELECT number FROM changed`
 
