@@ -48,7 +48,7 @@ type DeadLetters struct {
 
 	mu     sync.Mutex
 	marked map[string]bool
-	read   int64 // up to this offset of the markers
+	read   map[int32]int64 // up to these offsets of the markers' partitions
 }
 
 var _ deadletters.Source = (*DeadLetters)(nil)
@@ -64,7 +64,8 @@ func NewDeadLetters(topic string, c DeadLettersConfig, opts ...kgo.Opt) (*DeadLe
 		return nil, fmt.Errorf("franz: NewDeadLetters: %w", err)
 	}
 	c.Markers = cmp.Or(c.Markers, topic+".redriven")
-	d := &DeadLetters{topic: topic, config: c, opts: opts, client: client, marked: map[string]bool{}}
+	d := &DeadLetters{topic: topic, config: c, opts: opts, client: client}
+	d.marked, d.read = map[string]bool{}, map[int32]int64{}
 	d.publisher, d.refused = NewPublisher(client, PublisherConfig{})
 	return d, nil
 }
@@ -205,29 +206,28 @@ func (d *DeadLetters) marks(ctx context.Context) (marked func(*deadletters.Lette
 		return d.marked[markOf(l)]
 	}
 	all, _, err := d.whole(ctx, d.config.Markers)
-	if errors.Is(err, kerr.UnknownTopicOrPartition) {
-		clear(d.marked)
-		d.read = 0
-		return marked, nil
-	}
-	if err != nil {
+	again := errors.Is(err, kerr.UnknownTopicOrPartition)
+	if err != nil && !again {
 		return marked, err
 	}
-	for partition, at := range all { // there is one partition
-		if at[1] < d.read { // it was made again
-			clear(d.marked)
-			d.read = 0
-		}
-		if at[0] = max(at[0], d.read); at[0] >= at[1] {
-			continue
-		}
-		err = d.records(ctx, d.config.Markers, span{partition: at}, func(record *kgo.Record) bool {
-			d.marked[string(record.Key)] = true
-			d.read = record.Offset + 1
-			return true
-		})
+	for partition, at := range all {
+		again = again || at[1] < d.read[partition]
 	}
-	return marked, err
+	if again { // the topic was removed, or made again
+		clear(d.marked)
+		clear(d.read)
+	}
+	for partition, at := range all {
+		all[partition] = [2]int64{max(at[0], d.read[partition]), at[1]}
+		if all[partition][0] >= at[1] {
+			delete(all, partition)
+		}
+	}
+	return marked, d.records(ctx, d.config.Markers, all, func(record *kgo.Record) bool {
+		d.marked[string(record.Key)] = true
+		d.read[record.Partition] = record.Offset + 1
+		return true
+	})
 }
 
 // mark notes that letters are redriven, or put aside.

@@ -131,6 +131,52 @@ func TestDeadLetters_MarkingEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// Somebody may have made the topic of markers, with several partitions.
+func TestDeadLetters_MarkersMayBeInSeveralPartitions(t *testing.T) {
+	t.Parallel()
+	topic := fmt.Sprintf("spread-%d", topics.Add(1)) // of the shared broker
+	server := kafkatest.Shared(t)
+	server.CreateTopic(topic, 1)
+	server.CreateTopic(topic+".redriven", 3)
+	cl := server.Client()
+	const n = 12
+	for i := range n {
+		record := order(i)
+		record.Topic = topic
+		if err := cl.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source := newDeadLetters(t, topic, server.Addr)
+	discarded := func(d *franz.DeadLetters) (done int) {
+		for i := range n {
+			l, err := d.Show(t.Context(), fmt.Sprint("0/", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Done {
+				done++
+			}
+		}
+		return done
+	}
+	for i := range n {
+		l, err := source.Show(t.Context(), fmt.Sprint("0/", i))
+		if err == nil {
+			err = source.Discard(t.Context(), []deadletters.Letter{l})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := discarded(source); got != i+1 {
+			t.Errorf("%d letters are put aside, want %d", got, i+1)
+		}
+	}
+	if got := discarded(newDeadLetters(t, topic, server.Addr)); got != n {
+		t.Errorf("another process knows of %d letters that are put aside, want %d", got, n)
+	}
+}
+
 // Kafka keeps letters that were redriven or discarded. All who look at them are told, and no redrive takes them.
 func TestDeadLetters_TellWhatIsDone(t *testing.T) {
 	t.Parallel()
