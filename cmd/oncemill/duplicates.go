@@ -124,7 +124,7 @@ func (a *app) countTopic(ctx context.Context, flags *pflag.FlagSet, topic string
 	err = t.Each(ctx, deadletters.Reading{Payload: true}, func(l deadletters.Letter) bool {
 		progress.add(1, t.size)
 		report.message(l.Time)
-		switch id, err := identify(incoming(&l), extractors); {
+		switch id, err := identify(t.incoming(&l), extractors); {
 		case errors.Is(err, producer.ErrNoID):
 			report.Without++
 		case err != nil:

@@ -297,3 +297,14 @@ func TestDuplicates_WindowsAreWholeMinutesOrHours(t *testing.T) {
 		}
 	}
 }
+
+// IDs that a producer did not make for Oncemill count in their stream, as a guard counts them.
+func TestDuplicates_AStreamsSubjectsShareIDs(t *testing.T) {
+	t.Parallel()
+	all := []planted{
+		{header: map[string]string{"Idempotency-Key": "k"}}, {header: map[string]string{"Idempotency-Key": "k"}},
+	}
+	if report, _ := counted(t, onJetStream(t, all)...); report.IDs != 1 || report.Duplicates != 1 {
+		t.Errorf("%d IDs and %d duplicates, want one of each", report.IDs, report.Duplicates)
+	}
+}

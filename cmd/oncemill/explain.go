@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,6 +51,7 @@ type explaining struct {
 	derive, follow, all, payload bool
 	names                        []string
 	dead                         []letterView
+	box                          func() (box, error) // opens it once
 }
 
 // mostFollowed bounds the messages that a chain leads to.
@@ -134,6 +136,7 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, x explaining) e
 	if err != nil {
 		return err
 	}
+	x.box = sync.OnceValues(func() (box, error) { return a.box(ctx) })
 	var told []explanation
 	var failed error // the records are shown all the same
 	known, seen := false, map[string]bool{}
@@ -174,7 +177,7 @@ func (a *app) explains(ctx context.Context, f dedupstore.Filter, x explaining) e
 func (a *app) explainOne(
 	ctx context.Context, store dedupstore.Inspector, f dedupstore.Filter, x explaining, first bool, told *[]explanation,
 ) (records []dedupstore.Record, known bool, err error) {
-	rows, missing := a.rowsOf(ctx, f.ID)
+	rows, missing := a.rowsOf(ctx, x.box, f.ID)
 	if a.forPeople() && missing == nil {
 		a.tellRows(f.ID, rows)
 	}

@@ -254,3 +254,53 @@ func TestExplain_LooksInKnownScopes(t *testing.T) {
 		t.Error("a filter of the scope is not heeded")
 	}
 }
+
+// A chain of messages needs one connection to the outbox, not one for each message.
+func TestExplain_OpensTheOutboxOnce(t *testing.T) {
+	t.Parallel()
+	path := "sqlite:" + newRecords(t)
+	a := &app{out: io.Discard, log: io.Discard, settings: settings{servers: servers{Store: path, Outbox: path}}}
+	defer a.close()
+	store, err := a.reachStore(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := a.reachBox(t.Context(), false)
+	if err == nil {
+		err = box.Migrate(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := store.(dedupstore.Store)
+	for i := range 5 {
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint(i)}
+		c, err := dedupstore.ClaimOne(t.Context(), claims, dedupstore.Request{
+			Key: key, Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = dedupstore.SettleOne(t.Context(), claims, c.Claim, dedupstore.Finish{
+			Outcome: dedupstore.Outcome{
+				Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: fmt.Sprint(i + 1), Topic: "next"}},
+			},
+			Retention: time.Hour,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	opened := func(follow bool) int {
+		before := len(a.closers)
+		err := a.explains(t.Context(), dedupstore.Filter{Group: "billing", Handler: "charge", ID: "0"},
+			explaining{follow: follow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(a.closers) - before
+	}
+	if one, chain := opened(false), opened(true); one != chain {
+		t.Errorf("a message opens %d connections, a chain %d", one, chain)
+	}
+}

@@ -200,11 +200,13 @@ func viewsOfRows(rows []outbox.RowInfo) (views []rowView) {
 }
 
 // rowsOf returns the rows of a message, if an outbox is named.
-func (a *app) rowsOf(ctx context.Context, id string) (rows []outbox.RowInfo, err error) {
+func (a *app) rowsOf(
+	ctx context.Context, open func() (box, error), id string,
+) (rows []outbox.RowInfo, err error) {
 	if a.settings.Outbox == "" {
 		return nil, nil
 	}
-	box, err := a.box(ctx)
+	box, err := open()
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,7 @@ func (a *app) redrives(ctx context.Context, r *redriving) (err error) {
 		if o.Discards {
 			counts["of "+safe(r.topic, 100)] += n
 		} else {
-			counts["to "+safe(of.Topic, 100)+": "+string(of.Fate)] = n
+			counts["to "+safe(of.Topic, 300)+": "+string(of.Fate)] += n
 		}
 	}
 	if agreed, err := a.agreed(ctx, &r.consent, "letter", counts); err != nil || !agreed {

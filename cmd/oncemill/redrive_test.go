@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -143,5 +144,24 @@ func TestRedrive_WhatIsNotSentIsAnError(t *testing.T) {
 				t.Errorf("%v\n%s", err, log.String())
 			}
 		})
+	}
+}
+
+// Topics whose long names begin alike are counted, each.
+func TestRedrive_ConsentNamesAllLetters(t *testing.T) {
+	t.Parallel()
+	rig := newRedriveRig(t)
+	rig.letters.Change(func(all []deadletters.Letter) []deadletters.Letter {
+		for i := range all {
+			all[i].Header["oncemill-topic"] = strings.Repeat("t", 400) + fmt.Sprint(i)
+		}
+		return all
+	})
+	var log strings.Builder
+	a := &app{in: yes(func() {}), out: io.Discard, log: &log, settings: settings{output: "table"}}
+	r := &redriving{consent: consent{verb: "redrive", rate: 10_000}, topic: "dead"}
+	r.does.Source, r.does.Store = rig.letters, rig.store
+	if err := a.redrives(t.Context(), r); err != nil || !strings.Contains(log.String(), `"yes" to redrive 3 letters`) {
+		t.Errorf("%v\n%s", err, log.String())
 	}
 }

@@ -18,8 +18,9 @@ import (
 // A trail is what a broker keeps of a topic, and reads as dead letters are read.
 type trail struct {
 	deadletters.Source
-	size  int      // about how many messages there are
-	notes []string // what people should know of the topic
+	origin string   // the stream; empty: Kafka
+	size   int      // about how many messages there are
+	notes  []string // what people should know of the topic
 }
 
 func (t *trail) note(text string) { t.notes = append(t.notes, text) }
@@ -91,7 +92,7 @@ func (a *app) natsTrail(ctx context.Context, topic string) (*trail, error) {
 			"mirror of it that has the retention limits", safe(name, 80),
 			strings.ToLower(info.Config.Retention.String()))
 	}
-	t := &trail{size: int(info.State.Msgs)}
+	t := &trail{origin: name, size: int(info.State.Msgs)}
 	t.Source, err = natsjs.NewDeadLetters(js, subject, natsjs.DeadLettersConfig{Stream: name})
 	if window := info.Config.Duplicates; window > 0 {
 		t.note(fmt.Sprintf("The stream drops messages with an equal Nats-Msg-Id within %v: these duplicates are not "+
@@ -108,8 +109,8 @@ func (a *app) natsTrail(ctx context.Context, topic string) (*trail, error) {
 const headerUUID = "_watermill_message_uuid"
 
 // incoming is a letter as a message from a broker.
-func incoming(l *deadletters.Letter) producer.Incoming {
+func (t *trail) incoming(l *deadletters.Letter) producer.Incoming {
 	uuid := l.Header[headerUUID]
 	delete(l.Header, headerUUID)
-	return producer.Incoming{Header: l.Header, UUID: uuid, Topic: l.Topic, Payload: l.Payload}
+	return producer.Incoming{Header: l.Header, UUID: uuid, Topic: l.Topic, Origin: t.origin, Payload: l.Payload}
 }
