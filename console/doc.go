@@ -13,7 +13,7 @@
 //	GET  …/messages     Messages: in, id, state, tenant, group, handler, reason, since, before, pattern
 //	GET  …/message      Message: in, key
 //	GET  …/failures     Failures by reason, and dead letters: in, letters
-//	GET  …/letter       a dead letter: in, id
+//	GET  …/letter       a dead letter: in, at
 //	GET  …/outbox       Outbox: in, state, topic, id
 //	GET  …/health       Health
 //	GET  …/log          Log: who changed what

@@ -164,7 +164,7 @@ func (n *Notes) noteTask(note *taskNote) error {
 func (n *Notes) keepTask(note *taskNote) {
 	at := slices.IndexFunc(n.tasks, func(t *taskNote) bool { return t.ID == note.ID })
 	if at < 0 {
-		n.tasks = append(n.tasks[max(0, len(n.tasks)+1-mostTasks):], note)
+		n.tasks = remember(n.tasks, note, func(t *taskNote) bool { return !t.Ended.IsZero() })
 		return
 	}
 	if note.Form == nil {

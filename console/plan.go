@@ -183,6 +183,9 @@ func (c *Console) formOf(form url.Values, p *plan) (url.Values, error) {
 		return nil, refuse(http.StatusNotFound, errNoPlan)
 	}
 	of := maps.Clone(other.form)
+	if of == nil { // the notes have lost it
+		of = url.Values{}
+	}
 	if letters := form["letters"]; letters != nil {
 		of["letters"] = letters
 	}

@@ -28,15 +28,14 @@ func (c *Console) chooseRecords(
 	p.In = s.Name
 	if names := form["key"]; len(names) > 0 {
 		var keys []dedupstore.Key
-		for _, name := range names[:min(len(names), mostPlanned)] {
+		for _, name := range names {
 			key, err := dedupstore.ParseKey(name)
 			if err != nil {
 				return nil, false, refuse(http.StatusBadRequest, err)
 			}
 			keys = append(keys, key)
 		}
-		all, err = s.Inspector.Look(ctx, keys)
-		return all, false, err
+		return look(ctx, s.Inspector, keys)
 	}
 	q, err := readQuery(form, time.Now())
 	switch {
@@ -53,6 +52,30 @@ func (c *Console) chooseRecords(
 		f.Records = slices.DeleteFunc(f.Records, func(r dedupstore.Record) bool { return ids.IsOfStep(r.Key.Handler) })
 	}
 	return f.Records, f.Next != "", nil
+}
+
+// look finds named records until it has as many as a plan may have. What is gone does not count: the rest of a plan
+// names what has been done, too.
+func look(
+	ctx context.Context, i dedupstore.Inspector, keys []dedupstore.Key,
+) (all []dedupstore.Record, more bool, err error) {
+	there := 0
+	for some := range slices.Chunk(keys, mostPlanned) {
+		records, err := i.Look(ctx, some)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, r := range records {
+			if r.State != dedupstore.Absent {
+				there++
+			}
+			if there > mostPlanned {
+				return all, true, nil
+			}
+			all = append(all, r)
+		}
+	}
+	return all, false, nil
 }
 
 func (c *Console) planRecords(ctx context.Context, p *plan, form url.Values) error {

@@ -134,11 +134,25 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request, v *visitor) error 
 		return refuse(http.StatusServiceUnavailable, errBusy)
 	}
 	c.mu.Lock()
-	c.tasks = append(c.tasks, t)
-	c.tasks = slices.Clone(c.tasks[max(0, len(c.tasks)-mostTasks):])
+	c.tasks = remember(c.tasks, t, (*task).over)
 	c.mu.Unlock()
 	seeOther(w, string(link("task", "id", t.ID)))
 	return nil
+}
+
+// remember adds an action to the last ones, and forgets the first that has ended if there are too many.
+func remember[T any](all []T, last T, over func(T) bool) []T {
+	if all = append(all, last); len(all) > mostTasks {
+		first := max(0, slices.IndexFunc(all, over))
+		all = slices.Delete(all, first, first+1)
+	}
+	return all
+}
+
+func (t *task) over() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.Ended.IsZero()
 }
 
 func (c *Console) task(id string) *task {

@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -256,5 +257,43 @@ func TestPlan_TheRestIsWhatItWas(t *testing.T) {
 	})
 	if !strings.Contains(body, "Replay 1 row<") {
 		t.Errorf("the rest is\n%s", body)
+	}
+}
+
+// The rest of a plan with steps may name more than a plan can have, and most of it may be done.
+func TestPlan_WhatIsDoneHidesNothingThatIsLeft(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(c *Config) { c.Authorize = everything }).runs()
+	form := url.Values{"in": {"records"}, "do": {"forget"}, "token": {s.token()}}
+	const more, left = mostPlanned + 100, 5
+	name := func(i int) dedupstore.Key { return key(fmt.Sprint("order-", i)) }
+	for i := range more {
+		form.Add("key", name(i).String())
+	}
+	for i := more - left; i < more; i++ {
+		s.finishes(name(i), dedupstore.Outcome{Kind: dedupstore.Succeeded})
+	}
+	if _, body, _ := s.post("plan", form); !strings.Contains(body, fmt.Sprintf("Forget %d records<", left)) {
+		t.Errorf("the plan is\n%s", body)
+	}
+	for i := range more - left {
+		s.finishes(name(i), dedupstore.Outcome{Kind: dedupstore.Succeeded})
+	}
+	if _, body, _ := s.post("plan", form); !strings.Contains(body, "Forget 1,000 records<") ||
+		!strings.Contains(body, "There is more") {
+		t.Errorf("the plan is\n%s", body)
+	}
+}
+
+// What runs can be stopped, however many actions came after it.
+func TestTask_WhatRunsIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	const runs = -1
+	all := []int{runs}
+	for i := range 2 * mostTasks {
+		all = remember(all, i, func(n int) bool { return n != runs })
+	}
+	if len(all) != mostTasks || all[0] != runs || all[mostTasks-1] != 2*mostTasks-1 {
+		t.Errorf("remembered are %v", all)
 	}
 }
