@@ -49,9 +49,9 @@ func (s *Server) Begin(w http.ResponseWriter, r *http.Request) (_ http.ResponseW
 		return w, r.WithContext(ctx), func() {}
 	}
 	// url.path is left out: the paths of webhooks may hold secrets.
-	name, method := r.Method, r.Method
-	if !slices.Contains(methods, method) {
-		name, method = "HTTP", other
+	name, method := r.Method, Method(r.Method)
+	if method == other {
+		name = "HTTP"
 	}
 	attributes := []attribute.KeyValue{keyMethod.String(method), keyScheme.String("http")}
 	if r.TLS != nil {
@@ -70,6 +70,14 @@ func (s *Server) Begin(w http.ResponseWriter, r *http.Request) (_ http.ResponseW
 var methods = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
 	http.MethodConnect, http.MethodOptions, http.MethodTrace,
+}
+
+// Method is a request's method, or _OTHER: a client may send any.
+func Method(method string) string {
+	if !slices.Contains(methods, method) {
+		return other
+	}
+	return method
 }
 
 // An answer knows the status of a response.

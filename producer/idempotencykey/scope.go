@@ -9,15 +9,17 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/requests"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // key returns the key of a request: account, API, method, route, and the client's key. Different combinations never
-// give the same key.
+// give the same key. Methods that HTTP does not know are one, so that no client makes scopes without end; fingerprints
+// tell them apart.
 func (c *Config) key(account, method, route, id string) dedupstore.Key {
 	return dedupstore.Key{
 		Tenant:  requests.ScopePart(account),
 		Group:   c.Group,
-		Handler: requests.ScopePart(method + " " + route), // a method has no space
+		Handler: requests.ScopePart(telemetry.Method(method) + " " + route), // a method has no space
 		ID:      id,
 	}
 }

@@ -34,3 +34,13 @@ func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
 		add(s)
 	}
 }
+
+// A client may send any method, and each would be a scope.
+func TestKey_MethodsThatHTTPDoesNotKnowAreOneScope(t *testing.T) {
+	t.Parallel()
+	c := Config{Group: "http"}
+	one, other := c.key("acme", "M1", "/a", "id"), c.key("acme", "M2", "/a", "id")
+	if one != other || one.Handler != "_OTHER /a" || c.key("acme", "PUT", "/a", "id") == one {
+		t.Errorf("keys %v and %v", one, other)
+	}
+}
