@@ -512,10 +512,11 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 		if err := writeLine(file, soakForgot{ID: rec.Key.ID, Failed: failed, At: time.Now()}); err != nil {
 			return err
 		}
-		if err := s.inspector.Change(ctx, rec, change); err != nil {
-			if _, refused := errors.AsType[*dedupstore.RefusedError](err); !refused {
-				return err // perhaps it was made: the order comes again only if somebody publishes it
-			}
+		switch err := s.inspector.Change(ctx, rec, change); {
+		case err == nil, wasMade(change, err):
+		case !is[*dedupstore.RefusedError](err):
+			return err // perhaps it was made: the order comes again only if somebody publishes it
+		default:
 			if err := writeLine(file, soakForgot{ID: rec.Key.ID, At: time.Now(), Refused: true}); err != nil {
 				return err
 			}
@@ -526,6 +527,25 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 		}
 	}
 	return nil
+}
+
+// wasMade reports whether a change was refused because it had been made: the answer was lost, and a client that asks
+// again, as that of Redis does, hears of what it has done.
+func wasMade(c dedupstore.Change, err error) bool {
+	e, refused := errors.AsType[*dedupstore.RefusedError](err)
+	if !refused {
+		return false
+	}
+	made := dedupstore.Retryable
+	if c == (dedupstore.Forget{}) {
+		made = dedupstore.Absent
+	}
+	return e.Found.State == made
+}
+
+func is[E error](err error) bool {
+	_, is := errors.AsType[E](err)
+	return is
 }
 
 // lastOf is the number of the last order that is published, by the journal of the producer beside an operator's.
