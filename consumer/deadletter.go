@@ -231,11 +231,12 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	}
 	err := errNoDeadLetters
 	if p.config.DeadLetters != nil {
+		from, position := d.Topic, d.Position // the delivery is cleared when it has ended
 		late := time.AfterFunc(longPublish, func() {
 			p.log.ErrorContext(ctx,
 				"oncemill: dead letter is still being published: until Config.DeadLetters returns, its message is "+
 					"not acknowledged, and may hold up others",
-				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longPublish)
+				"id", original, "topic", produced[0].Topic, "from", from, "position", position, "for", longPublish)
 		})
 		defer late.Stop() // also of one that panics
 		err = p.config.DeadLetters.Publish(ctx, messages...)

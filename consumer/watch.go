@@ -70,8 +70,9 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 
 // Close waits until it is recorded that the outputs of all deliveries are published. Call it when their transport has
 // stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, Close gives the
-// rest up, to be published by redeliveries, and returns the context's error. Afterwards deliveries with outputs to
-// publish are refused. Close also notes the duplicates that were counted last.
+// rest up, to be published by redeliveries, and returns the context's error when what handlers and the store have still
+// to do has ended: that may take a lease longer. Afterwards deliveries with outputs to publish are refused. Close also
+// notes the duplicates that were counted last.
 func (p *Processor) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true

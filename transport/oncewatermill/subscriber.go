@@ -47,9 +47,8 @@ const longestAhead = 2 * time.Second
 // error and begins again after 5 to 10 s, until it is closed.
 //
 // The end of Subscribe's context, or Close, begins the drain that Source.Run describes. Messages that a handler has
-// keep their contexts, and their acks reach the broker. Then the channels are closed. Close returns before that, after
-// the drain. If a handler is still running when the source's grace is over, its context is cancelled, and only the
-// Router waits for it.
+// keep their contexts, and their acks reach the broker. Then the channels are closed, and Close returns. If a handler
+// is still running when the source's grace is over, its context is cancelled, and only the Router waits for it.
 func NewSubscriber(source consumer.Source, handler string) (message.Subscriber, error) {
 	if isnil.Nil(source) {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source")
