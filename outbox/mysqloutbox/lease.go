@@ -147,7 +147,8 @@ func (o *Outbox) pendingInOrder(others string, limit int) string {
 		"SELECT order_hash, MIN(IF(token IS NOT NULL AND at > %s, 0, number)) AS first FROM `{table}` "+
 		"FORCE INDEX (`{table}_next`) WHERE order_hash IS NOT NULL AND (%s) GROUP BY order_hash ORDER BY NULL) AS b "+
 		"ON b.order_hash = r.order_hash WHERE r.state = %d AND r.at <= %s AND "+
-		"(b.first IS NULL OR r.number < b.first)%s ORDER BY r.number LIMIT %d", now, blocks, pending, now, others, limit)
+		"(b.first IS NULL OR r.number < b.first)%s ORDER BY r.number LIMIT %d",
+		now, blocks, pending, now, others, limit)
 }
 
 // suspectsInOrder finds the first row of each key that has one without an answer, if that is the first and none of the
