@@ -513,7 +513,7 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 			return err
 		}
 		switch err := s.inspector.Change(ctx, rec, change); {
-		case err == nil, wasMade(change, err):
+		case err == nil, p.Redis != "" && mayBeMade(&rec, err):
 		case !is[*dedupstore.RefusedError](err):
 			return err // perhaps it was made: the order comes again only if somebody publishes it
 		default:
@@ -529,18 +529,11 @@ func (p *soakProcess) change(ctx context.Context, file *os.File, s *soakStore, p
 	return nil
 }
 
-// wasMade reports whether a change was refused because it had been made: the answer was lost, and a client that asks
-// again, as that of Redis does, hears of what it has done.
-func wasMade(c dedupstore.Change, err error) bool {
+// mayBeMade reports whether a change may have been refused because it had been made: after a lost answer the client of
+// Redis asks again.
+func mayBeMade(seen *dedupstore.Record, err error) bool {
 	e, refused := errors.AsType[*dedupstore.RefusedError](err)
-	if !refused {
-		return false
-	}
-	made := dedupstore.Retryable
-	if c == (dedupstore.Forget{}) {
-		made = dedupstore.Absent
-	}
-	return e.Found.State == made
+	return refused && (e.Found.State != seen.State || e.Found.Fence != seen.Fence)
 }
 
 func is[E error](err error) bool {

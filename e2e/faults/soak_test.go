@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // ONCEMILL_SOAK is how long it lasts; without it, there is none. ONCEMILL_SOAK_DIR is where the tables, the series and
@@ -632,6 +633,7 @@ func (s *soak) finish(stopWork context.CancelFunc, ended func()) {
 			for left := shop.left(); left != ""; left = shop.left() {
 				if time.Now().After(end) {
 					shop.Errorf("%s: %s", shop.name, left)
+					shop.keepOpen()
 					return
 				}
 				wait(s.Context(), time.Second)
@@ -643,6 +645,17 @@ func (s *soak) finish(stopWork context.CancelFunc, ended func()) {
 	ended()
 	for _, shop := range s.shops {
 		shop.closeAll()
+	}
+}
+
+// keepOpen keeps the evidence of orders that are not done.
+func (s *soakShop) keepOpen() {
+	s.mu.Lock()
+	open := slices.Clone(s.open[:min(len(s.open), 3)])
+	s.mu.Unlock()
+	for _, o := range open {
+		f := ledger.Fault{ID: o.id, Kind: ledger.Missing, What: "it is not done when all rests"}
+		s.unexplained(f, s.Message(o.id))
 	}
 }
 
@@ -843,3 +856,59 @@ func oneIn(n int32) bool { return n > 0 && rand.Int32N(n) == 0 }
 
 // randomly is a time up to d.
 func randomly(d time.Duration) time.Duration { return rand.N(d) }
+
+// asksAgain is a store as an operator sees it whose client asks again when an answer is lost.
+type asksAgain struct{ dedupstore.Inspector }
+
+func (s asksAgain) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
+	return cmp.Or(s.Inspector.Change(ctx, seen, c), s.Inspector.Change(ctx, seen, c))
+}
+
+// counted counts messages.
+type counted struct{ n int }
+
+func (p *counted) Publish(_ context.Context, messages ...producer.Message) error {
+	p.n += len(messages)
+	return nil
+}
+
+// The books hear of a change that Redis has made and refused when it was asked again.
+func TestSoak_AChangeThatWasRefusedMayHaveBeenMade(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	p := &soakProcess{T: t, soakTask: soakTask{Pair: "JetStream × Redis", Journal: filepath.Join(dir, "operator")}}
+	p.Redis = "by a client that asks again"
+	err = os.WriteFile(filepath.Join(dir, soakProducer+".asked"), []byte(`{"From":0,"To":100,"Done":true}`+"\n"), 0o600)
+	for n := 0; n < 100 && err == nil; n++ {
+		key := orderKey(soakID(p.Pair, n))
+		var a dedupstore.Answer
+		a, err = dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key: key, Owner: "owner-of-the-key-" + key.ID, Lease: time.Hour, Retention: time.Hour, MaxAttempts: 9,
+		})
+		if err == nil {
+			err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour,
+			})
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	journal, err := os.Create(p.Journal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer journal.Close()
+	var pub counted
+	if err := p.change(t.Context(), journal, &soakStore{inspector: asksAgain{store}}, &pub); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(p.Journal)
+	if err != nil || strings.Count(string(text), "\n") != 1 || strings.Contains(string(text), "Refused") || pub.n != 1 {
+		t.Errorf("%d orders came again, %v; the journal is %s", pub.n, err, text)
+	}
+}
