@@ -116,7 +116,6 @@ func (r *run) attemptFirst(ctx context.Context) (_ *ending, ended bool) {
 // knows takes the answer to a first run that did not take part in its transaction, which began at a time.
 func (r *run) knows(a *dedupstore.Answer, sent time.Time) {
 	r.first, r.state = false, answered
-	r.lease.idle() // of what ran in a transaction that was not committed
 	r.answer(&dedupstore.ClaimResult{Answer: *a}, sent)
 }
 

@@ -51,7 +51,7 @@ func (f cancelFunc) Cancel(cause error) { f(cause) }
 func (l *lease) granted(c *dedupstore.Claim, s *shard, sent time.Time) {
 	l.claim, l.shard = c, s
 	l.mu.Lock()
-	l.handler, l.cancelled = nil, false // of a first run that was rolled back
+	l.handler = nil // of a first run that was rolled back
 	l.mu.Unlock()
 	l.setDeadline(sent, c.Lease)
 }
@@ -61,7 +61,7 @@ func (l *lease) setDeadline(sent time.Time, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
-	l.cancelled = l.cancelled && l.handler != nil // of a claim that waited for long before it was granted
+	l.cancelled = false // nothing runs: a claim or a renewal before the work was waited for
 }
 
 // ends returns the deadline.
