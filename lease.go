@@ -50,9 +50,6 @@ func (f cancelFunc) Cancel(cause error) { f(cause) }
 // granted sets the lease to the claim that was granted. Sent is when the claim was first sent.
 func (l *lease) granted(c *dedupstore.Claim, s *shard, sent time.Time) {
 	l.claim, l.shard = c, s
-	l.mu.Lock()
-	l.handler = nil // of a first run that was rolled back
-	l.mu.Unlock()
 	l.setDeadline(sent, c.Lease)
 }
 
