@@ -58,7 +58,7 @@ func (l *lease) setDeadline(sent time.Time, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
-	l.cancelled = false // nothing runs: a claim or a renewal before the work was waited for
+	l.cancelled = false // the work begins later, or has ended
 }
 
 // ends returns the deadline.

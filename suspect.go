@@ -19,9 +19,9 @@ const suspectAfter = 2
 type turnKey struct{}
 
 // waitTurn waits until no other suspect runs, however long that takes. It reports false if the call is not to start any
-// more, or only after a time. A call inside the run of a suspect has that one's turn, whichever guards they are of: two
-// that waited for each other would never end. Nor does a call inside another run wait: that may hold what the suspect
-// waits for, such as a connection.
+// more, or only after a time. A call inside the run of a suspect shares its turn, also if it is of another guard: else
+// two suspects could wait for each other for ever. A call inside any other run does not wait: its run may hold something
+// that the suspect needs, such as a connection.
 func (r *run) waitTurn(ctx context.Context) (wait time.Duration, ok bool) {
 	g := r.guard
 	if ctx.Value(turnKey{}) != nil {
