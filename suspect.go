@@ -20,8 +20,8 @@ type turnKey struct{}
 
 // waitTurn waits until no other suspect runs, however long that takes. It reports false if the call is not to start any
 // more, or only after a time. A call inside the run of a suspect shares its turn, also if it is of another guard: else
-// two suspects could wait for each other for ever. A call inside any other run does not wait: its run may hold something
-// that the suspect needs, such as a connection.
+// two suspects could wait for each other for ever. A call inside any other run does not wait: its run may hold what the
+// suspect needs, such as a connection.
 func (r *run) waitTurn(ctx context.Context) (wait time.Duration, ok bool) {
 	g := r.guard
 	if ctx.Value(turnKey{}) != nil {
