@@ -1,6 +1,7 @@
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,8 +143,13 @@ func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, out
 		return numbered(last, len(records)), nil
 	}
 	pauses := pace.Pace{Shortest: 5 * time.Millisecond, Longest: 500 * time.Millisecond}
+	var reason error // why it is tried again
 	for {
 		err := i.records.Finish(ctx, settlings, write)
+		if err != nil && ctx.Err() != nil {
+			err = cmp.Or(reason, err)
+		}
+		reason = err
 		switch {
 		case err == nil, errors.Is(err, dedupstore.ErrClaimLost):
 			return err
@@ -196,13 +202,15 @@ func (s *Store) writeBatch(
 	return s.batches.publish(ctx, append(slices.Clip(outputs), records...))
 }
 
-// lasts reports whether an error of a settlement will be the same again: nothing was sent, or the stream refuses it. A
-// missing right is none: what the connection heard of one may be old, and not the reason why an answer is late.
+// lasts reports whether an error of a settlement will be the same again: the stream refuses it, or it cannot be sent. A
+// missing right is none unless it refused this very batch: what the connection heard of one may be old, and not the
+// reason why an answer is late.
 func lasts(err error) bool {
 	var api *jetstream.APIError
 	var setup *dedupstore.SetupError
 	var record *dedupstore.RecordError
+	var unsent *unsentError
 	return errors.Is(err, dedupstore.ErrFull) || errors.As(err, &record) ||
-		errors.As(err, &setup) && !errors.Is(err, nats.ErrPermissionViolation) ||
+		errors.As(err, &setup) && (!errors.Is(err, nats.ErrPermissionViolation) || errors.As(err, &unsent)) ||
 		errors.As(err, &api) && !passes(api)
 }

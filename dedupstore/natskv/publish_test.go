@@ -256,6 +256,25 @@ func TestInbox_AMissingRightIsSaid(t *testing.T) {
 	}
 }
 
+// A commit that the server refuses until the lease is over says what was refused, not that a deadline was exceeded.
+func TestInbox_AnEndedCommitSaysWhy(t *testing.T) {
+	t.Parallel()
+	in := newInbox(t, natstest.Start(t).JetStream(), Stream("ORDERS", 1, "orders.>"))
+	r := request("1")
+	r.Lease = 300 * time.Millisecond
+	c := claim(t, in, r, dedupstore.AcquiredRun).Claim
+	in.batches.within = 100 * time.Millisecond
+	in.batches.fault = func([]*nats.Msg, func() (int64, error)) (int64, error) {
+		return 0, &jetstream.APIError{Code: 400, ErrorCode: codeBatchIncomplete, Description: "incomplete"}
+	}
+	err := dedupstore.InTxOne(t.Context(), in, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return succeeded(""), in.Publish(ctx, message("1", "orders.a"))
+	})
+	if err == nil || !isCode(err, codeBatchIncomplete) {
+		t.Errorf("%v, want what the server refused", err)
+	}
+}
+
 // A batch that is answered as incomplete, as by a leader that has just changed, is sent again, whatever others on its
 // connection are refused meanwhile.
 func TestInbox_WhatOthersMayNotDoEndsNoBatch(t *testing.T) {
