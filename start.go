@@ -51,47 +51,54 @@ func (s *startedRun) Do() {
 	r.finish(r.owner.(*started).contexts[r.place])
 }
 
-// StartAhead is Start for a call whose handler has not been reached yet, such as that of a message that passes other
-// middlewares first. It calls ready when the call is claimed, or has another answer, in a goroutine that makes further
-// claims: ready must not wait for anything. Begin or give back what it is told, soon: a crash uses up an attempt of
-// what was claimed.
-func (g *Guard) StartAhead(ctx context.Context, call *Call, ready func(Ahead)) {
-	a := &ahead{ready: ready}
-	a.init(g, call, a, newToken())
-	if shard := a.claimTogether(ctx, time.Now()); shard != nil {
+// An Arrival is a call on its way to a handler that has not been reached yet, such as that of a message that passes
+// other middlewares first.
+type Arrival interface {
+	// Claimed is told that the call is claimed, or has another answer, in a goroutine that makes further claims: it must
+	// not wait for anything. Have the call begin or give it back, soon: a crash uses up an attempt of what was claimed.
+	Claimed()
+
+	// Handle is the handler, which Ahead.Begin calls.
+	Handle(ctx context.Context) (dedupstore.Outcome, error)
+
+	// Ended is told how a call that has begun ended, once. It must not wait for anything either.
+	Ended(res Result, err error)
+}
+
+// StartAhead is Start for an arrival. Each call needs an Ahead of its own.
+func (g *Guard) StartAhead(ctx context.Context, a *Ahead, call *Call, of Arrival) {
+	a.of = of
+	a.run.init(g, call, a, newToken())
+	if shard := a.run.claimTogether(ctx, time.Now()); shard != nil {
 		shard.claims.Flush()
 	}
 }
 
-// An Ahead is a call whose claim was made before its handler begins: for transports. Call one of its methods, once.
-type Ahead struct{ run *ahead }
-
-type ahead struct {
-	run
-	ready func(Ahead)
-	fn    RunFunc
-	done  func(Result, error)
+// An Ahead is a call whose claim was made before its handler begins: for transports. Call one of its methods, once. The
+// zero value is for StartAhead.
+type Ahead struct {
+	run run
+	of  Arrival
 }
 
-func (a *ahead) claimed(*run) { a.ready(Ahead{a}) }
+func (a *Ahead) claimed(*run) { a.of.Claimed() }
 
-func (a *ahead) handle(ctx context.Context, _ *run) (dedupstore.Outcome, error) { return a.fn(ctx) }
-
-func (a *ahead) ended(_ *run, res Result, err error) { a.done(res, err) }
-
-// Begin runs fn in the caller's goroutine, if it may, as Start does. If it returns false, done has been called. If it
-// returns true, a success without outputs is being stored together with others, and done is called when it is stored or
-// lost.
-func (a Ahead) Begin(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
-	a.run.fn, a.run.done = fn, done
-	return a.run.finish(ctx)
+func (a *Ahead) handle(ctx context.Context, _ *run) (dedupstore.Outcome, error) {
+	return a.of.Handle(ctx)
 }
+
+func (a *Ahead) ended(_ *run, res Result, err error) { a.of.Ended(res, err) }
+
+// Begin runs the handler in the caller's goroutine, if it may, as Start does. If it returns false, the end has been
+// told. If it returns true, a success without outputs is being stored together with others, and the end is told when it
+// is stored or lost.
+func (a *Ahead) Begin(ctx context.Context) (later bool) { return a.run.finish(ctx) }
 
 // GiveBack gives the claim back. It costs no attempt.
-func (a Ahead) GiveBack(ctx context.Context) { a.run.giveBack(ctx) }
+func (a *Ahead) GiveBack(ctx context.Context) { a.run.giveBack(ctx) }
 
 // Granted reports whether there is a claim. If not, Begin asks again, and waits as the call says.
-func (a Ahead) Granted() bool { return a.run.state == answered && a.run.holds() }
+func (a *Ahead) Granted() bool { return a.run.state == answered && a.run.holds() }
 
 // finish goes on with a run that may have its answer, and tells its owner how it ended, as settleTold does.
 func (r *run) finish(ctx context.Context) (later bool) {

@@ -19,23 +19,43 @@ import (
 	"github.com/oncemill/oncemill/internal/answertest"
 )
 
+// An arrival is a call whose handler is set when it begins.
+type arrival struct {
+	oncemill.Ahead
+	ready chan struct{}
+	fn    oncemill.RunFunc
+	done  func(oncemill.Result, error)
+}
+
+func (a *arrival) Claimed() { close(a.ready) }
+
+func (a *arrival) Handle(ctx context.Context) (dedupstore.Outcome, error) { return a.fn(ctx) }
+
+func (a *arrival) Ended(res oncemill.Result, err error) { a.done(res, err) }
+
+func (a *arrival) begin(ctx context.Context, fn oncemill.RunFunc, done func(oncemill.Result, error)) (later bool) {
+	a.fn, a.done = fn, done
+	return a.Begin(ctx)
+}
+
 // claimed returns a call whose claim has been answered.
-func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) oncemill.Ahead {
+func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) *arrival {
 	t.Helper()
-	ready := make(chan oncemill.Ahead, 1)
-	g.StartAhead(t.Context(), &c, func(a oncemill.Ahead) { ready <- a })
-	return <-ready
+	a := &arrival{ready: make(chan struct{})}
+	g.StartAhead(t.Context(), &a.Ahead, &c, a)
+	<-a.ready
+	return a
 }
 
 // begun begins a claimed call, and returns how that ended.
-func begun(t *testing.T, a oncemill.Ahead, h *counter) (oncemill.Result, error) {
+func begun(t *testing.T, a *arrival, h *counter) (oncemill.Result, error) {
 	t.Helper()
 	type end struct {
 		res oncemill.Result
 		err error
 	}
 	ended := make(chan end, 1)
-	later := a.Begin(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
+	later := a.begin(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
 	if !later && len(ended) == 0 {
 		t.Error("Begin has told that the call has ended, before its end was told")
 	}
@@ -380,7 +400,7 @@ func TestStart_SettlementThatIsTriedAgainDelaysNobody(t *testing.T) {
 		stuck := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{Result: []byte("stuck")}, nil
 		}}
-		claimed(t, g, call("stuck")).Begin(t.Context(), stuck.run, func(_ oncemill.Result, err error) { ended <- err })
+		claimed(t, g, call("stuck")).begin(t.Context(), stuck.run, func(_ oncemill.Result, err error) { ended <- err })
 		began := time.Now()
 		if _, err := begun(t, claimed(t, g, call("other")), &counter{}); err != nil || time.Since(began) > time.Second {
 			t.Errorf("another message ended with %v after %v", err, time.Since(began))

@@ -25,7 +25,7 @@ func (p *Processor) StartBatch(ctx context.Context, deliveries []Delivery, conte
 	var within []context.Context
 	var place []int // of each call among the deliveries
 	for i := range deliveries {
-		in := &inbound{place: i, done: done}
+		in := &inbound{place: i, done: toldEach(done)}
 		in.found.call = &oncemill.Call{}
 		ctx := p.receive(contexts[i], &deliveries[i], in)
 		b.all, b.contexts = append(b.all, in), append(b.contexts, ctx)

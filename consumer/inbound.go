@@ -24,9 +24,16 @@ type inbound struct {
 	over      bool                  // its span has ended
 	inside    inside                // the context for the guard
 
-	place int                 // among those that were started together
-	done  func(int, Decision) // is told what to do with it, unless somebody waits for that
+	place int  // among those that were started together
+	done  told // what to do with it, unless somebody waits for that
 }
+
+// A told function is told what to do with a delivery.
+type told interface{ tell(place int, d Decision) }
+
+type toldEach func(place int, d Decision)
+
+func (t toldEach) tell(place int, d Decision) { t(place, d) }
 
 // Start is Process, but it does not wait. The delivery is claimed together with others, its handler runs in a goroutine
 // of its own, and its outcome is stored together with others. Start tells done what to do with the delivery, once, in a
@@ -47,7 +54,7 @@ func (p *Processor) StartAll(ctx context.Context, deliveries []Delivery, handle 
 	within, places := make([]context.Context, 0, len(deliveries)), make([]int, 0, len(deliveries))
 	for i := range deliveries {
 		in := &s.all[i]
-		in.place, in.done, in.found.call = i, done, &calls[len(places)]
+		in.place, in.done, in.found.call = i, toldEach(done), &calls[len(places)]
 		s.contexts[i] = p.receive(ctx, &deliveries[i], in) //nolint:fatcontext // one for each
 		if in.guarded() {
 			within, places = append(within, in.within(s.contexts[i])), append(places, i)
@@ -80,70 +87,99 @@ func (s *started) decided(ctx context.Context, in *inbound, d Decision) Decision
 	return Handler(nil).decided(ctx, in, d)
 }
 
-// StartAhead is Start for a delivery whose handler is not reached yet, such as one that passes middlewares first. It
-// calls ready when the delivery is claimed or has another answer, with the delivery's span in the context. Ready runs
-// in a goroutine that makes further claims, so it must not wait for anything. Begin or give back what it is told, soon:
-// a crash uses up an attempt of what was claimed.
-func (p *Processor) StartAhead(ctx context.Context, d Delivery, ready func(context.Context, *Ahead)) {
-	in, ctx := p.inbound(ctx, d)
-	a := &Ahead{inbound: in}
-	if !in.guarded() {
-		ready(ctx, a)
+// An Arrival is a delivery on its way to a handler that is not reached yet, such as one that passes middlewares first.
+type Arrival interface {
+	// Claimed is told that the delivery is claimed or has another answer, with the delivery's span in the context, in a
+	// goroutine that makes further claims: it must not wait for anything. Begin or give back what it is told, soon: a
+	// crash uses up an attempt of what was claimed.
+	Claimed(ctx context.Context, a *Ahead)
+
+	// Decided is told what to do with a delivery that has begun, once, and must not wait for anything.
+	Decided(d Decision)
+}
+
+// StartAhead is Start for an arrival.
+func (p *Processor) StartAhead(ctx context.Context, d Delivery, of Arrival) {
+	a := &Ahead{delivery: d, of: of}
+	a.inbound.found.call, a.inbound.done = &a.call, (*arrived)(a)
+	a.outside = p.receive(ctx, &a.delivery, &a.inbound)
+	if !a.inbound.guarded() {
+		of.Claimed(a.outside, a)
 		return
 	}
-	p.guard.StartAhead(ctx, in.found.call, func(claimed oncemill.Ahead) {
-		a.claimed = claimed
-		ready(ctx, a)
-	})
+	p.guard.StartAhead(a.outside, &a.claim, &a.call, (*arrived)(a))
 }
 
 // An Ahead is a delivery that was claimed before its handler begins: for transports. Call one of its methods, once.
 type Ahead struct {
-	inbound *inbound
-	claimed oncemill.Ahead
+	inbound  inbound
+	call     oncemill.Call
+	claim    oncemill.Ahead
+	delivery Delivery
+	of       Arrival
+	outside  context.Context // the delivery's own, with its span
+
+	now struct { // as it begins
+		delivery Delivery
+		call     oncemill.Call
+	}
+	handle OutputHandler
 }
 
 // Begin is ProcessOutputs for the delivery as it is now: somebody may have changed its ID or payload since it was
 // claimed. A claim that was granted serves other content, too: another one would be a mismatch. Begin reports whether
 // the delivery is what was claimed.
 //
-// Begin calls handle in the caller's goroutine, and tells done what to do with the delivery, once. If later is false,
-// done has been called. If it is true, a success is being stored together with others. Then done is called when it is
-// stored or lost, in another goroutine, and must not wait for anything.
-func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler, done func(Decision)) (later, same bool) {
-	in := a.inbound
-	in.done = func(_ int, d Decision) { done(d) }
-	now := identified{call: &oncemill.Call{}}
+// Begin calls handle in the caller's goroutine. If later is false, it has told what to do with the delivery. If it is
+// true, a success is being stored together with others, and that is told when it is stored or lost, in another
+// goroutine.
+func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler) (later, same bool) {
+	in := &a.inbound
+	a.now.delivery, a.handle, a.outside = d, handle, ctx
+	now := identified{call: &a.now.call}
 	returned := false
 	defer func() { // unless a user's function ends the goroutine
 		if !returned {
 			a.GiveBack(ctx)
 		}
 	}()
-	now.err = in.processor.identify(&d, &now)
+	now.err = in.processor.identify(&a.now.delivery, &now)
 	returned = true
 	key, content, known := in.processor.compare(&in.found, &now)
 	same = !known || key && content
 	switch {
-	case same, key && in.guarded() && a.claimed.Granted():
+	case same, key && in.guarded() && a.claim.Granted():
 		in.delivery.Header, in.delivery.Payload, in.delivery.UUID = d.Header, d.Payload, d.UUID
 		if !in.guarded() {
 			in.tell(ctx, func() Decision { return in.unguarded(ctx, handle) })
 			return false, same
 		}
-		return a.claimed.Begin(in.within(ctx), in.timed(ctx, handle), func(res oncemill.Result, err error) {
-			in.ended(ctx, handle, res, err)
-		}), same
+		return a.claim.Begin(in.within(ctx)), same
 	}
 	a.GiveBack(ctx)
-	done(in.processor.ProcessOutputs(ctx, d, handle))
+	a.of.Decided(in.processor.ProcessOutputs(ctx, d, handle))
 	return false, same
 }
+
+// An arrived delivery is told what becomes of its call.
+type arrived Ahead
+
+func (a *arrived) Claimed() { a.of.Claimed(a.outside, (*Ahead)(a)) }
+
+func (a *arrived) Handle(ctx context.Context) (dedupstore.Outcome, error) {
+	return a.inbound.measure(ctx, a.outside, a.handle, !a.inbound.processor.config.Policy.Shadow)
+}
+
+func (a *arrived) Ended(res oncemill.Result, err error) {
+	a.inbound.ended(a.outside, a.handle, res, err)
+}
+
+func (a *arrived) tell(_ int, d Decision) { a.of.Decided(d) }
 
 // GiveBack gives the claim of a delivery back that does not begin.
 func (a *Ahead) GiveBack(ctx context.Context) {
 	if a.inbound.guarded() {
-		a.claimed.GiveBack(ctx)
+		a.claim.GiveBack(ctx)
 	}
 	a.inbound.end(ctx, &Decision{Action: RetryLater, Err: errGivenBack})
 }
@@ -238,7 +274,7 @@ func (in *inbound) concluded(ctx context.Context, do work, res oncemill.Result, 
 func (in *inbound) ended(ctx context.Context, do work, res oncemill.Result, err error) {
 	if why, is := err.(*oncemill.PanicError); is && res.Status == 0 { //nolint:errorlint // the guard's
 		in.end(ctx, nil)
-		in.done(in.place, in.processor.unreturned(ctx, in.delivery, why))
+		in.done.tell(in.place, in.processor.unreturned(ctx, in.delivery, why))
 		return
 	}
 	in.tell(ctx, func() Decision { return in.concluded(ctx, do, res, err) })
@@ -253,11 +289,11 @@ func (in *inbound) tell(ctx context.Context, decide func() Decision) {
 		}
 		why := &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
 		in.end(ctx, nil)
-		in.done(in.place, in.processor.unreturned(ctx, in.delivery, why))
+		in.done.tell(in.place, in.processor.unreturned(ctx, in.delivery, why))
 	}()
 	d := decide()
 	returned = true
-	in.done(in.place, d)
+	in.done.tell(in.place, d)
 }
 
 // unguarded is what to do with a delivery that no guard is asked about.

@@ -139,8 +139,11 @@ type inside struct {
 
 // Value implements [context.Context].
 func (i *inside) Value(key any) any {
-	if key == (insideKey{}) {
+	switch key {
+	case insideKey{}:
 		return i.inbound
+	case contexts.Outside{}:
+		return nil
 	}
 	return i.Child.Value(key)
 }

@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// Outside is the key of what is around a guard, and not for the handler within: a consumer's guard hides it.
+type Outside struct{}
+
 // A Child is what its parent is. Contexts with values of their own embed it: each context.WithValue is one more to make
 // and to walk through.
 type Child struct{ parent context.Context }

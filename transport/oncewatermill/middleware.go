@@ -124,20 +124,25 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		msg.Nack() // the handler has ended its goroutine, which is the Router's
 	}()
-	var outputs []*message.Message
+	var outputs *[]*message.Message
+	if p != nil {
+		outputs = &p.outputs
+	} else {
+		outputs = new([]*message.Message)
+	}
 	handler := func(ctx context.Context) (_ []producer.Message, err error) {
-		if outputs, err = g.run(ctx, msg, next); err != nil || g.config.Policy.Shadow {
+		if *outputs, err = g.run(ctx, msg, next); err != nil || g.config.Policy.Shadow {
 			return nil, err
 		}
-		return outgoing(ctx, outputs)
+		return outgoing(ctx, *outputs)
 	}
 	ahead := p.claimed(d)
 	if ahead == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true
-		return g.answer(msg, p, d, decision, outputs)
+		return g.answer(msg, p, d, decision, *outputs)
 	}
-	later, same := ahead.Begin(ctx, d, handler, func(d consumer.Decision) { p.stored <- d })
+	later, same := ahead.Begin(ctx, d, handler)
 	returned = true
 	if !same {
 		p.subscription.ahead.Store(late)
@@ -146,7 +151,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		p.later.Store(true)
 		return nil, nil
 	}
-	return g.answer(msg, p, d, <-p.stored, outputs)
+	return g.answer(msg, p, d, p.outcome, *outputs)
 }
 
 // run runs the handler on its message and undoes afterwards what it did to it. Adapters that resend in the process send

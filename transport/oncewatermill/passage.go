@@ -15,59 +15,95 @@ import (
 // A passage is a delivery's way from a Source through a Router: the context of its message. A Router only acks and
 // nacks; by the passage, the guard tells the subscription what it has decided.
 type passage struct {
-	contexts.Child
-	cancel       context.CancelFunc
-	delivery     consumer.Delivery
+	contexts.Lazy
 	subscription *subscription
+	outside      context.Context // the delivery's own
+	delivery     consumer.Delivery
+	message      *message.Message
+	done         func(consumer.Decision)           // what becomes of it
 	before       *consumer.Delivery                // as it came, while nobody knows whether messages are changed
 	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+	outputs      []*message.Message                // of the handler
 
-	ahead  atomic.Pointer[consumer.Ahead] // the delivery has been claimed, and has not come to the middleware
-	later  atomic.Bool                    // the outcome is on its way to the store
-	stored chan consumer.Decision         // what the store has made of it
+	early bool                           // it is claimed before the Router has it
+	ahead atomic.Pointer[consumer.Ahead] // the delivery has been claimed, and has not come to the middleware
+
+	outcome consumer.Decision // what the store has made of it
+	later   atomic.Bool       // the outcome is on its way to the store
+	ends    atomic.Int32      // of both: its ack, and the outcome's way
 }
 
 // newPassage makes a message of a delivery. The passage has to begin before anybody gets the message.
-func (s *subscription) newPassage(d consumer.Delivery) (*passage, *message.Message) {
+func (s *subscription) newPassage(d consumer.Delivery, done func(consumer.Decision)) *passage {
 	d.UUID = cmp.Or(d.UUID, d.Header.Get(producer.HeaderID))
-	p := &passage{delivery: d, subscription: s}
 	msg := message.NewMessage(d.UUID, d.Payload)
 	if d.Header != nil { // it is ours
 		msg.Metadata = message.Metadata(d.Header)
 	}
+	p := &passage{subscription: s, delivery: d, message: msg, done: done}
 	msg.SetContext(p)
-	return p, msg
+	return p
 }
 
-// begin makes the passage a context. It ends with cancel.
+// begin makes the passage a context, and takes it on its way.
 func (p *passage) begin(ctx context.Context) {
-	ctx, p.cancel = context.WithCancel(ctx)
-	p.Child = contexts.Under(ctx)
+	p.outside = ctx
+	p.Begin(ctx)
+	p.subscription.passes.Run(p)
 }
 
-type passageKey struct{}
+// An arrival is a passage whose delivery is claimed before the Router has it.
+type arrival passage
+
+// Claimed takes the claim, or another answer.
+func (a *arrival) Claimed(ctx context.Context, claim *consumer.Ahead) {
+	p := (*passage)(a)
+	p.ahead.Store(claim)
+	p.begin(ctx)
+}
+
+// Decided takes what the store has made of the outcome.
+func (a *arrival) Decided(outcome consumer.Decision) {
+	p := (*passage)(a)
+	p.outcome = outcome
+	p.ended()
+}
+
+// ended ends a passage whose ack and whose outcome are both there.
+func (p *passage) ended() {
+	if p.ends.Add(1) == 2 {
+		p.tell(p.outcome)
+	}
+}
+
+// tell tells the source what becomes of the delivery. The context of a message ends with its ack, as that of Watermill's
+// adapters does.
+func (p *passage) tell(d consumer.Decision) {
+	p.done(d)
+	p.Cancel(nil)
+}
 
 // Value implements context.Context.
 func (p *passage) Value(key any) any {
-	if key == (passageKey{}) {
+	if key == (contexts.Outside{}) {
 		return p
 	}
-	return p.Child.Value(key)
+	return p.Lazy.Value(key)
 }
 
 // passageOf returns the passage of a message with this context, or nil.
 func passageOf(ctx context.Context) *passage {
-	p, _ := ctx.Value(passageKey{}).(*passage)
+	p, _ := ctx.Value(contexts.Outside{}).(*passage)
 	return p
 }
 
-// pastPassage returns the context for a handler: some brokers keep contexts, and what the handler publishes is another
-// message.
+// pastPassage returns the context for a handler that may be unguarded: some brokers keep contexts, and what the handler
+// publishes is another message.
 func pastPassage(ctx context.Context) context.Context {
 	if passageOf(ctx) == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, passageKey{}, (*passage)(nil))
+	return context.WithValue(ctx, contexts.Outside{}, (*passage)(nil))
 }
 
 // claimed returns what was claimed for a message that has come to the middleware, once. It is nil if the claim was

@@ -146,6 +146,7 @@ type subscription struct {
 	misnamed sync.Once // says that the handler has two names
 
 	passes batch.Pool // messages on their way through the Router
+	timers sync.Pool  // of longestAhead, which nobody uses
 }
 
 // run keeps a subscription going until ctx ends.
@@ -168,29 +169,22 @@ func (s *subscription) run(ctx context.Context) {
 // deliver claims a message and begins to hand it to the Router.
 func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 	d.Handler = s.handler
-	before, claims := d, s.ahead.Load()
-	if claims == unknown {
+	switch s.ahead.Load() {
+	case ahead:
+		p := s.newPassage(d, done)
+		p.early = true
+		claimed := p.delivery
+		claimed.Message = p.message
+		s.once.StartAhead(ctx, claimed, (*arrival)(p))
+	case unknown:
+		before := d
 		d.Header, d.Payload = maps.Clone(d.Header), bytes.Clone(d.Payload)
-	}
-	p, msg := s.newPassage(d)
-	pass := func(ctx context.Context) {
+		p := s.newPassage(d, done)
+		p.before = &before
 		p.begin(ctx)
-		s.passes.Go(func() { s.pass(ctx, p, msg, done) })
+	default:
+		s.newPassage(d, done).begin(ctx)
 	}
-	if claims != ahead {
-		if claims == unknown {
-			p.before = &before
-		}
-		pass(ctx)
-		return
-	}
-	p.stored = make(chan consumer.Decision, 1)
-	claimed := p.delivery
-	claimed.Message = msg
-	s.once.StartAhead(ctx, claimed, func(ctx context.Context, a *consumer.Ahead) {
-		p.ahead.Store(a)
-		pass(ctx)
-	})
 }
 
 // Whether messages are claimed ahead: once one has come to the middleware as it was. Another middleware may change them
@@ -201,69 +195,53 @@ const (
 	late
 )
 
-// pass hands a message to the Router, and tells done what becomes of it.
-func (s *subscription) pass(
-	ctx context.Context, p *passage, msg *message.Message, done func(consumer.Decision),
-) {
-	defer p.cancel() // as Watermill's adapters do it: the context of a message ends with its ack
-	if p.stored != nil {
-		back := make(chan struct{})
-		late := time.AfterFunc(longestAhead, func() {
-			defer close(back)
-			s.giveBack(context.WithoutCancel(ctx), p) // then the middleware claims
-		})
-		defer func() {
-			if !late.Stop() {
-				<-back
-			}
-		}()
+// Do hands the message to the Router, and tells the source what becomes of it.
+func (p *passage) Do() {
+	ctx, s := p.outside, p.subscription
+	var late <-chan time.Time // then the middleware claims
+	if p.early {
+		timer := s.timer()
+		defer s.timers.Put(timer)
+		defer timer.Stop()
+		late = timer.C
 	}
-	if err := s.hand(ctx, msg, p.delivery.Stopping); err != nil {
-		s.giveBack(ctx, p)
-		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
+	if err := p.hand(late); err != nil {
+		p.giveBack(ctx)
+		p.tell(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
 		return
 	}
-	err := answered(ctx, msg)
+	err := p.answered(late)
 	if err == nil && p.later.Load() { // else the message was acknowledged early
-		done(<-p.stored)
+		p.ended()
 		return
 	}
-	s.giveBack(context.WithoutCancel(ctx), p)
+	p.giveBack(context.WithoutCancel(ctx))
 	decision := p.decided.Load()
 	switch {
 	case err == nil:
-		done(s.acked(ctx, p))
+		p.tell(s.acked(ctx, p))
 	case !errors.Is(err, errNacked):
-		done(consumer.Decision{Action: consumer.Leave, Err: err})
+		p.tell(consumer.Decision{Action: consumer.Leave, Err: err})
 	case decision != nil:
-		done(*decision)
+		p.tell(*decision)
 	default:
-		done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err})
+		p.tell(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err})
 	}
 }
 
-// answered waits for what the Router says of a message: nil for an ack.
-func answered(ctx context.Context, msg *message.Message) error {
-	select {
-	case <-msg.Acked():
-		return nil
-	case <-msg.Nacked():
-		return errNacked
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// timer returns one of longestAhead.
+func (s *subscription) timer() *time.Timer {
+	if t, used := s.timers.Get().(*time.Timer); used {
+		t.Reset(longestAhead)
+		return t
 	}
+	return time.NewTimer(longestAhead)
 }
 
-// giveBack gives the claim of a message back that the middleware has not had.
-func (s *subscription) giveBack(ctx context.Context, p *passage) {
-	if a := p.ahead.Swap(nil); a != nil {
-		a.GiveBack(ctx)
-	}
-}
-
-// hand gives a message to the Router, unless its source has begun to stop. It returns why the Router has not taken it,
-// or nil.
-func (s *subscription) hand(ctx context.Context, msg *message.Message, stopping <-chan struct{}) error {
+// hand gives the message to the Router, unless its source has begun to stop. It returns why the Router has not taken
+// it, or nil.
+func (p *passage) hand(late <-chan time.Time) error {
+	s, stopping := p.subscription, p.delivery.Stopping
 	select { // as the next one may choose any that is ready
 	case <-s.draining:
 		return errSubscriberClosed
@@ -271,15 +249,42 @@ func (s *subscription) hand(ctx context.Context, msg *message.Message, stopping 
 		return errSubscriberClosed
 	default:
 	}
-	select {
-	case s.out <- msg:
-		return nil
-	case <-s.draining:
-		return errSubscriberClosed
-	case <-stopping:
-		return errSubscriberClosed
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	for {
+		select {
+		case s.out <- p.message:
+			return nil
+		case <-s.draining:
+			return errSubscriberClosed
+		case <-stopping:
+			return errSubscriberClosed
+		case <-p.outside.Done():
+			return context.Cause(p.outside)
+		case <-late:
+			p.giveBack(context.WithoutCancel(p.outside))
+		}
+	}
+}
+
+// answered waits for what the Router says of the message: nil for an ack.
+func (p *passage) answered(late <-chan time.Time) error {
+	for {
+		select {
+		case <-p.message.Acked():
+			return nil
+		case <-p.message.Nacked():
+			return errNacked
+		case <-p.outside.Done():
+			return context.Cause(p.outside)
+		case <-late:
+			p.giveBack(context.WithoutCancel(p.outside))
+		}
+	}
+}
+
+// giveBack gives the claim of a message back that the middleware has not had.
+func (p *passage) giveBack(ctx context.Context) {
+	if a := p.ahead.Swap(nil); a != nil {
+		a.GiveBack(ctx)
 	}
 }
 
