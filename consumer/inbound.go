@@ -118,12 +118,7 @@ type Ahead struct {
 	delivery Delivery
 	of       Arrival
 	outside  context.Context // the delivery's own, with its span
-
-	now struct { // as it begins
-		delivery Delivery
-		call     oncemill.Call
-	}
-	handle OutputHandler
+	handle   OutputHandler
 }
 
 // Begin is ProcessOutputs for the delivery as it is now: somebody may have changed its ID or payload since it was
@@ -135,17 +130,15 @@ type Ahead struct {
 // goroutine.
 func (a *Ahead) Begin(ctx context.Context, d Delivery, handle OutputHandler) (later, same bool) {
 	in := &a.inbound
-	a.now.delivery, a.handle, a.outside = d, handle, ctx
-	now := identified{call: &a.now.call}
+	a.handle, a.outside = handle, ctx
 	returned := false
 	defer func() { // unless a user's function ends the goroutine
 		if !returned {
 			a.GiveBack(ctx)
 		}
 	}()
-	now.err = in.processor.identify(&a.now.delivery, &now)
+	key, content, known := in.processor.compare(&in.found, &d)
 	returned = true
-	key, content, known := in.processor.compare(&in.found, &now)
 	same = !known || key && content
 	switch {
 	case same, key && in.guarded() && a.claim.Granted():
@@ -233,7 +226,12 @@ func (p *Processor) receive(ctx context.Context, d *Delivery, in *inbound) conte
 		return ctx
 	}
 	p.Announce(d.Handler)
-	in.found.err = p.identify(in.delivery, &in.found)
+	in.found.err = p.identify(d, &in.found)
+	if call := in.found.call; in.found.err == nil && p.config.DeadLetters != nil {
+		call.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+			return []dedupstore.Produced{p.deadLetter(*d, call.Key, o, attempt, fence)}
+		}
+	}
 	if p.telemetry.On(ctx) {
 		ctx = in.begin(ctx)
 	} else {

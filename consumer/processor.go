@@ -98,18 +98,21 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 // Same reports whether two deliveries have the same key and, as far as the policy compares it, the same content. It is
 // not known if neither can be identified.
 func (p *Processor) Same(a, b Delivery) (same, known bool) {
-	one, other := identified{call: &oncemill.Call{}}, identified{call: &oncemill.Call{}}
-	one.err, other.err = p.identify(&a, &one), p.identify(&b, &other)
-	key, content, known := p.compare(&one, &other)
+	one := identified{call: &oncemill.Call{}}
+	one.err = p.identify(&a, &one)
+	key, content, known := p.compare(&one, &b)
 	return key && content, known
 }
 
-func (p *Processor) compare(a, b *identified) (key, content, known bool) {
-	if a.err != nil || b.err != nil {
-		return false, false, a.err == nil || b.err == nil
+// compare reports whether a delivery has the same key as what was identified, and the same content.
+func (p *Processor) compare(with *identified, d *Delivery) (key, content, known bool) {
+	found := identified{call: &oncemill.Call{}}
+	found.err = p.identify(d, &found)
+	if with.err != nil || found.err != nil {
+		return false, false, with.err == nil || found.err == nil
 	}
-	return a.call.Key == b.call.Key && a.call.Rerun == b.call.Rerun,
-		a.call.Fingerprint == b.call.Fingerprint || p.config.Policy.Mismatch == oncemill.MismatchIgnore, true
+	return with.call.Key == found.call.Key && with.call.Rerun == found.call.Rerun,
+		with.call.Fingerprint == found.call.Fingerprint || p.config.Policy.Mismatch == oncemill.MismatchIgnore, true
 }
 
 // errGivenBack is the error of a delivery that was claimed and not processed.
@@ -214,11 +217,6 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		if call.Rerun, err = strconv.ParseUint(fence, 10, 64); err != nil {
 			err = fmt.Errorf("header %s: %w", producer.HeaderRerun, err)
 			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: err}
-		}
-	}
-	if p.config.DeadLetters != nil {
-		call.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
-			return []dedupstore.Produced{p.deadLetter(*d, call.Key, o, attempt, fence)}
 		}
 	}
 	return nil

@@ -40,7 +40,7 @@ func TestSource_NoStructHoldsAContext(t *testing.T) {
 		switch p.path() {
 		case "internal/contexts": // they are contexts
 			continue
-		case ".", "internal/worker", "transport/natsjs", "transport/franz": // a run's own
+		case ".", "consumer", "internal/worker", "transport/natsjs", "transport/franz", "transport/oncewatermill": // a run's own
 			continue
 		}
 		var files []string
