@@ -99,7 +99,7 @@ func (b *batcher) publish(ctx context.Context, messages []*nats.Msg) (int64, err
 		case a := <-got:
 			said := b.conn.LastError()
 			if isCode(a.err, codeBatchIncomplete) && said != before && //nolint:errorlint // itself
-				slices.ContainsFunc(messages, func(m *nats.Msg) bool { return refuses(said, m.Subject+`"`) }) {
+				slices.ContainsFunc(messages, func(m *nats.Msg) bool { return refusesPublish(said, m.Subject) }) {
 				return 0, &unsentError{said} // only the connection hears it
 			}
 			return a.last, a.err

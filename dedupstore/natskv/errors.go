@@ -96,6 +96,11 @@ func refuses(err error, begin string) bool {
 	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+begin)
 }
 
+// refusesPublish reports whether an error is a missing right to publish to a subject.
+func refusesPublish(err error, subject string) bool {
+	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `Publish to "`+subject+`"`)
+}
+
 func isCode(err error, code jetstream.ErrorCode) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && api.ErrorCode == code

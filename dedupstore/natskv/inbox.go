@@ -1,7 +1,6 @@
 package natskv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,8 +145,8 @@ func (i *Inbox) commit(ctx context.Context, settlings []dedupstore.Settling, out
 	var reason error // why it is tried again
 	for {
 		err := i.records.Finish(ctx, settlings, write)
-		if err != nil && ctx.Err() != nil {
-			err = cmp.Or(reason, err)
+		if reason != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+			err = reason
 		}
 		reason = err
 		switch {

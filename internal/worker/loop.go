@@ -18,7 +18,7 @@ type Message interface {
 	// the handler's name, and what it knows of the drain. The header belongs to the handler.
 	Delivery(tries int) (d consumer.Delivery, due time.Time)
 
-	// Acked acknowledges the message. It must not wait.
+	// Acked acknowledges the message. Others are acknowledged after it.
 	Acked(ctx context.Context)
 
 	// Decided carries out a decision that is not an ack, and may wait. If it reports again, the message is tried again
@@ -76,6 +76,9 @@ type Loop struct {
 	ready    []*Item // may start when there is a slot, in this order
 	spare    []*Item // memory for ready
 	starting bool    // somebody starts what is ready
+	acks     []*Item // to be acknowledged
+	acked    []*Item // memory for acks
+	acking   bool    // somebody acknowledges
 }
 
 // New returns a loop with so many slots.
@@ -195,12 +198,43 @@ func (i *Item) handle(ctx context.Context) error {
 
 // decided carries out the decision about a message. It waits for nothing.
 func (i *Item) decided(d consumer.Decision) {
-	if d.Action == consumer.Ack {
-		i.Message.Acked(i.of.ctx)
-		i.of.loop.leave(i, true)
-	} else {
-		i.of.loop.carryOut(i, d) // which puts the decision on the heap
+	l := i.of.loop
+	if d.Action != consumer.Ack {
+		l.carryOut(i, d) // which puts the decision on the heap
+		return
 	}
+	l.mu.Lock()
+	l.acks = append(l.acks, i)
+	begin := !l.acking
+	l.acking = true
+	l.mu.Unlock()
+	if begin {
+		l.pool.Run((*acker)(l))
+	}
+}
+
+// An acker acknowledges messages beside the goroutine that stores outcomes: a connection to the broker that stands
+// still must keep no outcome from the store.
+type acker Loop
+
+// Do acknowledges all that there are.
+func (a *acker) Do() {
+	l := (*Loop)(a)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.acks) > 0 {
+		now := l.acks
+		l.acks = l.acked
+		l.mu.Unlock()
+		for _, i := range now {
+			i.Message.Acked(i.of.ctx)
+			l.leave(i, true)
+		}
+		clear(now)
+		l.mu.Lock()
+		l.acked = now[:0]
+	}
+	l.acking = false
 }
 
 // carryOut carries out a decision that is not an ack.

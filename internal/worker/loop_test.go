@@ -216,19 +216,21 @@ func TestLoop_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 
 // A handler of a Source that answers at once does not nest in the one before it.
 func TestLoop_AnswersAtOnceDoNotNest(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	deepest := 0
-	r.loop = New(Work{Source: func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
-		deepest = max(deepest, runtime.Callers(0, make([]uintptr, 1000)))
-		done(consumer.Decision{Action: consumer.Ack})
-	}}, 1)
-	a := r.loop.Assign(t.Context(), nil, 1, r.leave)
-	a.Receive(r.messages(numbered(500)...))
-	r.ends(a)
-	if len(r.acked) != 500 || deepest > 50 {
-		t.Errorf("%d acked, a stack of %d frames, want 500 and a few", len(r.acked), deepest)
-	}
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		deepest := 0
+		r.loop = New(Work{Source: func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
+			deepest = max(deepest, runtime.Callers(0, make([]uintptr, 1000)))
+			done(consumer.Decision{Action: consumer.Ack})
+		}}, 1)
+		a := r.loop.Assign(t.Context(), nil, 1, r.leave)
+		a.Receive(r.messages(numbered(500)...))
+		r.wants("acked", &r.acked, numbered(500)...)
+		if deepest > 50 {
+			t.Errorf("a stack of %d frames, want a few", deepest)
+		}
+		r.ends(a)
+	})
 }
 
 // An assignment takes only as many messages as it has room for; those that wait for their next try take room, too.
@@ -736,6 +738,29 @@ func TestLoop_HalfOfTheSlotsWaitForOthers(t *testing.T) {
 }
 
 // Wait waits for what is given back, too.
+// The outcomes of messages are stored while the connection to the broker stands still.
+func TestLoop_AnAckThatWaitsKeepsNoOutcomeFromTheStore(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRig(t)
+		r.stuck = make(chan struct{})
+		r.each(8, func(context.Context, string) error { return nil })
+		a := r.assign()
+		for _, id := range []string{"1", "2", "3", "4"} {
+			a.Receive(r.messages(id))
+			time.Sleep(10 * time.Second)
+			seen, err := r.store.(dedupstore.Inspector).Look(t.Context(), []dedupstore.Key{
+				{Tenant: "default", Group: "billing", Handler: "charge", ID: id}})
+			if err != nil || seen[0].State != dedupstore.Finished {
+				t.Errorf("%s: %+v, %v, want its outcome stored", id, seen, err)
+			}
+		}
+		r.wants("acked", &r.acked)
+		close(r.stuck)
+		r.wants("acked", &r.acked, "1", "2", "3", "4")
+		r.ends(a)
+	})
+}
+
 func TestLoop_WaitWaitsForItsGoroutines(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)

@@ -25,6 +25,7 @@ type rig struct {
 	store   dedupstore.Store
 	retries func(m *fake, d consumer.Decision) (due time.Time, again bool) // of Decided; nil: here, after the delay
 	dead    publisher                                                      // of dead letters of batches; nil: none
+	stuck   chan struct{}                                                  // Acked returns when it is closed; nil: at once
 
 	mu      sync.Mutex
 	began   []string // handlers, in their order; a batch is "a+b"
@@ -81,6 +82,9 @@ func (m *fake) Delivery(tries int) (consumer.Delivery, time.Time) {
 }
 
 func (m *fake) Acked(context.Context) {
+	if m.stuck != nil {
+		<-m.stuck
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.acked = append(m.acked, m.id)

@@ -81,6 +81,72 @@ func TestSubscriber_BrokersAckFollowsTheStoredOutcome(t *testing.T) {
 	})
 }
 
+// A claim that is given back while its message is held up keeps nobody from what becomes of the message.
+func TestSubscriber_ALateGiveBackHoldsNothingUp(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &slowStore{Store: newStore(t)}
+		p := newProcessor(t, store, consumer.Config{})
+		s := newSource(p, delivery("first"))
+		stop := over(t, s, func(*message.Message) error { return nil },
+			func(next message.HandlerFunc) message.HandlerFunc {
+				return func(m *message.Message) ([]*message.Message, error) {
+					if m.UUID == "held" {
+						time.Sleep(longestAhead + time.Millisecond)
+						return nil, errors.New("refused outside")
+					}
+					return next(m)
+				}
+			}, oncewatermill.Middleware(p))
+		synctest.Wait()
+		keep := make(chan struct{})
+		store.wait(keep)
+		s.queue <- delivery("held")
+		time.Sleep(longestAhead + 2*time.Millisecond)
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.RetryLater)
+		close(keep)
+		stop()
+	})
+}
+
+// A middleware outside may make several messages of one, whose guarded calls share the context.
+func TestSubscriber_PartsOfAMessageHaveTheirOwnOutputs(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s := newSource(p, delivery("first"), delivery("second"))
+		var mu sync.Mutex
+		var handled []string
+		stop := over(t, s, func(m *message.Message) error {
+			mu.Lock()
+			defer mu.Unlock()
+			handled = append(handled, m.UUID)
+			return nil
+		}, func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				var parts sync.WaitGroup
+				for _, name := range []string{"a", "b"} {
+					part := m.CopyWithContext()
+					part.UUID += name
+					part.Metadata.Set(producer.HeaderID, part.UUID)
+					parts.Go(func() {
+						if _, err := next(part); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				parts.Wait()
+				return nil, nil
+			}
+		}, oncewatermill.Middleware(p))
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.Ack)
+		if slices.Sort(handled); !slices.Equal(handled, []string{"firsta", "firstb", "seconda", "secondb"}) {
+			t.Errorf("%v were handled", handled)
+		}
+		stop()
+	})
+}
+
 // A settlement that is refused after the Router's ack is no ack to the broker.
 func TestSubscriber_RefusedSettlementIsNoAckToTheBroker(t *testing.T) {
 	virtual(t, func(t *testing.T) {

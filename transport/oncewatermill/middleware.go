@@ -125,8 +125,9 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		msg.Nack() // the handler has ended its goroutine, which is the Router's
 	}()
+	ahead := p.claimed(d)
 	var outputs *[]*message.Message
-	if p != nil {
+	if ahead != nil { // one call has it; others with the passage's context have outputs of their own
 		outputs = &p.outputs
 	} else {
 		outputs = new([]*message.Message)
@@ -137,7 +138,6 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		}
 		return outgoing(ctx, *outputs)
 	}
-	ahead := p.claimed(d)
 	if ahead == nil {
 		decision := g.once.ProcessOutputs(ctx, d, handler)
 		returned = true

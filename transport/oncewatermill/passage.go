@@ -69,9 +69,16 @@ func (a *arrival) Decided(outcome consumer.Decision) {
 	p.ended()
 }
 
+// acked takes the ack of a message whose outcome is on its way to the store.
+func (p *passage) acked() {
+	p.subscription.passes.Keep(1)
+	p.ended()
+}
+
 // ended ends a passage whose ack and whose outcome are both there.
 func (p *passage) ended() {
 	if p.ends.Add(1) == 2 {
+		defer p.subscription.passes.Release()
 		p.tell(p.outcome)
 	}
 }

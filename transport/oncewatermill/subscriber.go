@@ -212,7 +212,7 @@ func (p *passage) Do() {
 	}
 	err := p.answered(late)
 	if err == nil && p.later.Load() { // else the message was acknowledged early
-		p.ended()
+		p.acked()
 		return
 	}
 	p.giveBack(context.WithoutCancel(ctx))
@@ -260,13 +260,14 @@ func (p *passage) hand(late <-chan time.Time) error {
 		case <-p.outside.Done():
 			return context.Cause(p.outside)
 		case <-late:
-			p.giveBack(context.WithoutCancel(p.outside))
+			s.passes.Go(func() { p.giveBack(context.WithoutCancel(p.outside)) })
 		}
 	}
 }
 
 // answered waits for what the Router says of the message: nil for an ack.
 func (p *passage) answered(late <-chan time.Time) error {
+	s := p.subscription
 	for {
 		select {
 		case <-p.message.Acked():
@@ -276,7 +277,7 @@ func (p *passage) answered(late <-chan time.Time) error {
 		case <-p.outside.Done():
 			return context.Cause(p.outside)
 		case <-late:
-			p.giveBack(context.WithoutCancel(p.outside))
+			s.passes.Go(func() { p.giveBack(context.WithoutCancel(p.outside)) })
 		}
 	}
 }
