@@ -146,7 +146,9 @@ type subscription struct {
 	misnamed sync.Once // says that the handler has two names
 
 	passes batch.Pool // messages on their way through the Router
-	timers sync.Pool  // of longestAhead, which nobody uses
+
+	idle   sync.Mutex
+	timers []*time.Timer // of longestAhead, which nobody uses
 }
 
 // run keeps a subscription going until ctx ends.
@@ -201,8 +203,7 @@ func (p *passage) Do() {
 	var late <-chan time.Time // then the middleware claims
 	if p.early {
 		timer := s.timer()
-		defer s.timers.Put(timer)
-		defer timer.Stop()
+		defer s.spare(timer)
 		late = timer.C
 	}
 	if err := p.hand(late); err != nil {
@@ -229,13 +230,26 @@ func (p *passage) Do() {
 	}
 }
 
-// timer returns one of longestAhead.
+// timer returns one of longestAhead. It is used again for other messages.
 func (s *subscription) timer() *time.Timer {
-	if t, used := s.timers.Get().(*time.Timer); used {
-		t.Reset(longestAhead)
-		return t
+	s.idle.Lock()
+	defer s.idle.Unlock()
+	last := len(s.timers) - 1
+	if last < 0 {
+		return time.NewTimer(longestAhead)
 	}
-	return time.NewTimer(longestAhead)
+	t := s.timers[last]
+	s.timers = s.timers[:last]
+	t.Reset(longestAhead)
+	return t
+}
+
+// spare takes a timer back.
+func (s *subscription) spare(t *time.Timer) {
+	t.Stop()
+	s.idle.Lock()
+	defer s.idle.Unlock()
+	s.timers = append(s.timers, t)
 }
 
 // hand gives the message to the Router, unless its source has begun to stop. It returns why the Router has not taken
