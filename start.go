@@ -54,8 +54,9 @@ func (s *startedRun) Do() {
 // An Arrival is a call on its way to a handler that has not been reached yet, such as that of a message that passes
 // other middlewares first.
 type Arrival interface {
-	// Claimed is told that the call is claimed, or has another answer, in a goroutine that makes further claims: it must
-	// not wait for anything. Have the call begin or give it back, soon: a crash uses up an attempt of what was claimed.
+	// Claimed is told that the call is claimed, or has another answer, in a goroutine that makes further claims: it
+	// must not wait for anything. Have the call begin or give it back, soon: a crash uses up an attempt of what was
+	// claimed.
 	Claimed()
 
 	// Handle is the handler, which Ahead.Begin calls.

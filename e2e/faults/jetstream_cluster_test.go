@@ -24,7 +24,8 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 	const lease = 2 * time.Second
 	cluster := newNATSCluster(t)
 	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, task{
-		Handler: "unsteady", Work: 50 * time.Millisecond, Lease: lease, MaxWait: lease / 2, Grace: 5 * time.Second, Window: 24,
+		Handler: "unsteady", Work: 50 * time.Millisecond, Lease: lease, MaxWait: lease / 2, Grace: 5 * time.Second,
+		Window: 24,
 	})
 	m := &massacre{shop: s, cluster: cluster, killed: map[int]time.Time{}}
 	messages := full(20000, 2000)

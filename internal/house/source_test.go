@@ -40,8 +40,8 @@ func TestSource_NoStructHoldsAContext(t *testing.T) {
 		switch p.path() {
 		case "internal/contexts": // they are contexts
 			continue
-		case ".", "consumer", "internal/worker", "transport/natsjs", "transport/franz", "transport/oncewatermill": // a run's own
-			continue
+		case ".", "consumer", "internal/worker", "transport/natsjs", "transport/franz", "transport/oncewatermill":
+			continue // a run's own
 		}
 		var files []string
 		for _, name := range p.GoFiles {

@@ -25,7 +25,7 @@ type rig struct {
 	store   dedupstore.Store
 	retries func(m *fake, d consumer.Decision) (due time.Time, again bool) // of Decided; nil: here, after the delay
 	dead    publisher                                                      // of dead letters of batches; nil: none
-	stuck   chan struct{}                                                  // Acked returns when it is closed; nil: at once
+	stuck   chan struct{}                                                  // Acked waits for its end; nil: for nothing
 
 	mu      sync.Mutex
 	began   []string // handlers, in their order; a batch is "a+b"

@@ -83,8 +83,8 @@ func (p *passage) ended() {
 	}
 }
 
-// tell tells the source what becomes of the delivery. The context of a message ends with its ack, as that of Watermill's
-// adapters does.
+// tell tells the source what becomes of the delivery. The context of a message ends with its ack, as that of
+// Watermill's adapters does.
 func (p *passage) tell(d consumer.Decision) {
 	p.done(d)
 	p.Cancel(nil)
