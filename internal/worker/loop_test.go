@@ -216,16 +216,23 @@ func TestLoop_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 
 // A handler of a Source that answers at once does not nest in the one before it.
 func TestLoop_AnswersAtOnceDoNotNest(t *testing.T) {
+	for _, answer := range []consumer.Action{consumer.Ack, consumer.Reject} {
+		t.Run(string(answer), func(t *testing.T) { answersAtOnce(t, answer) })
+	}
+}
+
+func answersAtOnce(t *testing.T, answer consumer.Action) {
 	virtual(t, func(t *testing.T) {
 		r := newRig(t)
 		deepest := 0
 		r.loop = New(Work{Source: func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
 			deepest = max(deepest, runtime.Callers(0, make([]uintptr, 1000)))
-			done(consumer.Decision{Action: consumer.Ack})
+			done(consumer.Decision{Action: answer})
 		}}, 1)
-		a := r.loop.Assign(t.Context(), nil, 1, r.leave)
+		a := r.loop.Assign(t.Context(), nil, 500, r.leave)
 		a.Receive(r.messages(numbered(500)...))
-		r.wants("acked", &r.acked, numbered(500)...)
+		ended := map[consumer.Action]*[]string{consumer.Ack: &r.acked, consumer.Reject: &r.settled}
+		r.wants(string(answer), ended[answer], numbered(500)...)
 		if deepest > 50 {
 			t.Errorf("a stack of %d frames, want a few", deepest)
 		}

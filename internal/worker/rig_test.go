@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +27,8 @@ type rig struct {
 	retries func(m *fake, d consumer.Decision) (due time.Time, again bool) // of Decided; nil: here, after the delay
 	dead    publisher                                                      // of dead letters of batches; nil: none
 	stuck   chan struct{}                                                  // Acked waits for its end; nil: for nothing
+
+	acking atomic.Int32
 
 	mu      sync.Mutex
 	began   []string // handlers, in their order; a batch is "a+b"
@@ -82,6 +85,10 @@ func (m *fake) Delivery(tries int) (consumer.Delivery, time.Time) {
 }
 
 func (m *fake) Acked(context.Context) {
+	if n := m.acking.Add(1); n > 1 {
+		m.t.Errorf("%d messages are acknowledged at once", n)
+	}
+	defer m.acking.Add(-1)
 	if m.stuck != nil {
 		<-m.stuck
 	}

@@ -71,7 +71,6 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 		})
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
-		growStack(msg.UUID)
 		p := passageOf(msg.Context())
 		if !g.config.Policy.Shadow && answeredBefore(msg, p) {
 			g.say(&g.retried, msg, "oncemill: a message was given to the guard again before it was nacked, as by a "+
@@ -271,13 +270,4 @@ func isClosed(signal <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// growStack makes room on the stack for the way to the handler. A Router begins each message in a new goroutine, whose
-// stack would otherwise grow twice, and be copied when the way is half gone.
-//
-//go:noinline
-func growStack(uuid string) byte {
-	var room [4 << 10]byte
-	return room[len(uuid)%len(room)]
 }
