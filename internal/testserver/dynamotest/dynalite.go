@@ -25,10 +25,13 @@ const endpointURL = "ONCEMILL_TEST_DYNAMODB"
 // errNoNPM says that dynalite is not there, and that there is nothing to get it with.
 var errNoNPM = errors.New("node and npm are not in PATH, or dynalite is not in the user's cache")
 
-// serve runs dynalite from a folder on a port. It would end at a client that goes in the middle of its request.
+// serve runs dynalite from a folder on a port. It would end at a client that goes in the middle of its request. And it
+// would close each connection on which it reads nothing for five seconds: if it is busy for as long, with requests that
+// wait in them.
 const serve = `
 process.on("uncaughtException", e => { if (e.code !== "ECONNRESET") { console.error(e); process.exit(1) } })
-require(process.argv[1])({ createTableMs: 5, deleteTableMs: 5 }).listen(+process.argv[2], "127.0.0.1")`
+require(process.argv[1])({ createTableMs: 5, deleteTableMs: 5 }).listen(+process.argv[2], "127.0.0.1")
+	.keepAliveTimeout = 0`
 
 // program returns the folder of dynalite, which it fetches once for all later runs.
 var program = sync.OnceValues(func() (string, error) {
