@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,20 @@ type stuck struct{}
 func (stuck) Publish(ctx context.Context, _ ...producer.Message) error {
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// oneRerun is a store of which only the first rerun has an answer.
+type oneRerun struct {
+	*pagedStore
+	reruns *atomic.Int32
+}
+
+func (s oneRerun) Change(ctx context.Context, seen dedupstore.Record, c dedupstore.Change) error {
+	if _, is := c.(dedupstore.Rerun); is && s.reruns.Add(1) > 1 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.pagedStore.Change(ctx, seen, c)
 }
 
 // begins plans an action and confirms it, and returns the page of the task.
@@ -178,7 +193,7 @@ func TestTask_SurvivesARestart(t *testing.T) {
 	first := newSite(t, func(c *Config) {
 		open(c)
 		c.DeadLetters[0].Source.(*consumertest.Letters).To = stuck{}
-		c.Rate = 1
+		c.Stores[0].Inspector = oneRerun{c.Stores[0].Inspector.(*pagedStore), new(atomic.Int32)}
 	}).fill().runs()
 	first.acts(Forget, url.Values{"in": {"records"}, "key": {key("good").String()}}, nil)
 	redrive := first.begins(Redrive, url.Values{"letters": {"dead.billing"}, "of": {"list"}, "reason": {"card"}})

@@ -186,7 +186,7 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	db.SetMaxOpenConns(8)
-	policy := oncemill.Policy{Lease: 3 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
+	policy := oncemill.Policy{Lease: 6 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
 	guard, err := oncemill.NewGuard(newStore(t, db).Inbox(), policy)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 				run(ctx, fmt.Sprint(i), func(ctx context.Context) {
 					select {
 					case <-ctx.Done():
-					case <-time.After(3500 * time.Millisecond):
+					case <-time.After(7 * time.Second):
 					}
 				})
 			})

@@ -98,15 +98,14 @@ func inboxSubject(t *testing.T, in *Inbox) storetest.InboxSubject {
 			}
 			return in.Publish(ctx, producer.Message{ID: producer.NewID(), Topic: topic(name), Payload: []byte("1")})
 		},
-		Effects: func(ctx context.Context, name string) (int, error) {
-			stream, err := in.js.Stream(ctx, in.stream)
-			if err != nil {
-				return 0, err
-			}
-			info, err := stream.Info(ctx, jetstream.WithSubjectFilter(topic(name)))
-			if err != nil {
-				return 0, err
-			}
+		Effects: func(_ context.Context, name string) (int, error) {
+			info := natstest.Ask(t, "what a subject has", func(ctx context.Context) (*jetstream.StreamInfo, error) {
+				stream, err := in.js.Stream(ctx, in.stream)
+				if err != nil {
+					return nil, err
+				}
+				return stream.Info(ctx, jetstream.WithSubjectFilter(topic(name)))
+			})
 			return int(info.State.Subjects[topic(name)]), nil
 		},
 		LoseCommit: faults.lose,

@@ -214,7 +214,7 @@ func TestPublish_LostAnswers(t *testing.T) {
 	}
 	batch := []producer.Message{message("1", "orders.a"), message("2", "orders.b")}
 	lose.Store(true)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	err := in.Publish(ctx, batch...)
 	failures, ok := producer.Failures(err, len(batch))

@@ -157,12 +157,12 @@ func TestFirst_LiveHandlerOutlastsItsLease(t *testing.T) {
 			pool := newPool(t)
 			s := newStore(t, pool, Config{})
 			r := request("1")
-			r.Lease = 3 * time.Second
+			r.Lease = 6 * time.Second
 			a, err := firstOf(t, s.Inbox(), r, func(ctx context.Context, c dedupstore.Claim) error {
 				if err := query(ctx, Tx(ctx)); err != nil {
 					return err
 				}
-				lasts(3 * r.Lease / 2)
+				lasts(7 * r.Lease / 6)
 				return errors.Join(context.Cause(ctx), effect(ctx, c))
 			})
 			if err != nil || a.Status != "" {

@@ -34,7 +34,7 @@ func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.contents) > 1000`)
-	g := newGuard(t, s, 5*time.Second)
+	g := newGuard(t, s, 30*time.Second)
 	published, runs := 0, 0
 	call := callOf("1")
 	call.Publish = func(_ context.Context, all []dedupstore.Produced) error {
@@ -131,7 +131,7 @@ func TestGuard_ResultsWithoutRoomAreLeftOut(t *testing.T) {
 		s := newStore(t, pool, Config{})
 		runOf(t, s, "first")
 		noRoomFor(t, pool, `length(NEW.result) > 1000 OR length(NEW.contents) > 1000`)
-		g := newGuard(t, s, 5*time.Second)
+		g := newGuard(t, s, 30*time.Second)
 		published, runs := 0, 0
 		call := callOf("1")
 		call.Publish = func(context.Context, []dedupstore.Produced) error {
@@ -253,7 +253,7 @@ func TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain(t *testing.T) {
 		mustExec(t, pool, `CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF nextval('tries') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); END IF;
 			RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$`)
-		g := newGuard(t, s, 5*time.Second)
+		g := newGuard(t, s, 30*time.Second)
 		published, runs := 0, 0
 		call := callOf("1")
 		call.Publish = func(context.Context, []dedupstore.Produced) error {
@@ -283,7 +283,7 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.contents) > 1000`)
-	const lease = 1500 * time.Millisecond
+	const lease = 6 * time.Second
 	var began time.Time
 	log := stalls{slog.DiscardHandler, "no room for produced messages", func() {
 		until(t, "most of the lease", func() bool { return time.Since(began) > lease*3/4 })
@@ -300,9 +300,10 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 			Payload: make([]byte, 5000)}}}, nil
 	}
 	call := callOf("1")
+	call.MaxWait = time.Minute // a slow machine is no failure
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		copied := callOf("1")
-		copied.MaxWait, copied.Publish = 700*time.Millisecond,
+		copied.MaxWait, copied.Publish = lease/2,
 			func(context.Context, []dedupstore.Produced) error { return nil }
 		_, err := g.Run(context.WithoutCancel(t.Context()), copied, run)
 		if _, busy := answertest.Is(err, oncemill.StatusBusy, oncemill.StatusNotDue); !busy {
@@ -351,6 +352,7 @@ func TestGuard_OutputsThatFindNoRoomLateAreNotPublishedWithoutTheClaim(t *testin
 	}
 	published := 0
 	call := callOf("1")
+	call.MaxWait = time.Minute // a slow machine is no failure
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		published++
 		return nil

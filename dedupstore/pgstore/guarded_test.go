@@ -58,7 +58,7 @@ func TestJoin_HandlersMayWorkOnAfterTheCommit(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first") // a guard gives a claim a sixth of its lease: not to be spent on connecting
-	const lease = 3 * time.Second
+	const lease = 6 * time.Second
 	res, err := newGuard(t, s, lease).Run(t.Context(), callOf("1"),
 		func(ctx context.Context) (dedupstore.Outcome, error) {
 			tx := ownPgx(t, pool, "")

@@ -48,7 +48,7 @@ func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
 			pool := newPool(t)
 			s := newStore(t, pool, Config{Isolation: level})
 			runOf(t, s.Inbox(), "first") // a guard gives a claim a sixth of its lease: not to be spent on connecting
-			const lease = 2500 * time.Millisecond
+			const lease = 6 * time.Second
 			calls := 0
 			res, err := newGuard(t, s.Inbox(), lease).Run(t.Context(), callOf("1"),
 				func(ctx context.Context) (dedupstore.Outcome, error) {
@@ -56,7 +56,7 @@ func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
 					if _, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`); err != nil {
 						return dedupstore.Outcome{}, err
 					}
-					lasts(2 * lease)
+					lasts(7 * lease / 6)
 					return dedupstore.Outcome{}, nil
 				})
 			if err != nil || res.Attempt != 1 || calls != 1 {

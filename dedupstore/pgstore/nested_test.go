@@ -91,7 +91,7 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	guardOf := func(table string) *oncemill.Guard {
-		p := oncemill.Policy{Lease: 3 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
+		p := oncemill.Policy{Lease: 6 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
 		g, err := oncemill.NewGuard(newStore(t, pool, Config{Table: table}).Inbox(), p)
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 		for i := range 8 {
 			all.Go(func() {
 				res, err := inner.Run(ctx, taken(fmt.Sprint(i)), func(ctx context.Context) (dedupstore.Outcome, error) {
-					lasts(3500 * time.Millisecond)
+					lasts(7 * time.Second)
 					return dedupstore.Outcome{}, context.Cause(ctx)
 				})
 				if err != nil || res.Outcome.Kind != dedupstore.Succeeded {

@@ -29,7 +29,7 @@ func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
 			pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = conns })
 			s := newStore(t, pool, Config{})
 			g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
-				Lease: 3 * time.Second, MaxAttempts: 3, Logger: slog.New(slog.DiscardHandler),
+				Lease: 6 * time.Second, MaxAttempts: 3, Logger: slog.New(slog.DiscardHandler),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -41,7 +41,7 @@ func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
 					call := callOf(fmt.Sprint(i))
 					call.MaxWait = time.Minute // a slow machine is no failure
 					res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-						lasts(3500 * time.Millisecond) // longer than a lease: without heartbeats it is lost
+						lasts(7 * time.Second) // longer than a lease: without heartbeats it is lost
 						_, err := Tx(ctx).Exec(ctx, insertEffect, fmt.Sprint(i))
 						return dedupstore.Outcome{}, err
 					})
@@ -68,7 +68,7 @@ func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range 2 {
 		s := newStore(t, pool, Config{Table: fmt.Sprint("dedup_", n)})
-		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Lease: 3 * time.Second, MaxAttempts: 1,
+		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Lease: 6 * time.Second, MaxAttempts: 1,
 			Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +78,7 @@ func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
 				call := callOf(fmt.Sprint(n, "-", i))
 				call.MaxWait = time.Minute
 				res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-					lasts(3500 * time.Millisecond) // longer than a lease
+					lasts(7 * time.Second) // longer than a lease
 					return dedupstore.Outcome{}, context.Cause(ctx)
 				})
 				if err != nil || res.Outcome.Kind != dedupstore.Succeeded {

@@ -35,6 +35,7 @@ type proxy struct {
 	late   chan struct{} // closed: what was held goes on
 	seen   atomic.Int64  // faults that were made
 	decide atomic.Pointer[func(port int, request string) fault]
+	begun  func() // waits until the server has begun with a request during which the connection is cut
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -48,7 +49,7 @@ func newProxy(t testing.TB, target string) *proxy {
 		t.Fatal(err)
 	}
 	p := &proxy{addr: l.Addr().(*net.TCPAddr), target: target, late: make(chan struct{}),
-		conns: map[net.Conn]struct{}{}}
+		conns: map[net.Conn]struct{}{}, begun: func() { lasts(full(100*time.Millisecond, 50*time.Millisecond)) }}
 	p.tasks.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -152,7 +153,7 @@ func (p *proxy) serve(client net.Conn) {
 		case cutDuring:
 			swallow.Store(true)
 			server.Write(request)
-			lasts(full(100*time.Millisecond, 50*time.Millisecond)) // the server begins with it
+			p.begun()
 			return
 		case lateAfter:
 			p.forget(client)

@@ -101,7 +101,7 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 			var group sync.WaitGroup
 			for _, r := range requests {
 				group.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 1750*time.Millisecond)
+					ctx, cancel := context.WithTimeout(t.Context(), 2750*time.Millisecond)
 					defer cancel()
 					if a, err := dedupstore.ClaimOne(ctx, s, r); err == nil {
 						t.Errorf("without a replica a claim is answered %+v", a)

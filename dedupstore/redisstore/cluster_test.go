@@ -20,7 +20,7 @@ import (
 
 func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, redistest.FailsOver...)
+	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
 	s := newStore(t, rdb)
 
@@ -57,6 +57,7 @@ func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cluster.FailOverSoon()
 	cluster.Nodes[0].Kill()
 	ctx, cancel := context.WithTimeout(t.Context(), testserver.WaitLimit)
 	defer cancel()

@@ -96,10 +96,14 @@ func TestStore_RefusalsInABatchDoNotWaitForTheWriteLock(t *testing.T) {
 			t.Errorf("%q beside a transaction: %q, %v", want, r.Answer.Status, r.Err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	go func() {
+		eventually(t, "a claim that waits for the lock", func() bool { return len(s.gate.turn) > 0 })
+		cancel()
+	}()
 	r := s.Claim(ctx, append(requests, request("fresh")))
-	if r[0].Err != nil || r[1].Err != nil || !errors.Is(r[2].Err, context.DeadlineExceeded) {
+	if r[0].Err != nil || r[1].Err != nil || !errors.Is(r[2].Err, context.Canceled) {
 		t.Errorf("refusals beside a claim that waits in vain: %v, %v, %v", r[0].Err, r[1].Err, r[2].Err)
 	}
 	if err := tx.Rollback(); err != nil {

@@ -75,9 +75,9 @@ func TestJoin_HeartbeatsAreSafeBeforeAndAfterTheCommit(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
 	newLedger(t, db)
-	const lease = 2 * time.Second
+	const lease = 4 * time.Second
 	long := func(ctx context.Context) error {
-		timer := time.NewTimer(3 * lease / 2)
+		timer := time.NewTimer(5 * lease / 4)
 		defer timer.Stop()
 		select {
 		case <-timer.C:

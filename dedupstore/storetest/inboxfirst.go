@@ -128,7 +128,7 @@ var inboxFirstCases = []inboxCase{
 		needs: makesFirst,
 		test: func(k *inboxKit) {
 			r := k.request("1")
-			r.Lease = 3 * time.Second // a heartbeat has time on a busy machine
+			r.Lease = 6 * time.Second // a heartbeat has time on a busy machine
 			k.makes(r, func(ctx context.Context, c dedupstore.Claim) (dedupstore.Settlement, error) {
 				for range 2 {
 					k.pass(3 * r.Lease / 4)

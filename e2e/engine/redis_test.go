@@ -33,8 +33,10 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 	zombie, successor := guard(proxy.Addr), guard(server.Addr)
 	began, cancelled := make(chan struct{}), make(chan time.Time, 1)
 	ended := make(chan error, 1)
+	patient := call("m1")
+	patient.MaxWait = time.Minute
 	go func() {
-		_, err := zombie.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		_, err := zombie.Run(t.Context(), patient, func(ctx context.Context) (dedupstore.Outcome, error) {
 			proxy.Inject(func(redistest.Exchange) redistest.Fault { return redistest.Fault{HoldRequest: time.Hour} })
 			close(began)
 			<-ctx.Done()
@@ -44,9 +46,7 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 		ended <- err
 	}()
 	<-began
-	late := call("m1")
-	late.MaxWait = time.Minute
-	if _, err := successor.Run(t.Context(), late, func(context.Context) (dedupstore.Outcome, error) {
+	if _, err := successor.Run(t.Context(), patient, func(context.Context) (dedupstore.Outcome, error) {
 		takeover := time.Now()
 		select {
 		case at := <-cancelled:
@@ -81,8 +81,11 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 	g := newGuard(t, store, oncemill.Policy{Lease: lease})
 	stalled := make(chan struct{})
 	var once sync.Once
-	start := time.Now()
-	_, err = g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+	var start time.Time
+	patient := call("m1")
+	patient.MaxWait = time.Minute
+	_, err = g.Run(t.Context(), patient, func(ctx context.Context) (dedupstore.Outcome, error) {
+		start = time.Now()
 		proxy.Inject(func(redistest.Exchange) redistest.Fault {
 			var fault redistest.Fault
 			once.Do(func() {
@@ -118,7 +121,9 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *test
 		const lease = 6 * time.Second
 		g := newGuard(t, store, oncemill.Policy{Lease: lease, MaxResultBytes: 1 << 20})
 		var ended time.Time
-		_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+		patient := call("m1")
+		patient.MaxWait = time.Minute
+		_, err = g.Run(t.Context(), patient, func(context.Context) (dedupstore.Outcome, error) {
 			var once sync.Once
 			proxy.Inject(func(redistest.Exchange) redistest.Fault {
 				var fault redistest.Fault

@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -83,7 +84,14 @@ func (s *Server) CreateTopic(name string, partitions int) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), kafkaPatience)
 	defer cancel()
 	adm := kadm.NewClient(s.Client(kgo.MetadataMinAge(10 * time.Millisecond))) // else it would not look again for 5 s
-	if _, err := adm.CreateTopic(ctx, int32(partitions), 1, nil, name); err != nil {
+	// It is refused while the broker is not a member of its cluster.
+	err := testserver.Until(ctx, func() error {
+		if _, err := adm.CreateTopic(ctx, int32(partitions), 1, nil, name); !errors.Is(err, kerr.TopicAlreadyExists) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
 		s.t.Fatalf("testserver: create topic %s: %v", name, err)
 	}
 	for ctx.Err() == nil {

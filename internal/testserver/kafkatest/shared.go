@@ -13,13 +13,16 @@ var shared struct {
 	broker kafkaBroker
 }
 
+// patient keeps a broker that stands still for a while in its cluster. Nobody kills it.
+var patient = []string{"broker.session.timeout.ms=30000"}
+
 // Shared returns the broker that the tests of this process share, and starts it for the first of them. Topics and
 // groups are named by the test. Nobody stops or pauses it; it ends with the process, however that ends.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	testserver.Wanted(t)
 	shared.Start(t, func() (alive *os.File, err error) {
-		shared.broker = newKafkaBroker(t, "", nil)
+		shared.broker = newKafkaBroker(t, "", patient)
 		err = testserver.OnFreePort(func(port int) (err error) {
 			alive, err = shared.broker.share(port)
 			return err

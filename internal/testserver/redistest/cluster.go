@@ -29,12 +29,9 @@ type Cluster struct {
 	t testing.TB
 }
 
-// FailsOver are arguments of a cluster in which a replica replaces a node that does not answer for half a second.
-var FailsOver = []string{"--cluster-node-timeout", "500"}
-
 // StartCluster starts a cluster of three masters and three replicas from the redis-server in PATH. It returns when all
-// of them call it complete and the replicas hold what their masters do. The arguments are for its servers. Nodes that
-// do not answer for less than 15 s are waited for, unless they are FailsOver: a busy machine is to replace nobody.
+// of them call it complete and the replicas hold what their masters do. The arguments are for its servers. Until
+// FailOverSoon, nodes that do not answer for less than 15 s are waited for: a busy machine is to replace nobody.
 func StartCluster(t testing.TB, args ...string) *Cluster {
 	t.Helper()
 	needRedis(t)
@@ -54,6 +51,16 @@ func StartCluster(t testing.TB, args ...string) *Cluster {
 	}
 	testserver.Record(t, fmt.Sprintf("redis-server %s (started, cluster of %d+%d)", redisVersion(t), clusterMasters, clusterMasters))
 	return c
+}
+
+// FailOverSoon has replicas replace a node that does not answer for half a second. A test calls it as it kills one.
+func (c *Cluster) FailOverSoon() {
+	c.t.Helper()
+	for _, node := range c.Nodes {
+		if err := node.Client().ConfigSet(c.t.Context(), "cluster-node-timeout", "500").Err(); err != nil {
+			c.t.Fatalf("testserver: %s: %v", node.Addr, err)
+		}
+	}
 }
 
 // freeClusterPort returns a free port whose bus port is free as well.

@@ -10,7 +10,7 @@ import (
 
 func TestRedisCluster_ReplicaTakesOver(t *testing.T) {
 	t.Parallel()
-	c := StartCluster(t, FailsOver...)
+	c := StartCluster(t)
 	rdb := c.Client()
 	if err := rdb.Set(t.Context(), "k", "v", 0).Err(); err != nil {
 		t.Fatal(err)

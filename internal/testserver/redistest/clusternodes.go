@@ -29,10 +29,11 @@ func (c *Cluster) ReplicaOf(key string) *Server {
 	return nodes[1]
 }
 
-// KillMasterOf ends the node that serves a key with SIGKILL, and returns it.
+// KillMasterOf ends the node that serves a key with SIGKILL, and returns it. Its replica takes over soon.
 func (c *Cluster) KillMasterOf(key string) *Server {
 	c.t.Helper()
 	node := c.MasterOf(key)
+	c.FailOverSoon()
 	node.Kill()
 	return node
 }

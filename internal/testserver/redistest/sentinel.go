@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	sentinelMaster = "oncemill" // the name under which Sentinels know the master
-	sentinelDown   = 500 * time.Millisecond
+	sentinelMaster = "oncemill"             // the name under which Sentinels know the master
+	sentinelDown   = 500 * time.Millisecond // once a test has killed it
+	sentinelCalm   = 15 * time.Second       // else: a busy machine is to replace nobody
 	trio           = 3
 )
 
@@ -37,7 +38,7 @@ type Sentinel struct {
 
 // StartSentinel starts the servers from the redis-server in PATH; arguments go to each of the three that hold data. It
 // returns when the replicas hold what the master does, and the Sentinels know all servers and one another. A master
-// that does not answer for half a second is replaced.
+// that a test kills is replaced after half a second, and one that just does not answer, after 15.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 	needRedis(t)
@@ -107,7 +108,7 @@ func (s *Sentinel) runSentinel(port int) (*testserver.Process, error) {
 		"bind 127.0.0.1",
 		"dir " + dir,
 		fmt.Sprintf("sentinel monitor %s 127.0.0.1 %d 2", sentinelMaster, s.links[0].port),
-		fmt.Sprintf("sentinel down-after-milliseconds %s %d", sentinelMaster, sentinelDown.Milliseconds()),
+		fmt.Sprintf("sentinel down-after-milliseconds %s %d", sentinelMaster, sentinelCalm.Milliseconds()),
 		// An election without a winner is repeated after twice that.
 		fmt.Sprintf("sentinel failover-timeout %s 5000", sentinelMaster),
 		fmt.Sprintf("sentinel parallel-syncs %s 2", sentinelMaster),
@@ -208,9 +209,23 @@ func (s *Sentinel) KillMaster() *Server {
 	if err != nil {
 		s.t.Fatalf("testserver: %v", err)
 	}
+	s.patience(sentinelDown)
 	s.Nodes[i].Kill()
 	s.links[i].cut()
 	return s.Nodes[i]
+}
+
+// patience tells the Sentinels after how long without an answer a server is down.
+func (s *Sentinel) patience(d time.Duration) {
+	s.t.Helper()
+	for _, addr := range s.addrs {
+		rdb := redis.NewSentinelClient(&redis.Options{Addr: addr})
+		err := rdb.Set(s.t.Context(), sentinelMaster, "down-after-milliseconds", fmt.Sprint(d.Milliseconds())).Err()
+		rdb.Close()
+		if err != nil {
+			s.t.Fatalf("testserver: Sentinel %s: %v", addr, err)
+		}
+	}
 }
 
 // AwaitMaster waits until the Sentinels name another master than the given one and it takes writes, and returns it.
@@ -234,6 +249,7 @@ func (s *Sentinel) AwaitMaster(not *Server) *Server {
 	if err != nil {
 		s.t.Fatalf("testserver: await a new master: %v", err)
 	}
+	s.patience(sentinelCalm)
 	return next
 }
 
