@@ -108,7 +108,7 @@ var guardCases = []testCase{
 func busyKeysHoldUpNoFreeOne(k *kit) {
 	const n = 4
 	busy := numbered("busy", n)
-	k.hold(30*short, busy...)
+	k.hold(waitLimit, busy...)
 	k.publish(busy...)
 	k.publish("free")
 	once := k.processor(k.store, consumer.Config{MaxWait: waitLimit})

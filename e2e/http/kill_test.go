@@ -54,7 +54,7 @@ func TestKill_RetryGetsTheStoredResponseOrRunsAgainByTheRuleOfTheTier(t *testing
 				p = start(t, kind, place)
 				a := p.settle(t, client, "k")
 				keytest.Want(t, a, http.StatusCreated, where == beforeReply)
-				again := p.post(client, "k", "")
+				again := p.settle(t, client, "k")
 				keytest.Want(t, again, http.StatusCreated, true)
 				id := paymentOf(a)
 				if again.Body != a.Body || b.Payments(id) != payments {

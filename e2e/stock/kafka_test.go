@@ -137,8 +137,10 @@ func TestKafka_RetryIsDelayedAndBlocksItsPartitionAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	retried := make(chan struct{})
+	var failed time.Time
 	r.handle = func(msg *message.Message, n int) error {
 		if string(msg.Payload) == "retry" && n == 1 {
+			failed = time.Now()
 			close(retried)
 			return oncemill.RetryAfter(time.Second, errDeclined)
 		}
@@ -147,7 +149,6 @@ func TestKafka_RetryIsDelayedAndBlocksItsPartitionAlone(t *testing.T) {
 	r.publish(0, "retry", "behind")
 	r.serve()
 	within(t, "the first try", retried)
-	failed := time.Now()
 	r.publish(1, "beside")
 	r.awaitCommitted(3)
 	if d := r.times("behind")[0].Sub(failed); d < 900*time.Millisecond {
@@ -223,7 +224,7 @@ func TestKafka_HandlerThatShutdownOvertakesDoesNotRunAgain(t *testing.T) {
 	within(t, "the handler", started)
 	var stopping sync.WaitGroup
 	stopping.Go(first.stop)
-	lasts(200 * time.Millisecond) // so that the adapter has heard of it
+	lasts(2 * time.Second) // so that the adapter has heard of it
 	close(release)
 	stopping.Wait()
 	if !interrupted.Load() || r.committed() > 0 {
@@ -253,7 +254,7 @@ func TestKafka_RebalanceDuringAHandlerDoesNotRunItAgain(t *testing.T) {
 	within(t, "the handler", started)
 	r.serve()
 	until(t, "the rebalance", func() bool { return r.group().State == "PreparingRebalance" })
-	lasts(700 * time.Millisecond) // so that the first process has heard of it, by a heartbeat
+	lasts(3 * time.Second) // so that the first process has heard of it, by a heartbeat
 	close(release)
 	r.awaitCommitted(4)
 	r.wantRunsOnce([]string{"o1", "o2", "o3", "o4"})

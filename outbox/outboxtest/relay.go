@@ -242,7 +242,7 @@ var relayCases = []testCase{
 			return &failed
 		}
 		cfg := quick()
-		cfg.PublishTimeout, cfg.Lease = time.Second, long // the timeout bounds its stop
+		cfg.PublishTimeout, cfg.Lease = 5*time.Second, long // the timeout bounds its stop
 		stop := k.relay(k.Store, b, cfg)
 		defer stop()
 		<-entered

@@ -169,7 +169,7 @@ func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 		return nil
 	}}
 	cfg := relaytest.Quick()
-	cfg.PublishTimeout, cfg.Lease = time.Second, 3*time.Second
+	cfg.PublishTimeout, cfg.Lease = 10*time.Second, 30*time.Second
 	relaytest.Start(t, box, b, cfg)
 	relaytest.Eventually(t, "the row is listed with its error", func() bool {
 		var id, text string

@@ -44,11 +44,11 @@ func TestRelay_AnswersTheServerWhileItStops(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *settings) {
 		config := c.Pool.Config()
-		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1500ms"
+		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "5s"
 		c.Pool = postgrestest.Shared(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
 	})
 	g.broker.set(func(context.Context, []producer.Message) error {
-		lasts(3 * time.Second)
+		lasts(8 * time.Second)
 		return nil
 	})
 	stop := g.start()

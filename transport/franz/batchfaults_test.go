@@ -129,7 +129,7 @@ func TestBatchWorker_ARevocationCostsTheOthersNoAttempt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)
 	b.produce(0, 2, 2, 0)
-	const timeout = 2 * time.Second
+	const timeout = 5 * time.Second
 	var mu sync.Mutex
 	var attempts []int
 	handle, _ := b.batchHandler(func(ctx context.Context, ids []string) []error {

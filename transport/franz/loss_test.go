@@ -250,6 +250,7 @@ func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "what is in the other topic", func() bool { return b.finished() == 3 })
+	until(t, "a line that says so", func() bool { return strings.Contains(b.log.String(), "commit failed") })
 	lasts(time.Second) // 50 commits
 	if said := strings.Count(b.log.String(), "commit failed"); said < 1 || said > 5 {
 		t.Errorf("%d lines say that commits fail, want one for each reason a minute", said)
@@ -285,6 +286,7 @@ func TestWorker_TopicsThatAreDeletedFloodNoLog(t *testing.T) {
 	}
 	close(release)
 	until(t, "the handlers", func() bool { return b.finished() == 2 })
+	until(t, "a line that says so", func() bool { return strings.Contains(b.log.String(), "commit failed") })
 	lasts(time.Second) // 50 commits
 	if said := strings.Count(b.log.String(), "commit failed"); said < 1 || said > 5 {
 		t.Errorf("%d lines say that commits fail, want one for each reason a minute", said)

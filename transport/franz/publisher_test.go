@@ -222,7 +222,7 @@ func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 	if len(failures) != 2 || !failures[0].Unknown || !failures[1].Unknown {
 		t.Errorf("failures %+v, want both unknown", failures)
 	}
-	hurried, giveUp := context.WithTimeout(t.Context(), time.Second) // as a relay's PublishTimeout, which ends first
+	hurried, giveUp := context.WithTimeout(t.Context(), 2*time.Second) // as a relay's PublishTimeout, which ends first
 	defer giveUp()
 	failures = failuresOf(t, pub.Publish(hurried, messages(1)...))
 	if err := failures[0].Err; !failures[0].Unknown || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its partition may have no leader") {

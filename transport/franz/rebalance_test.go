@@ -88,7 +88,7 @@ func TestWorker_RevocationCancelsHandlersThatTakeTooLongAndDoesNotCommitThem(t *
 		cause.Store(context.Cause(ctx).Error())
 		return ctx.Err()
 	})
-	const timeout = 2 * time.Second
+	const timeout = 5 * time.Second
 	config := franz.Config{Grace: 100 * time.Millisecond}
 	b.start(once, stuck, config, kgo.RebalanceTimeout(timeout))
 	until(t, "both handlers", func() bool { return b.started() == 2 })
@@ -202,7 +202,7 @@ func TestWorker_HandlersOfPartitionsThatStayOutliveRebalances(t *testing.T) {
 			})
 			once := b.processor(consumer.Config{})
 			config := franz.Config{Grace: 100 * time.Millisecond}
-			opts := append(opts, kgo.RebalanceTimeout(4*time.Second))
+			opts := append(opts, kgo.RebalanceTimeout(6*time.Second))
 			first := b.start(once, handle, config, opts...)
 			until(t, "both handlers", func() bool { return b.started() == 2 })
 			for range full(4, 2) { // a record may be interrupted as often as the policy has attempts

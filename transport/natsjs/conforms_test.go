@@ -44,7 +44,7 @@ type conforming struct {
 }
 
 // A process that stands still for half of this may lose the order of what it has. Busy neighbours take it a second.
-const conformingAckWait = 5 * time.Second
+const conformingAckWait = 8 * time.Second
 
 func newConforming(t *testing.T, maxDeliver int) *conforming {
 	t.Helper()

@@ -215,7 +215,7 @@ func TestWorker_GraceEndsHandlers(t *testing.T) {
 
 func TestWorker_LeftToOthers(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: 3 * time.Second})
 	r.publish(1, oneKey)
 	var deliveries atomic.Int32
 	began := time.Now()
@@ -229,7 +229,7 @@ func TestWorker_LeftToOthers(t *testing.T) {
 		return consumer.Decision{Action: consumer.Ack}
 	}})
 	r.acked(1)
-	if took := time.Since(began); took < 800*time.Millisecond || deliveries.Load() != 2 {
+	if took := time.Since(began); took < 2800*time.Millisecond || deliveries.Load() != 2 {
 		t.Errorf("%d deliveries, the last one acked after %v, want two, the second after AckWait", deliveries.Load(), took)
 	}
 	r.stops(stop)

@@ -246,7 +246,7 @@ func TestPublisher_WithoutTheRightToAskForTheDomainHardlyAsks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: time.Second})
+	p, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/consumertest"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -104,7 +105,8 @@ func (r *rig) open(c jetstream.ConsumerConfig) {
 	until(r.t, "the stream", func() bool {
 		_, err = r.js.CreateOrUpdateStream(r.t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, MaxAge: time.Hour})
 		refused, ok := errors.AsType[*jetstream.APIError](err)
-		return !ok || refused.ErrorCode != 10049 // the files of a namesake are still being removed
+		namesake := ok && refused.ErrorCode == 10049 // whose files are still being removed
+		return !namesake && !errors.Is(err, context.DeadlineExceeded)
 	})
 	if err != nil {
 		r.t.Fatal(err)
@@ -113,9 +115,9 @@ func (r *rig) open(c jetstream.ConsumerConfig) {
 	if c.AckPolicy == 0 {
 		c.AckPolicy = jetstream.AckExplicitPolicy
 	}
-	if r.cons, err = r.js.CreateOrUpdateConsumer(r.t.Context(), "orders", c); err != nil {
-		r.t.Fatal(err)
-	}
+	r.cons = natstest.Ask(r.t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
+		return r.js.CreateOrUpdateConsumer(ctx, "orders", c)
+	})
 }
 
 // publish sends messages o0, o1, … to the subject orders.<key>.
@@ -125,9 +127,10 @@ func (r *rig) publish(n int, key func(i int) string) {
 		msg := nats.NewMsg("orders." + key(i))
 		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
 		msg.Data = []byte("x")
-		if _, err := r.js.PublishMsg(r.t.Context(), msg); err != nil {
-			r.t.Fatal(err)
-		}
+		once := jetstream.WithMsgID(ids.New()) // it is sent again if there is no answer
+		natstest.Ask(r.t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+			return r.js.PublishMsg(ctx, msg, once)
+		})
 	}
 }
 
@@ -227,11 +230,7 @@ func (r *rig) stops(stop stopper) {
 
 func (r *rig) info() *jetstream.ConsumerInfo {
 	r.t.Helper()
-	info, err := r.cons.Info(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return info
+	return natstest.Ask(r.t, "the consumer's state", r.cons.Info)
 }
 
 // acked waits until the server knows that the first n messages are done, and nothing else is pending.

@@ -50,11 +50,11 @@ func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
 		t.Run(fmt.Sprintf("%d in flight, ordered %v", c.room, c.order != nil), func(t *testing.T) {
 			t.Parallel()
 			// half of it is the margin of a machine that is busy
-			r := newRig(t, jetstream.ConsumerConfig{AckWait: 5 * time.Second})
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: 10 * time.Second})
 			r.config.MaxInFlight, r.config.Order = c.room, c.order
 			r.publish(20, oneKey)
 			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
-				lasts(300 * time.Millisecond)
+				lasts(600 * time.Millisecond)
 				return nil
 			}))
 			r.finishes(20)
