@@ -39,8 +39,8 @@ var cases = []string{
 
 const (
 	fateHeader = "fate"
-	ackWait    = 2 * time.Second  // after which JetStream delivers again what a dead process had
-	caseLimit  = 60 * time.Second // how long a step may take
+	ackWait    = 5 * time.Second // after which JetStream delivers again what a dead process had
+	caseLimit  = 3 * time.Minute // how long a step may take
 )
 
 // A world is the servers, and tables for the books.

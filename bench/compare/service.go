@@ -87,7 +87,7 @@ func (s *service) start(ctx context.Context, w way) (end func() error, err error
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
 	}
-	if s.conn, err = nats.Connect(s.NATS); err != nil {
+	if s.conn, err = nats.Connect(s.NATS, nats.Timeout(caseLimit)); err != nil {
 		return nil, err
 	}
 	guard, endGuard, err := w.guard(s)

@@ -44,7 +44,7 @@ var ways = map[string]way{
 var order = []string{"redis", "inbox", "table", "setnx", "deduplicator", "broker"}
 
 const (
-	lease  = time.Second // a crashed run waits for its end. Services use the default of 30 s
+	lease  = 3 * time.Second // a crashed run waits for its end. Services use the default of 30 s
 	window = 24 * time.Hour
 )
 

@@ -126,7 +126,8 @@ func (p *crashProcess) run(ctx context.Context) error {
 				answers: has([]byte(`"batch":"`))},
 		}}
 		var err error
-		if p.nc, err = nats.Connect(p.NATS, nats.SetCustomDialer(wire), nats.MaxReconnects(-1)); err != nil {
+		if p.nc, err = nats.Connect(p.NATS, nats.Timeout(waitLimit), nats.SetCustomDialer(wire),
+			nats.MaxReconnects(-1)); err != nil {
 			return err
 		}
 		defer p.nc.Close()

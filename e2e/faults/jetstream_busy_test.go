@@ -36,10 +36,9 @@ func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 	if n := s.done(); n > orders-busy {
 		t.Errorf("%d effects of messages that somebody else holds", n-(orders-busy))
 	}
-	info, err := s.info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := natstest.Ask(t, "the consumer's state", func(context.Context) (*jetstream.ConsumerInfo, error) {
+		return s.info()
+	})
 	release()
 	for range busy {
 		if err := <-ended; err != nil {
@@ -106,9 +105,9 @@ func TestJetStream_SlowHandlersRunOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", way), func(t *testing.T) {
 			t.Parallel()
 			server := natstest.Start(t)
-			s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, 3*time.Second, task{
-				Handler: "steady", Work: 200 * time.Millisecond, Lease: 3 * time.Second, MaxWait: 500 * time.Millisecond,
-				Grace: shutdownGrace, Window: way.window, Order: way.order,
+			s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, 8*time.Second, task{
+				Handler: "steady", Work: 500 * time.Millisecond, Lease: 8 * time.Second,
+				MaxWait: 500 * time.Millisecond, Grace: shutdownGrace, Window: way.window, Order: way.order,
 			})
 			s.publishOrders(20)
 			w := s.start()

@@ -34,6 +34,7 @@ type shop struct {
 	store dedupstore.Store
 	pub   *natsjs.Publisher
 
+	most     int          // deliveries of a message that the consumer allows
 	givenUp  atomic.Int64 // messages that had the deliveries that the consumer allows
 	workers  int          // that were started
 	messages atomic.Int64 // that were published, without copies
@@ -53,14 +54,18 @@ func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstre
 	return newShopOn(t, store, urls, js, stream, ackWait, j)
 }
 
-// newShopOn makes streams, with a consumer that gives messages up after five deliveries.
+// newShopOn makes streams, with a consumer that gives messages up after five deliveries, or 20 of a message that kills
+// its processes: it has used up four by then, and a machine that stands still for a moment another one.
 func newShopOn(
 	t *testing.T, store dedupstore.Store, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig,
 	ackWait time.Duration, j task,
 ) *shop {
 	t.Helper()
 	j.URLs = urls
-	s := &shop{Ledger: ledger.New(nil), t: t, dir: t.TempDir(), task: j, js: js, store: store}
+	s := &shop{Ledger: ledger.New(nil), t: t, dir: t.TempDir(), task: j, js: js, store: store, most: 5}
+	if j.Handler == "deadly" {
+		s.most = 20
+	}
 	var err error
 	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)
@@ -86,7 +91,8 @@ func (s *shop) make(stream jetstream.StreamConfig, ackWait time.Duration) {
 func (s *shop) makeConsumer(stream jetstream.StreamConfig, ackWait time.Duration) {
 	s.t.Helper()
 	config := jetstream.ConsumerConfig{
-		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: 5, Replicas: stream.Replicas,
+		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: s.most,
+		Replicas: stream.Replicas,
 	}
 	natstest.Ask(s.t, "consumer "+consumerName, func(ctx context.Context) (jetstream.Consumer, error) {
 		return s.js.CreateConsumer(ctx, ordersStream, config)

@@ -71,7 +71,8 @@ func (j task) arguments(t *testing.T) []string {
 
 // run works until ctx ends.
 func (j task) run(ctx context.Context, t *testing.T) error {
-	nc, err := nats.Connect(strings.Join(j.URLs, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(strings.Join(j.URLs, ","), nats.Timeout(waitLimit), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		return err
 	}

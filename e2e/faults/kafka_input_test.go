@@ -87,7 +87,7 @@ func TestKafka_GroupOfOtherMembersIsAnErrorThatSaysWhatToChange(t *testing.T) {
 		r := newKafkaRig(t, k, kafkaSetup{})
 		r.produce(t.Context(), 10)
 		other := k.client(t, kgo.ConsumerGroup(r.group), kgo.ConsumeTopics(r.topic), kgo.Balancers(kgo.RangeBalancer()),
-			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(kafkaSession/5), kgo.SessionTimeout(kafkaSession))
+			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(kafkaSession/5), patient())
 		until(t, "the other member", func() bool { _, generation := other.GroupMetadata(); return generation > 0 })
 		m := r.join()
 		var setup *dedupstore.SetupError

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kgo"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/e2e/internal/ledger"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -32,19 +30,16 @@ func comeAndGo(t *testing.T, k kafka, order franz.Order, serverSide bool) {
 		work:   func(context.Context, oncemill.Run) { lasts(rand.N(4 * time.Millisecond)) },
 	})
 	home := r.serve()
-	// kfake, unlike Kafka, lets a session expire while its member waits in a join, and never answers that. A join may last for the rebalance
-	// timeout: those that have to end well must outlast it.
-	patient := kgo.SessionTimeout(3 * kafkaGrace)
 	child := kafkaChild{Order: order, Window: 32, Flaky: true, Work: 2 * time.Millisecond, ServerSide: serverSide}
 	for range full(12, 1) {
-		a, b, c := r.join(patient), r.join(), r.spawn(home, child)
+		a, b, c := r.join(patient()), r.join(), r.spawn(home, child)
 		r.progress(200)
 		r.wantProtocol(serverSide)
 		kafkaKill(t, c)
 		r.progress(100)
 		a.leave()
 		r.progress(100)
-		d, e := r.join(patient), r.spawn(home, child)
+		d, e := r.join(patient()), r.spawn(home, child)
 		r.progress(200)
 		b.net.cut() // its handlers run on
 		r.progress(100)
@@ -83,7 +78,7 @@ func TestKafka_MembersThatLeaveRepeatNothing(t *testing.T) {
 func leaveInTurn(t *testing.T, k kafka, serverSide bool) {
 	r := newKafkaRig(t, k, kafkaSetup{
 		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, MaxInFlight: 32},
-		opts: balancedBy(serverSide),
+		opts: append(balancedBy(serverSide), patient()),
 		work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
 	})
 	stays := r.join()

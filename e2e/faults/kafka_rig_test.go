@@ -115,6 +115,12 @@ const kafkaSession = time.Second
 // kafkaGrace is how long handlers may go on when their member ends.
 const kafkaGrace = 5 * time.Second
 
+// patient is the session of members that have to end well. kfake, unlike Kafka, lets a session expire while its member
+// waits in a join, and never answers that; and a join may last for the rebalance timeout.
+func patient() kgo.Opt { return kgo.SessionTimeout(patientSession) }
+
+const patientSession = 3 * kafkaGrace
+
 // newKafkaRig starts a rig without members.
 func newKafkaRig(t *testing.T, k kafka, s kafkaSetup) *kafkaRig {
 	t.Helper()

@@ -60,7 +60,7 @@ func TestKafka_ShutdownByContextCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 		})
 		open := sync.OnceFunc(func() { close(going) })
 		t.Cleanup(open)
-		m := r.join()
+		m := r.join(patient())
 		until(t, "handlers at work", func() bool { return r.Done() >= inFlight })
 		began := time.Now()
 		m.stop()
@@ -81,6 +81,7 @@ func TestKafka_ShutdownBySIGTERMCommitsWhatIsFinishedAndRunsItNeverAgain(t *test
 		r := shutdownRig(t, k, order, nil)
 		p := r.spawn(r.serve(), kafkaChild{
 			Order: order, Window: inFlight, Linger: true, Work: 100 * time.Millisecond,
+			Session: patientSession,
 		})
 		until(t, "handlers at work", func() bool { return r.Done() >= inFlight })
 		began := time.Now()

@@ -15,7 +15,7 @@ import (
 // Full: the server stays full for 20 s, and 20,000 messages wait.
 func TestRedis_AtMaxmemoryWhatRunsIsFinishedAndNothingIsBegun(t *testing.T) {
 	t.Parallel()
-	const running, lease = 20, 3 * time.Second
+	const running, lease = 20, 9 * time.Second
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	admin := server.Client()
 	limit := func(bytes string) {

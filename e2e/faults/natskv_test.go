@@ -62,7 +62,8 @@ func TestNATSKV_ConsumersKilled(t *testing.T) {
 }
 
 func openNATSKV(urls []string, bucket string) (dedupstore.Store, func(), error) {
-	nc, err := nats.Connect(strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(strings.Join(urls, ","), nats.Timeout(waitLimit), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -70,6 +70,7 @@ func TestOutbox_BrokerOutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	defer cancel()
 	selling.Go(func() { m.sell(ctx, 1<<30, 4, 30*time.Millisecond) })
 	lasts(full(30*time.Second, 3*time.Second))
+	until(t, "a backlog", func() bool { return m.stats().Pending >= 100 })
 	backlog := m.stats()
 	c.kill(0)
 	broker.Restart()

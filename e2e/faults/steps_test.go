@@ -64,7 +64,7 @@ func TestSteps_Process(t *testing.T) {
 	}
 	defer closeStore()
 	guard, err := oncemill.NewGuard(store, oncemill.Policy{
-		Lease: 1500 * time.Millisecond, MaxAttempts: 1000, Logger: slog.New(slog.DiscardHandler),
+		Lease: 3 * time.Second, MaxAttempts: 1000, Logger: slog.New(slog.DiscardHandler),
 		Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
 	})
 	if err != nil {
@@ -155,7 +155,7 @@ func openForSteps(ctx context.Context, url string) (dedupstore.Store, func(), er
 		store, err := redisstore.New(rdb, redisstore.Config{})
 		return store, func() { rdb.Close() }, err
 	case strings.HasPrefix(url, "nats:"):
-		nc, err := nats.Connect(url)
+		nc, err := nats.Connect(url, nats.Timeout(waitLimit))
 		if err != nil {
 			return nil, nil, err
 		}

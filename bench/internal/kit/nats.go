@@ -146,7 +146,7 @@ func (s *NATS) Stop() error {
 func (s *NATS) CPU(context.Context) (time.Duration, error) { return cpuOf(s.Admin) }
 
 func cpuOf(nc *nats.Conn) (time.Duration, error) {
-	m, err := nc.Request(cpuSubject, nil, time.Second)
+	m, err := nc.Request(cpuSubject, nil, natsStart)
 	if err != nil {
 		return 0, err
 	}
