@@ -211,8 +211,8 @@ func TestGuard_HandlerIsCancelledWithTimeToSpare(t *testing.T) {
 		if len(log.attrs) != 1 || log.attrs[0]["error"] != errDown {
 			t.Errorf("the log says %v, want why it was cancelled", log.attrs)
 		}
-		if store.extension < 4 || store.extension > 10 {
-			t.Errorf("renewed %d times, want several tries with pauses between them", store.extension)
+		if store.extended() < 4 || store.extended() > 10 {
+			t.Errorf("renewed %d times, want several tries with pauses between them", store.extended())
 		}
 	})
 }
@@ -225,7 +225,7 @@ func TestGuard_LongHoldRenewsBeforeTheHandlerStarts(t *testing.T) {
 		c := call("m1")
 		c.MaxWait = time.Minute
 		if _, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
-			if store.extension == 0 {
+			if store.extended() == 0 {
 				t.Error("the lease is measured from before the hold, and was not renewed")
 			}
 			return dedupstore.Outcome{}, nil

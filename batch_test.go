@@ -278,8 +278,8 @@ func TestStartBatch_ItsContextEndsWithIt(t *testing.T) {
 			t.Errorf("the batch is over; its context has ended with %v, %d wait for the delivery", kept.Err(), waiting.Load())
 		}
 		time.Sleep(time.Hour) // virtual
-		if store.extension > 0 {
-			t.Errorf("its leases were extended %d times after that", store.extension)
+		if store.extended() > 0 {
+			t.Errorf("its leases were extended %d times after that", store.extended())
 		}
 		g.Close()
 	})

@@ -376,9 +376,9 @@ func TestGuard_TimeHeldWithoutAQuestionIsNotTakenFromTheLease(t *testing.T) {
 		store.set(nil)
 		var h counter
 		taken(t, g, 1, &h).Wait()
-		if store.extension != 0 {
+		if store.extended() != 0 {
 			t.Errorf("a lease of which nothing was used was renewed %d times before its handler started",
-				store.extension)
+				store.extended())
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -316,10 +317,11 @@ func TestStartBatch_OverAnInboxKeepsTheClaimsOfWhatRunsAlone(t *testing.T) {
 		if res := ends[1]; res.Outcome.Kind != dedupstore.Succeeded {
 			t.Errorf("the neighbour ended with %+v", res)
 		}
-		n := inbox.records.extension
+		synctest.Wait() // for what is under way
+		n := inbox.records.extended()
 		time.Sleep(time.Hour) // virtual
-		if inbox.records.extension != n {
-			t.Errorf("leases were extended %d times after that", inbox.records.extension-n)
+		if inbox.records.extended() != n {
+			t.Errorf("leases were extended %d times after that", inbox.records.extended()-n)
 		}
 		g.Close()
 	})
@@ -354,10 +356,11 @@ func endsWithALostClaim(t *testing.T, loses bool) {
 		}
 		return []error{ctx.Err(), ctx.Err()}
 	}, call("a"), call("b"))
-	n := inbox.records.extension
+	synctest.Wait() // for what is under way
+	n := inbox.records.extended()
 	time.Sleep(time.Hour) // virtual
-	if inbox.records.extension != n {
-		t.Errorf("leases were extended %d times after that", inbox.records.extension-n)
+	if inbox.records.extended() != n {
+		t.Errorf("leases were extended %d times after that", inbox.records.extended()-n)
 	}
 	g.Close()
 }
@@ -382,7 +385,7 @@ func TestStartBatch_OverAnInboxThatWasCutRunsAlone(t *testing.T) {
 				away.Store(false)
 				return []error{ctx.Err(), ctx.Err()}
 			}
-			time.Sleep(time.Second) // virtual
+			time.Sleep(40 * time.Second) // virtual: longer than the lease of the call that waits
 			return []error{ctx.Err()}
 		}, call("a"), call("b"))
 		for i, res := range ends {

@@ -616,7 +616,7 @@ func TestFirst_SettledFailureIsNotExtended(t *testing.T) {
 		_, err := newGuard(t, inbox, oncemill.Policy{}).Run(t.Context(), firstly("m1"), h.run)
 		answertest.Want(t, err, oncemill.StatusRetry)
 		time.Sleep(time.Hour) // virtual
-		if n := inbox.records.extension; n > 0 {
+		if n := inbox.records.extended(); n > 0 {
 			t.Errorf("it was extended %d times", n)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -100,8 +101,8 @@ func TestIrreversible_RunIsMarkedAsStartedBeforeTheHandler(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		if _, err := irreversible(t, store).Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
-			if store.extension != 1 {
-				t.Errorf("extended %d times before the handler, want once", store.extension)
+			if store.extended() != 1 {
+				t.Errorf("extended %d times before the handler, want once", store.extended())
 			}
 			return dedupstore.Outcome{}, nil
 		}); err != nil {
@@ -153,9 +154,10 @@ func TestIrreversible_UnmarkableRunIsGivenBack(t *testing.T) {
 		_, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)
 		answertest.Want(t, err, oncemill.StatusStoreDown)
 		store.extend = nil
-		asked := store.extension
+		synctest.Wait() // for what is under way
+		asked := store.extended()
 		time.Sleep(time.Hour) // virtual
-		if n := store.extension - asked; n > 0 {
+		if n := store.extended() - asked; n > 0 {
 			t.Errorf("the lease of a run that was given back was extended %d times", n)
 		}
 		res, err := irreversible(t, store).Run(t.Context(), call("m1"), h.run)

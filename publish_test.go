@@ -568,8 +568,8 @@ func TestGuard_PublishStepOfAQuickRunIsNotRenewedBeforeIt(t *testing.T) {
 		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
 		c := call("m1")
 		c.Publish = func(context.Context, []dedupstore.Produced) error {
-			if store.extension > 0 {
-				t.Errorf("its lease was renewed %d times, two seconds after it began", store.extension)
+			if store.extended() > 0 {
+				t.Errorf("its lease was renewed %d times, two seconds after it began", store.extended())
 			}
 			return nil
 		}
@@ -604,10 +604,11 @@ func TestGuard_FailedPublishSaysWhenItIsDue(t *testing.T) {
 				if wait := answertest.Want(t, err, oncemill.StatusUnpublished).Wait; wait < c.want*3/4 || wait > c.want*5/4 {
 					t.Errorf("due in %v, want some %v", wait, c.want)
 				}
-				n := store.extension
+				synctest.Wait() // for what is under way
+				n := store.extended()
 				time.Sleep(time.Hour) // virtual
-				if store.extension != n {
-					t.Errorf("its lease was extended %d times after that", store.extension-n)
+				if store.extended() != n {
+					t.Errorf("its lease was extended %d times after that", store.extended()-n)
 				}
 			})
 		})
@@ -624,10 +625,11 @@ func TestGuard_PublishStepEndsItsHeartbeat(t *testing.T) {
 		if _, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), c, (&counter{then: producing("o1")}).run); err != nil {
 			t.Fatal(err)
 		}
-		n := store.extension
+		synctest.Wait() // for what is under way
+		n := store.extended()
 		time.Sleep(time.Hour) // virtual
-		if store.extension != n {
-			t.Errorf("its lease was extended %d times after that", store.extension-n)
+		if store.extended() != n {
+			t.Errorf("its lease was extended %d times after that", store.extended()-n)
 		}
 	})
 }
@@ -662,10 +664,11 @@ func TestGuard_PublishStepThatCannotBeRenewedIsLeft(t *testing.T) {
 		_, err := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second}).Run(t.Context(), c, (&counter{}).run)
 		answertest.Want(t, err, oncemill.StatusStoreDown)
 		p.want(t)
-		n := store.extension
+		synctest.Wait() // for what is under way
+		n := store.extended()
 		time.Sleep(time.Hour) // virtual
-		if store.extension != n {
-			t.Errorf("its lease was to be extended %d times after that", store.extension-n)
+		if store.extended() != n {
+			t.Errorf("its lease was to be extended %d times after that", store.extended()-n)
 		}
 	})
 }

@@ -214,8 +214,8 @@ func TestAhead_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
 			claimed(t, g, call("m1")).GiveBack(t.Context())
 		}
 		time.Sleep(time.Hour) // virtual
-		if store.extension > 0 {
-			t.Errorf("what was given back was extended %d times", store.extension)
+		if store.extended() > 0 {
+			t.Errorf("what was given back was extended %d times", store.extended())
 		}
 		if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Attempt != 1 {
 			t.Errorf("ended with %+v, %v", res, err)
