@@ -397,6 +397,36 @@ func TestStartBatch_OverAnInboxThatWasCutRunsAlone(t *testing.T) {
 	})
 }
 
+// A renewal that is answered late, but before the batch that was told to end has been rolled back, keeps the claims: the
+// calls run alone at once.
+func TestStartBatch_OverAnInboxALateRenewalLetsWhatWasCutRunAlone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		cut := make(chan struct{})
+		inbox.records.extend = func(apply func() error) error {
+			err := apply()
+			<-cut
+			return err
+		}
+		g := newGuard(t, inbox, oncemill.Policy{Lease: 30 * time.Second})
+		ends := batchOf(t, g, func(ctx context.Context, which []int) []error {
+			if len(which) > 1 {
+				<-ctx.Done()
+				close(cut)
+				synctest.Wait()
+				return []error{ctx.Err(), ctx.Err()}
+			}
+			return []error{ctx.Err()}
+		}, call("a"), call("b"))
+		for i, res := range ends {
+			if res.Outcome.Kind != dedupstore.Succeeded {
+				t.Errorf("call %d ended with %+v", i, res)
+			}
+		}
+		g.Close()
+	})
+}
+
 // Records of an inbox say how long runs took, alone and in a batch, that succeed and that fail.
 func TestInbox_RecordsSayHowLongRunsTook(t *testing.T) {
 	virtual(t, func(t *testing.T) {
