@@ -209,14 +209,14 @@ func (s *Sentinel) KillMaster() *Server {
 	if err != nil {
 		s.t.Fatalf("testserver: %v", err)
 	}
-	s.patience(sentinelDown)
+	s.downAfter(sentinelDown)
 	s.Nodes[i].Kill()
 	s.links[i].cut()
 	return s.Nodes[i]
 }
 
-// patience tells the Sentinels after how long without an answer a server is down.
-func (s *Sentinel) patience(d time.Duration) {
+// downAfter tells the Sentinels after how long without an answer a server is down.
+func (s *Sentinel) downAfter(d time.Duration) {
 	s.t.Helper()
 	for _, addr := range s.addrs {
 		rdb := redis.NewSentinelClient(&redis.Options{Addr: addr})
@@ -249,7 +249,7 @@ func (s *Sentinel) AwaitMaster(not *Server) *Server {
 	if err != nil {
 		s.t.Fatalf("testserver: await a new master: %v", err)
 	}
-	s.patience(sentinelCalm)
+	s.downAfter(sentinelCalm)
 	return next
 }
 
