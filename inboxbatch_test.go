@@ -397,8 +397,8 @@ func TestStartBatch_OverAnInboxThatWasCutRunsAlone(t *testing.T) {
 	})
 }
 
-// A renewal that is answered late, but before the batch that was told to end has been rolled back, keeps the claims: the
-// calls run alone at once.
+// A renewal that is answered late, but before the batch that was told to end has been rolled back, keeps the claims:
+// the calls run alone at once.
 func TestStartBatch_OverAnInboxALateRenewalLetsWhatWasCutRunAlone(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)
